@@ -3,26 +3,38 @@
 Encoding a large state takes long, and no record can be processed meanwhile. So an operator's ``snapshot`` may put
 :class:`Deferred` pieces into its state. The engine encodes them when the barrier has passed: in *frames* of about a
 megabyte, with other work between two frames. Here are the base class, the two kinds that the engine itself needs, and
-:func:`release_all`, which releases the pieces of a state that nobody will store.
+:func:`release_all`, which releases the pieces of a state that will not be stored.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 import msgspec
 
 from streamiter.errors import InternalError
 
-__all__ = ["Deferred", "DeferredEntries", "DeferredFrames", "Encode", "entries_of", "release_all"]
+__all__ = [
+    "Deferred",
+    "DeferredEntries",
+    "DeferredFrames",
+    "Encode",
+    "PlainValue",
+    "entries_of",
+    "release_all",
+]
+
+
+PlainValue: TypeAlias = Any
+"""A value of plain data, such as a state or an entry of a frame; ``checkpoints/plain_data.py`` lists the types."""
 
 
 class Encode(Protocol):
     """A function that encodes plain data; modules below the encoding are given one."""
 
-    def __call__(self, value: Any, /, *, name: str = ...) -> bytes:
+    def __call__(self, value: PlainValue, /, *, name: str = ...) -> bytes:
         """Return the bytes of ``value``. Raises ``PlainDataError``, whose message calls the value ``name``."""
         ...
 
@@ -89,7 +101,7 @@ class DeferredEntries(Deferred):
         self,
         name: str,
         encode: Encode,
-        entries: Generator[tuple[Any, ...], None, None],
+        entries: Generator[tuple[PlainValue, ...], None, None],
         *,
         release: Callable[[], None],
     ) -> None:
@@ -112,7 +124,7 @@ class DeferredEntries(Deferred):
             self._release()
 
     def _frames(self) -> Iterator[bytes]:
-        gathered: list[tuple[Any, ...]] = []
+        gathered: list[tuple[PlainValue, ...]] = []
         size_bytes = 0
         try:
             for entry in self._entries:
@@ -132,7 +144,7 @@ class DeferredEntries(Deferred):
         finally:
             self.release()
 
-    def _frame(self, gathered: list[tuple[Any, ...]]) -> bytes:
+    def _frame(self, gathered: list[tuple[PlainValue, ...]]) -> bytes:
         frame = self._encode(gathered, name=f"deferred state of {self.name}")
         gathered.clear()
         return frame
@@ -142,13 +154,13 @@ class DeferredEntries(Deferred):
             raise InternalError(f"{self.name}: deferred state is read that was read before, or was released")
 
 
-def entries_of(frames: Iterable[Any]) -> Iterator[Any]:
+def entries_of(frames: Iterable[PlainValue]) -> Iterator[PlainValue]:
     """Give the entries of decoded frames in order. A frame that is no list is given itself: its reader refuses it."""
     for frame in frames:
         yield from frame if type(frame) is list else (frame,)
 
 
-def _bytes_in(entry: tuple[Any, ...]) -> int:
+def _bytes_in(entry: tuple[PlainValue, ...]) -> int:
     return sum(len(part) for part in entry if type(part) is bytes)
 
 

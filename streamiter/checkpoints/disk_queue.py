@@ -18,20 +18,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from types import TracebackType
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 
 from streamiter.checkpoints.files import Content, FileHold, TemporaryFile, errors_of_a_full_disk
 from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
-from streamiter.deferred import Deferred, DeferredEntries, entries_of
+from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_of
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Batch, Control, DataBatch, estimated_bytes
 
 __all__ = [
     "DiskBatches",
     "EncodedBatch",
-    "HeldBatches",
+    "HeldDiskBatches",
     "SpillQueue",
     "SpillStatistics",
     "check_limits",
@@ -207,7 +207,7 @@ class SpillQueue:
         )
         return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
-    def refill(self, frames: Iterable[Any]) -> None:
+    def refill(self, frames: Iterable[PlainValue]) -> None:
         """Add the items of a snapshot at the end. Raises as :meth:`put` does; items added before stay.
 
         ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. The snapshot of
@@ -290,7 +290,7 @@ class SpillQueue:
         while self._markers and self._markers[0][1] == read_back:
             self._memory.append((self._markers.popleft()[0], 0))
 
-    def _decode_control(self, entry: Any) -> Control:
+    def _decode_control(self, entry: PlainValue) -> Control:
         with _errors_with_name(self._name):
             return control_from_plain(entry)
 
@@ -319,10 +319,10 @@ def _snapshot_entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
     memory: deque[Item],
-    held: HeldBatches,
+    held: HeldDiskBatches,
     markers: deque[tuple[Control, int]],
     first_on_disk: int,
-) -> Generator[tuple[Any, ...], None, None]:
+) -> Generator[tuple[PlainValue, ...], None, None]:
     """Give the items in memory, then the batches on disk with the control records between them.
 
     An entry is ``("data", epoch, records, encoded batch)``, or a control record as plain data. ``markers`` has
@@ -508,9 +508,9 @@ class DiskBatches:
         [segment] = self._segments
         return segment.read(position)
 
-    def hold(self) -> HeldBatches:
+    def hold(self) -> HeldDiskBatches:
         """Return all batches in order; they stay readable when batches are added or dropped, or all is closed."""
-        return HeldBatches(segment.hold() for segment in self._segments)
+        return HeldDiskBatches(segment.hold() for segment in self._segments)
 
     def close(self) -> None:
         """Close the files, which removes all batches. May be called more than once."""
@@ -608,7 +608,7 @@ class _HeldSegment:
 
 
 @final
-class HeldBatches:
+class HeldDiskBatches:
     """The batches that were on disk at one moment; they can be read once, and each segment is released when read."""
 
     __slots__ = ("_segments",)

@@ -34,7 +34,7 @@ from streamiter.checkpoints.plain_format import (
     unpack,
     unpack_dtype,
 )
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, PlainValue
 from streamiter.records import Columns
 
 __all__ = ["Resolve", "decode_frame", "encode_frame"]
@@ -55,7 +55,7 @@ class NotPlain(Exception):
     """A value is not plain data; ``find_refusal`` of ``plain_data`` then finds the part at fault and the reason."""
 
 
-def encode_frame(value: Any, structs: StructRegistry, deferred: list[Deferred] | None = None) -> bytes:
+def encode_frame(value: PlainValue, structs: StructRegistry, deferred: list[Deferred] | None = None) -> bytes:
     """Return the frame of ``value``. Raises :class:`NotPlain`, or an error of msgpack, for a value that is not plain
     data.
 
@@ -72,7 +72,7 @@ def encode_frame(value: Any, structs: StructRegistry, deferred: list[Deferred] |
 
 
 def _encode_frame(
-    value: Any, structs: StructRegistry, unicode_errors: str, deferred: list[Deferred] | None
+    value: PlainValue, structs: StructRegistry, unicode_errors: str, deferred: list[Deferred] | None
 ) -> bytes:
     encoder = _PlainDataEncoder(structs, deferred)
     packed = pack(value, encoder.default, unicode_errors=unicode_errors)
@@ -113,7 +113,7 @@ class _PlainDataEncoder:
         self._headers: dict[tuple[np.dtype[Any], str], bytes] = {}
         self.buffers: list[bytes | memoryview] = []
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: PlainValue) -> PlainValue:
         """Return the value that is packed in place of ``value``."""
         kind = type(value)
         if kind is tuple:
@@ -148,7 +148,7 @@ class _PlainDataEncoder:
         return header
 
 
-def _encode_rare_type(value: Any, kind: type[Any]) -> Any:
+def _encode_rare_type(value: PlainValue, kind: type[Any]) -> PlainValue:
     if kind is int:
         # One bit for the sign. msgpack packs ints of up to 64 bits itself.
         content = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
@@ -187,13 +187,13 @@ def _content(array: Array) -> bytes | memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def holds_foreign(value: Any, structs: Container[type[Any]]) -> bool:
+def holds_foreign(value: PlainValue, structs: Container[type[Any]]) -> bool:
     """Return whether ``value`` contains a type that msgpack packs but plain data excludes, or too many levels.
 
     The value is searched a level at a time: ``gc.get_referents`` returns the items of lists, tuples and dicts several
     times faster than iterating over them. (For a dict with only str keys it returns the values alone.)
     """
-    level: list[Any] = [value]
+    level: list[PlainValue] = [value]
     for _ in range(DEPTH_MAX + 1):
         kinds = set(map(type, level))
         if not PACKED_UNASKED.isdisjoint(kinds):
@@ -204,9 +204,11 @@ def holds_foreign(value: Any, structs: Container[type[Any]]) -> bool:
     return True
 
 
-def _inside(level: list[Any], kinds: set[type[Any]], structs: Container[type[Any]]) -> list[Any]:
+def _inside(
+    level: list[PlainValue], kinds: set[type[Any]], structs: Container[type[Any]]
+) -> list[PlainValue]:
     """Return the items of the containers and structs of a level."""
-    parts: list[Any] = []
+    parts: list[PlainValue] = []
     if not kinds <= _CONTAINERS | _LEAVES:
         parts += [part for one in level if type(one) in structs for part in msgspec.structs.astuple(one)]
         # For other objects, gc.get_referents would also return the class, and with it all modules.
@@ -218,7 +220,7 @@ def _inside(level: list[Any], kinds: set[type[Any]], structs: Container[type[Any
 
 # ---- decoding
 
-Resolve = Callable[[int], Iterable[Any]]
+Resolve = Callable[[int], Iterable[PlainValue]]
 """A function that returns the decoded frames of the n-th deferred piece of state."""
 
 Layout = tuple[np.dtype[Any], tuple[int, ...], int]
@@ -229,7 +231,9 @@ _AXIS_BYTES: Final = plain_format.shape_layout(1).size
 _TIMESTAMP_CODE: Final = b"\xff"
 
 
-def decode_frame(frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None) -> Any:
+def decode_frame(
+    frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None
+) -> PlainValue:
     """Return the value of a frame. Raises ``ValueError``, or an error of msgpack or numpy, if it is damaged.
 
     If the frame is a writable memoryview, large arrays stay in it and keep it in use. ``resolve`` is called for each
@@ -264,7 +268,7 @@ class _Builder:
 
     __slots__ = ()
 
-    def complete(self, items: list[Any]) -> Any:
+    def complete(self, items: list[PlainValue]) -> PlainValue:
         """Return the value, given all items of the array including this one."""
         raise NotImplementedError
 
@@ -272,7 +276,7 @@ class _Builder:
 class _TupleBuilder(_Builder):
     __slots__ = ()
 
-    def complete(self, items: list[Any]) -> tuple[Any, ...]:
+    def complete(self, items: list[PlainValue]) -> tuple[PlainValue, ...]:
         del items[0]
         return tuple(items)
 
@@ -280,7 +284,7 @@ class _TupleBuilder(_Builder):
 class _ColumnsBuilder(_Builder):
     __slots__ = ()
 
-    def complete(self, items: list[Any]) -> Columns:
+    def complete(self, items: list[PlainValue]) -> Columns:
         _, arrays = items
         if type(arrays) is not dict or not all(type(array) is np.ndarray for array in arrays.values()):
             raise ValueError("Columns hold what is no array")
@@ -296,7 +300,7 @@ class _StructBuilder(_Builder):
         self._struct = struct
         self._fields = fields
 
-    def complete(self, items: list[Any]) -> msgspec.Struct:
+    def complete(self, items: list[PlainValue]) -> msgspec.Struct:
         del items[0]
         fields = dict(zip(self._fields, items, strict=True))
         try:
@@ -359,14 +363,14 @@ class _PlainDataDecoder:
         if self._position != len(self._frame):
             raise ValueError(f"{len(self._frame) - self._position} bytes at its end belong to no array")
 
-    def array(self, items: list[Any]) -> Any:
+    def array(self, items: list[PlainValue]) -> PlainValue:
         """Return the value of a msgpack array."""
         if not items or not isinstance(items[0], _Builder):
             return items
         self._openings -= 1
         return items[0].complete(items)
 
-    def extension(self, code: int, payload: bytes) -> Any:
+    def extension(self, code: int, payload: bytes) -> PlainValue:
         """Return the value of an extension object."""
         if code == plain_format.ARRAY:
             return self._array(payload)
@@ -381,7 +385,7 @@ class _PlainDataDecoder:
             return self._deferred_state(payload)
         return _decode_rare_type(code, payload)
 
-    def _deferred_state(self, payload: bytes) -> Iterable[Any]:
+    def _deferred_state(self, payload: bytes) -> Iterable[PlainValue]:
         (number,) = plain_format.DEFERRED_NUMBER.unpack(payload)
         if self._resolve is None:
             raise ValueError("it refers to deferred state, which only the state of a checkpoint may do")
@@ -478,12 +482,12 @@ def _copied(array: Array) -> Array:
     return copied
 
 
-def _fixed(scalar: Array) -> Any:
+def _fixed(scalar: Array) -> PlainValue:
     scalar.flags.writeable = False
     return scalar[()]
 
 
-def _decode_rare_type(code: int, payload: bytes) -> Any:
+def _decode_rare_type(code: int, payload: bytes) -> PlainValue:
     match code:
         case plain_format.BIG_INT:
             return int.from_bytes(payload, "big", signed=True)

@@ -34,7 +34,7 @@ import numpy as np
 
 from streamiter.checkpoints.encoding import Resolve, decode_frame, encode_frame
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
-from streamiter.deferred import Deferred, release_all
+from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.records import (
     Batch,
@@ -57,7 +57,7 @@ __all__ = [
 
 
 class PlainData:
-    """The encoding of plain data; ``structs`` are the classes it knows besides the built-in types.
+    """The encoding of plain data; ``structs`` are the classes it knows in addition to the built-in types.
 
     It keeps nothing between two calls but the structs, so several threads may use it.
 
@@ -101,7 +101,7 @@ class PlainData:
         except Exception as error:
             raise self._refused(value, name, error) from error
 
-    def decode(self, data: bytes | memoryview) -> Any:
+    def decode(self, data: bytes | memoryview) -> PlainValue:
         """Return the value of these bytes.
 
         Arrays are writable and own their memory (they are copied from ``data`` once).
@@ -133,14 +133,14 @@ class PlainData:
             raise self._refused(state, name, error, may_be_deferred=True) from error
         return data, deferred
 
-    def decode_state(self, data: bytes | memoryview, resolve: Resolve) -> Any:
+    def decode_state(self, data: bytes | memoryview, resolve: Resolve) -> PlainValue:
         """Return the state of these bytes; ``resolve(n)`` returns the value in place of the n-th deferred piece.
 
         ``resolve`` is called once for each piece, in order. Raises as :meth:`decode` does, and errors of ``resolve``.
         """
         raised: list[Exception] = []
 
-        def resolve_or_note(number: int) -> Iterable[Any]:
+        def resolve_or_note(number: int) -> Iterable[PlainValue]:
             try:
                 return resolve(number)
             except Exception as error:
@@ -181,7 +181,7 @@ class PlainData:
         """
         return self._checked_batch(self._decoded(room))
 
-    def _decoded(self, frame: bytes | memoryview, resolve: Resolve | None = None) -> Any:
+    def _decoded(self, frame: bytes | memoryview, resolve: Resolve | None = None) -> PlainValue:
         try:
             return decode_frame(frame, self._structs, resolve)
         except MemoryError:
@@ -237,7 +237,7 @@ def _listed(batch: Any) -> list[Any]:
 # ---- control records
 
 
-def control_to_plain(control: Control) -> tuple[Any, ...]:
+def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
     """Return a control record as plain data, for the snapshot of a queue: its kind, then its fields.
 
     >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
@@ -257,7 +257,7 @@ def control_to_plain(control: Control) -> tuple[Any, ...]:
     raise InternalError(f"{control!r} has no form as plain data")
 
 
-def control_from_plain(plain: Any) -> Control:
+def control_from_plain(plain: PlainValue) -> Control:
     """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
     match plain:
         case [EpochWatermark.kind, int() as epoch]:
@@ -357,7 +357,7 @@ class _ValuePath:
 
 
 def find_refusal(
-    value: Any, structs: Container[type[Any]], *, may_be_deferred: bool = False
+    value: PlainValue, structs: Container[type[Any]], *, may_be_deferred: bool = False
 ) -> Refusal | None:
     """Return the first part of ``value`` that is not plain data; None if there is none.
 

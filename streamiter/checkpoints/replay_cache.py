@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.disk_queue import DiskBatches, EncodedBatch, HeldBatches, check_limits
+from streamiter.checkpoints.disk_queue import DiskBatches, EncodedBatch, HeldDiskBatches, check_limits
 from streamiter.checkpoints.files import Content
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred, DeferredEntries, entries_of
+from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_of
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.records import Batch, Columns, can_concatenate, concatenate, estimated_bytes, slice_batch
 
@@ -157,7 +157,7 @@ class ReplayCache:
         entries = _snapshot_entries(self._disk.encode, memory=[*self._memory], held=held, last=last)
         return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
-    def restore(self, frames: Iterable[Any]) -> None:
+    def restore(self, frames: Iterable[PlainValue]) -> None:
         """Replace all batches by those of a snapshot. Raises as :meth:`append` does.
 
         ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. Batches have the
@@ -280,7 +280,7 @@ def _snapshot_entries(
     encode: Callable[[Batch], EncodedBatch],
     *,
     memory: list[tuple[Batch, int]],
-    held: HeldBatches,
+    held: HeldDiskBatches,
     last: tuple[Batch, int | None] | None,
 ) -> Generator[tuple[int, int | None, Content], None, None]:
     """Give the batches in memory, those on disk, and the last, small ones.

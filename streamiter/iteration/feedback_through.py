@@ -167,7 +167,7 @@ class FeedbackRecords:
         return decoded
 
     def _record(self, partition: int, value: bytes, headers: Headers) -> dict[str, Any]:
-        message = Message.of(headers)
+        message = Message.from_headers(headers)
         record = {
             "run": message.run,
             "producer": message.producer,

@@ -1,14 +1,24 @@
-"""The channel of a feedback edge: it never blocks its producer."""
+"""The channel of a feedback edge, and the feedback that belongs to a checkpoint.
+
+A *feedback edge* closes a loop: it goes from the end of the body back to the *head*, the first step of the loop. Its
+channel, :class:`FeedbackChannel`, never blocks its producer; beyond a limit in memory it continues on disk. So a loop
+cannot deadlock.
+
+A checkpoint of a loop has the state of the head at its barrier, and the feedback between that moment and the return of
+the barrier, after one way through the loop. :class:`FeedbackLog` records that feedback: the batches themselves, or, for
+feedback through a topic, the :class:`TopicRange` where they are stored in the topic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.deferred import Deferred, entries_of
+from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
@@ -17,78 +27,78 @@ from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
 
-if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
-
 __all__ = [
     "AttachedBoundary",
     "FeedbackChannel",
     "FeedbackLog",
     "FeedbackStatistics",
-    "Point",
+    "RecordPoint",
     "Surroundings",
     "TopicRange",
-    "check_is_there",
-    "missing_records",
+    "TrackMark",
+    "check_range_in_topic",
+    "missing_records_error",
 ]
 
 
-class TopicSupply(Protocol):
-    """Where feedback comes from that goes through a topic before it is put into a channel."""
+class ReturnPath(Protocol):
+    """The way of feedback through a topic into a channel, as the channel and its log use it."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether more waits there than memory is given to."""
+        """Whether more feedback waits in the topic than fits into the memory limit."""
 
     def under_way(self, came: int) -> int:
-        """Records fed back that have not come yet, where so many have come; 0 if that cannot be known."""
+        """Return the records in the topic that have not reached the channel, which has received ``came`` records.
+
+        0 if that is unknown.
+        """
 
     def taken(self) -> None:
         """The first batch or control record was taken from the channel."""
 
-    def mark(self) -> Any:
-        """Where in the topic that lies which is taken next."""
+    def mark(self) -> TrackMark:
+        """Return the place in the topic of the item that is taken next."""
 
-    def since(self, mark: Any) -> list[bytes]:
-        """From where to where that lies which was taken since, but for the last: frames of ``TopicRange`` entries."""
+    def since(self, mark: TrackMark) -> list[bytes]:
+        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
 
     def restore(self, ranges: Sequence[TopicRange]) -> None:
-        """Bring what lies there into the channel before all else."""
+        """Bring these ranges into the channel before all other feedback."""
 
     def closed(self) -> None:
-        """The channel takes nothing more."""
+        """The channel is closed and takes no more feedback."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackStatistics:
-    """A channel of a feedback edge at one moment."""
+    """The numbers of a feedback channel at one moment."""
 
     name: str
-    """Upstream subtask and head."""
+    """The upstream subtask and the head."""
     records: int
-    """Records waiting in it, and on their way to it through a topic."""
+    """Records that wait in the channel, or in the topic before it."""
     peak_records: int
-    """The most records that ever waited."""
+    """The highest ``records``."""
     total_records: int
     """Records fed back since the start."""
     last_epoch: int
-    """The highest epoch any of them had; 0 before the first."""
+    """The highest epoch of these records; 0 before the first one."""
     bytes_in_memory: int
-    """Estimated size of what waits in memory."""
+    """Estimated bytes of the batches that wait in memory."""
     peak_bytes_in_memory: int
-    """The most that ever was."""
+    """The highest ``bytes_in_memory``."""
     bytes_on_disk: int
-    """Size of the files in which the rest waits."""
+    """Size of the files with the other batches."""
     peak_bytes_on_disk: int
-    """The most that ever was."""
+    """The highest ``bytes_on_disk``."""
 
 
 @final
 class FeedbackChannel:
-    """A queue in memory that goes on on disk; one producer, one consumer, one event loop.
+    """A channel that continues on disk, with one producer and one consumer in one event loop.
 
-    It is what makes a loop free of deadlock: whoever feeds back can always go on. When the head has
-    ended, what is still fed back is dropped.
+    ``put`` never waits, so a loop cannot deadlock. After the end of the head, feedback is dropped.
     """
 
     __slots__ = (
@@ -100,7 +110,7 @@ class FeedbackChannel:
         "name",
         "queue",
         "records",
-        "supply",
+        "return_path",
     )
 
     def __init__(self, name: str, queue: SpillQueue) -> None:
@@ -111,24 +121,24 @@ class FeedbackChannel:
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
-        self.supply: TopicSupply | None = None
+        self.return_path: ReturnPath | None = None
 
     @property
     def total_records(self) -> int:
-        """Records put into it since the start."""
+        """Records put into the channel since the start."""
         return self._total_records
 
     @property
     def is_spilling(self) -> bool:
-        """Whether more has been fed back than its memory limit holds."""
-        return self.queue.bytes_on_disk > 0 or (self.supply is not None and self.supply.is_behind)
+        """Whether more feedback waits than fits into the memory limit."""
+        return self.queue.bytes_on_disk > 0 or (self.return_path is not None and self.return_path.is_behind)
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Have ``on_ready`` called whenever the empty channel gets something."""
+        """Call ``on_ready`` whenever an item is put into the empty channel."""
         self._on_ready = on_ready
 
     def put(self, batch: DataBatch) -> None:
-        """Feed a batch back."""
+        """Add a batch; no effect after :meth:`close`."""
         if self._closed:
             return
         self._append(batch)
@@ -141,42 +151,42 @@ class FeedbackChannel:
             self._last_epoch = batch.epoch
 
     def put_control(self, control: Control) -> None:
-        """Feed a control record back, behind what was fed back before."""
+        """Add a control record behind all earlier items; no effect after :meth:`close`."""
         if not self._closed:
             self._append(control)
 
     def peek(self) -> DataBatch | Control | None:
-        """What comes next, or None."""
+        """Return the first item without removing it; None if the channel is empty."""
         return self.queue.peek() if len(self.queue) else None
 
     def take(self) -> DataBatch | Control:
-        """Take what comes next."""
+        """Remove and return the first item."""
         item = self.queue.take()
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
-        if self.supply is not None:
-            self.supply.taken()
+        if self.return_path is not None:
+            self.return_path.taken()
         return item
 
     def clear(self) -> None:
-        """Drop all that waits."""
+        """Drop all items."""
         while len(self.queue):
             self.take()
 
     def close(self) -> None:
-        """Let go of files; what is fed back from now on is dropped."""
+        """Close the files; feedback is dropped from now on."""
         self._closed = True
         self.records = 0
         self.queue.close()
-        if self.supply is not None:
-            self.supply.closed()
+        if self.return_path is not None:
+            self.return_path.closed()
 
     def statistics(self) -> FeedbackStatistics:
-        """The channel now."""
+        """Return the numbers of the channel now."""
         spilled = self.queue.statistics()
         under_way = 0
-        if self.supply is not None and not self._closed:
-            under_way = self.supply.under_way(self._total_records)
+        if self.return_path is not None and not self._closed:
+            under_way = self.return_path.under_way(self._total_records)
         return FeedbackStatistics(
             name=self.name,
             records=self.records + under_way,
@@ -196,30 +206,28 @@ class FeedbackChannel:
 
 
 class FeedbackLog:
-    """Logs what feedback ports bring, until each has brought the barrier back.
+    """Records the feedback of all feedback ports between a head's snapshot and the return of its barrier.
 
-    Of a port in memory the batches wait in a queue of its own, made by ``make_queue``: in memory, where they mostly
-    are those that are handled anyway, and on disk beyond what memory is given to feedback. What comes through a
-    topic lies there already: of it the range is logged.
-
-    Feedback that belongs to a checkpoint: what comes between a head's snapshot and the barrier's return.
+    The batches of a port in memory go into a queue made by ``make_queue``: in memory these are mostly batches that are
+    being handled anyway, and beyond the memory limit they go to disk. Feedback through a topic is in the topic already:
+    only its ranges are recorded.
     """
 
     def __init__(self, ports: Sequence[Port], make_queue: Callable[[], SpillQueue] | None) -> None:
         self._ports = [port for port in ports if port.is_feedback]
         self._make_queue = make_queue
         self._barrier: CheckpointBarrier | None = None
-        self._logs: dict[int, _Batches | _Ranges] = {}
-        """By port."""
+        self._logs: dict[int, _BatchLog | _RangeLog] = {}
+        """The log of each port, by its index."""
         self._returned_early: dict[int, set[int]] = {}
 
     @property
     def ports(self) -> list[Port]:
-        """The feedback ports."""
+        """The feedback ports of the gate."""
         return self._ports
 
     def start(self, barrier: CheckpointBarrier) -> None:
-        """The snapshot is taken: log from now on, but what comes behind this barrier."""
+        """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
         early = self._returned_early.pop(barrier.checkpoint, set())
         self._barrier = barrier
         self._forget()
@@ -230,10 +238,10 @@ class FeedbackLog:
                 port.start_log(log)
 
     def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
-        """A feedback port has brought a barrier back."""
+        """A barrier has returned on a feedback port."""
         if self._barrier is None or self._barrier.checkpoint != barrier.checkpoint:
-            # The barrier came round before this head has taken its own snapshot: nothing to log here. What
-            # comes behind it would be in that snapshot, and come again from those who have taken theirs.
+            # The barrier has returned before this head has taken its snapshot, so this port has nothing to record.
+            # Feedback behind the barrier must wait: it would be in the snapshot, and be sent again after a restart.
             self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
             port.block()
         else:
@@ -242,14 +250,14 @@ class FeedbackLog:
                 self._logs[port.index].barrier_returned()
 
     def drop(self) -> None:
-        """The checkpoint is given up: forget what was logged, and log no more until the barrier is back."""
+        """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
         self._forget()
         for port in self._ports:
             if port.log is not None:
-                port.start_log(_Nothing())
+                port.start_log(_EmptyLog())
 
     def complete(self) -> list[BarrierReturned]:
-        """The log, once the barrier is back on all ports."""
+        """Return the log if the barrier has returned on all ports; otherwise an empty list."""
         if self._barrier is None or any(port.log is not None for port in self._ports):
             return []
         logged = [
@@ -260,10 +268,10 @@ class FeedbackLog:
         self._forget()
         return [returned]
 
-    def restore(self, logged: Iterable[tuple[int, Iterable[Any]]]) -> None:
-        """Have ports give what was logged for a checkpoint, as decoded frames, before what their channels bring.
+    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
+        """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
 
-        Raises CheckpointError for what lies in a topic where the feedback stays in memory now.
+        Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
         """
         ports = {port.index: port for port in self._ports}
         for index, frames in logged:
@@ -274,14 +282,14 @@ class FeedbackLog:
                 _restore_ranges(port, ranges)
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         self._forget()
         for port in self._ports:
             port.close()
 
-    def _new_log(self, port: Port) -> _Batches | _Ranges:
-        supply = _supply_of(port)
-        return _Batches(self._new_queue()) if supply is None else _Ranges(supply, port.restored)
+    def _new_log(self, port: Port) -> _BatchLog | _RangeLog:
+        return_path = _return_path_of(port)
+        return _BatchLog(self._new_queue()) if return_path is None else _RangeLog(return_path, port.restored)
 
     def _new_queue(self) -> SpillQueue:
         assert self._make_queue is not None
@@ -294,8 +302,8 @@ class FeedbackLog:
 
 
 @final
-class _Batches:
-    """The log of a port in memory: all that it brings."""
+class _BatchLog:
+    """The log of a port in memory: all items of the port."""
 
     def __init__(self, queue: SpillQueue) -> None:
         self._queue = queue
@@ -314,15 +322,16 @@ class _Batches:
 
 
 @final
-class _Ranges:
-    """The log of a port behind a topic: from where to where what it brings lies there.
+class _RangeLog:
+    """The log of a port behind a topic: the ranges of the topic with its items.
 
-    What it was restored with otherwise, as the batches of a loop that was in memory before, is there once only.
+    Batches that the port was restored with are not in the topic (the loop was in memory before): they are in the first
+    log.
     """
 
-    def __init__(self, supply: TopicSupply, restored: SpillQueue | None) -> None:
-        self._supply = supply
-        self._mark = supply.mark()
+    def __init__(self, return_path: ReturnPath, restored: SpillQueue | None) -> None:
+        self._return_path = return_path
+        self._mark = return_path.mark()
         self._batches = restored.snapshot() if restored is not None and len(restored) else None
         self._ranges: list[bytes] = []
 
@@ -330,7 +339,7 @@ class _Ranges:
         pass
 
     def barrier_returned(self) -> None:
-        self._ranges = self._supply.since(self._mark)
+        self._ranges = self._return_path.since(self._mark)
 
     def snapshot(self) -> Deferred | None:
         batches, self._batches = self._batches, None
@@ -342,8 +351,8 @@ class _Ranges:
 
 
 @final
-class _Nothing:
-    """A log that keeps nothing."""
+class _EmptyLog:
+    """The log of an abandoned checkpoint: it drops all items."""
 
     def put(self, item: DataBatch | Control) -> None:
         pass
@@ -351,7 +360,7 @@ class _Nothing:
 
 @final
 class _FeedbackFrames(Deferred):
-    """Frames of batches, if there are any, then those of ranges."""
+    """The frames of batches, if there are any, then the frames of ranges."""
 
     def __init__(self, batches: Deferred | None, ranges: Sequence[bytes]) -> None:
         self._batches = batches
@@ -365,86 +374,101 @@ class _FeedbackFrames(Deferred):
             self._batches.release()
 
 
-def _supply_of(port: Port) -> TopicSupply | None:
-    return port.channel.supply if isinstance(port.channel, FeedbackChannel) else None
+def _return_path_of(port: Port) -> ReturnPath | None:
+    return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
 
 
-def _without_ranges(frames: Iterable[Any], ranges: list[TopicRange]) -> Iterator[list[Any]]:
-    """Frames of batches and control records; what else there is goes into ``ranges``."""
+def _without_ranges(frames: Iterable[PlainValue], ranges: list[TopicRange]) -> Iterator[list[PlainValue]]:
+    """Give the frames of batches and control records; append ranges of topics to ``ranges``."""
     for entry in entries_of(frames):
-        if (lying := TopicRange.of(entry)) is not None:
-            ranges.append(lying)
+        if (topic_range := TopicRange.from_plain(entry)) is not None:
+            ranges.append(topic_range)
         else:
             yield [entry]
 
 
 def _restore_ranges(port: Port, ranges: list[TopicRange]) -> None:
-    supply = _supply_of(port)
-    if supply is None:
+    return_path = _return_path_of(port)
+    if return_path is None:
         raise CheckpointError(
-            f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where some lies that the "
-            "checkpoint goes on with, given a loop in memory; feed back through that topic again, or begin anew "
+            f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the checkpoint has "
+            "feedback, given a loop in memory; feed back through that topic again, or start without state "
             "(restore=None)"
         )
-    supply.restore(ranges)
+    return_path.restore(ranges)
 
 
 _KIND: Final = "topic range"
 
-# Begins a run in each partition: it brings nothing, and neither does a range that ends behind it.
+# The number of the start record of a run in each partition. A range with only this record has no feedback.
 _START_SEQUENCE: Final = 0
 
 _CHOICES: Final = (
-    "the topic's retention has taken it, or the topic was created anew. Begin anew (restore=None), or go on from a "
-    "checkpoint whose feedback is still there; and let the topic keep records for longer than a job may stand still"
+    "the topic's retention has removed it, or the topic was deleted and created again. Start without state "
+    "(restore=None), or resume from a checkpoint whose feedback is still there; and let the topic keep records for "
+    "longer than a job may be stopped"
 )
 
 
-class Point(NamedTuple):
-    """A record of one producer in a partition, or where its next one will lie at the earliest.
-
-    Ranges of a feedback topic: what a snapshot says of feedback that lies there.
-
-    >>> lying = TopicRange("loop", "run-1", producer=0, partition=2, start=Point(10, 4), stop=Point(30, 9))
-    >>> TopicRange.of(lying.plain()) == lying, TopicRange.of(("idle",))
-    (True, None)
-    """
+class RecordPoint(NamedTuple):
+    """The place of a record of one producer in a partition, or the first possible place of its next record."""
 
     offset: int
+    """Its offset in the partition."""
     sequence: int
-    """Its number among those of this producer there."""
+    """Its number among the records of this producer in the partition."""
 
     @property
-    def behind(self) -> Point:
-        """The point behind a record that lies here."""
-        return Point(self.offset + 1, self.sequence + 1)
+    def behind(self) -> RecordPoint:
+        """The point behind the record at this point."""
+        return RecordPoint(self.offset + 1, self.sequence + 1)
+
+
+class TrackMark(NamedTuple):
+    """The place of an item in the topic: the number of its part, and its point there.
+
+    Parts are the restored ranges, in order; the last part is the feedback of this run.
+    """
+
+    part: int
+    at: RecordPoint
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """What one producer of one run has fed back to one head, from ``start`` to before ``stop``."""
+    """The feedback of one producer of one run to one head in a topic, from ``start`` to before ``stop``.
+
+    >>> first = TopicRange("loop", "run-1", producer=0, partition=2, start=RecordPoint(10, 4), stop=RecordPoint(30, 9))
+    >>> TopicRange.from_plain(first.plain()) == first, TopicRange.from_plain(("idle",))
+    (True, None)
+    """
 
     topic: str
-    """Its name: the same topic may be found at another address later."""
+    """The name of the topic: its address may change."""
     run: str
+    """The id of the run."""
     producer: int
+    """The number of the subtask that feeds back."""
     partition: int
-    start: Point
-    stop: Point
+    """The partition of the topic."""
+    start: RecordPoint
+    """The first record."""
+    stop: RecordPoint
+    """The point behind the last record."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing can lie in it."""
+        """Whether the range has no feedback."""
         return self.stop.sequence <= max(self.start.sequence, _START_SEQUENCE + 1)
 
-    def plain(self) -> tuple[Any, ...]:
-        """As an entry among those of a queue."""
+    def plain(self) -> tuple[PlainValue, ...]:
+        """Return the range as an entry of a queue's snapshot."""
         return (_KIND, self.topic, self.run, self.producer, self.partition, *self.start, *self.stop)
 
     @classmethod
-    def of(cls, entry: Any) -> TopicRange | None:
-        """The range that ``plain`` gave; None for another entry."""
+    def from_plain(cls, entry: PlainValue) -> TopicRange | None:
+        """Return the range of an entry; None for another entry."""
         match entry:
             case [
                 kind,
@@ -462,36 +486,39 @@ class TopicRange:
                     run,
                     producer,
                     partition,
-                    Point(offset, sequence),
-                    Point(stop_offset, stop_sequence),
+                    RecordPoint(offset, sequence),
+                    RecordPoint(stop_offset, stop_sequence),
                 )
         return None
 
 
-def check_is_there(lying: TopicRange, topic: Topic, description: TopicDescription | None) -> None:
-    """Raise CheckpointError unless the topic, None if it is not there at all, has the offsets of a range."""
-    if lying.topic != topic.name:
+def check_range_in_topic(topic_range: TopicRange, topic: Topic, description: TopicDescription | None) -> None:
+    """Raise CheckpointError unless the topic has the offsets of a range; ``description`` is None for a missing
+    topic.
+    """
+    if topic_range.topic != topic.name:
         raise CheckpointError(
-            f"expected the topic {lying.topic!r}, in which feedback lies that the checkpoint goes on with, given "
-            f"{topic.url}; feed back through the same topic again, or begin anew (restore=None)"
+            f"expected the topic {topic_range.topic!r}, which has feedback of the checkpoint, given "
+            f"{topic.url}; feed back through the same topic again, or start without state (restore=None)"
         )
-    start, stop = lying.start.offset, lying.stop.offset
-    ends = None if description is None else description.offsets.get(lying.partition)
-    # The barrier at its stop is in the topic, too.
+    start, stop = topic_range.start.offset, topic_range.stop.offset
+    ends = None if description is None else description.offsets.get(topic_range.partition)
+    # The barrier behind the range is in the topic too.
     if ends is None or not (ends[0] <= start and stop < ends[1]):
         given = "none of them" if ends is None or ends[0] == ends[1] else f"{ends[0]} to {ends[1] - 1}"
         raise CheckpointError(
-            f"{topic.url}, partition {lying.partition}: expected the offsets {start} to {stop}, where feedback lies "
-            f"that the checkpoint goes on with, given {given}; {_CHOICES}"
+            f"{topic.url}, partition {topic_range.partition}: expected the offsets {start} to {stop}, where the "
+            f"feedback of the checkpoint is, given {given}; {_CHOICES}"
         )
 
 
-def missing_records(lying: TopicRange, topic: Topic, following: int) -> CheckpointError:
-    """The error for a range that is not complete; ``following`` is the number of the first record that is missing."""
+def missing_records_error(topic_range: TopicRange, topic: Topic, following: int) -> CheckpointError:
+    """Return the error for an incomplete range; ``following`` is the number of the first missing record."""
+    start, stop = topic_range.start, topic_range.stop
     return CheckpointError(
-        f"{Origin(topic.url, lying.partition, lying.stop.offset)}: expected the records {lying.start.sequence} to "
-        f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it (from offset "
-        f"{lying.start.offset} on), with which the checkpoint goes on, given none of number {following}; {_CHOICES}"
+        f"{Origin(topic.url, topic_range.partition, stop.offset)}: expected the records {start.sequence} to "
+        f"{stop.sequence - 1} of producer {topic_range.producer} in run {topic_range.run!r} before it (from offset "
+        f"{start.offset} on), which the checkpoint needs, given none of number {following}; {_CHOICES}"
     )
 
 

@@ -1,10 +1,15 @@
-"""The job: a flow that runs, its supervisor, and how it is stopped."""
+"""The job: a running flow.
+
+A :class:`Job` makes its tasks by way of the :class:`~streamiter.runtime.plan.Planner`, opens them, and runs them under
+a *supervisor*, an asyncio task that owns all others. If one task fails, the supervisor stops the others and closes
+everything. Stopping, snapshots and checkpoints are barriers that the job sends through its tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +19,15 @@ from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
+from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers
-from streamiter.runtime.checkpointing.commit import JobSnapshot, in_memory
+from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.restore import Restore
+from streamiter.runtime.checkpointing.task_parts import TaskStates
 from streamiter.runtime.controls import DrainInput
 from streamiter.runtime.failure import (
     call_unless_cancelled,
@@ -54,25 +61,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a job is given besides its flow."""
+    """The options of a job."""
 
     clock: Clock = field(default_factory=SystemClock)
+    """The clock of all steps."""
     channel_limits: ChannelLimits = field(default_factory=ChannelLimits)
+    """The limits of each channel between tasks."""
     stall_after_s: float = STALL_AFTER_S
+    """Seconds without progress after which a warning is logged."""
     worker: Worker = field(default_factory=Worker)
-    """Which of several processes this is that run the flow together."""
+    """The number of this process among those that run the flow together."""
     new_id: Callable[[], str] | None = None
-    """Names runs, for checkpoints and for feedback through topics; None: at random."""
+    """Returns a new id for a run, for checkpoints and feedback through topics; None: a random id."""
     checkpoints: Checkpoints | None = None
+    """The settings of its checkpoints; None: no checkpoints."""
     restore: Restore = "last"
+    """The checkpoint that the job starts from."""
     changed_steps: Collection[str] = ()
-    """Steps whose state may be left behind, or begin anew."""
+    """Steps that may have state in only one of the flow and the checkpoint."""
 
 
 class Job:
-    """A running flow. Made by ``await flow.start()``; all its tasks are owned by one supervisor.
+    """A running flow, made by ``await flow.start()``.
 
-    Every method is to be called in the event loop the job was started in.
+    Call its methods only in the event loop that the job was started in.
     """
 
     def __init__(self, flow: str, steps: Sequence[Step], plain_data: PlainData, options: JobOptions) -> None:
@@ -81,7 +93,7 @@ class Job:
         self._lines = {step.name: step.where for step in steps}
         self._plain_data = plain_data
         self._barriers = Barriers(options.clock)
-        # Its threads begin only when a step that runs in one has its first batch.
+        # A thread is started only when a step that runs in threads gets its first batch.
         self._executor = ThreadPoolExecutor(
             max_workers=max(1, sum(step.parallelism for step in steps)), thread_name_prefix=f"{flow}-step"
         )
@@ -101,7 +113,7 @@ class Job:
         self._worker = options.worker
         if self._worker.shares:
             check_shared(flow, steps)
-        self._tasks = planner.tasks()
+        self._tasks = planner.make_tasks()
         self._topic_feedback = planner.topic_feedback
         self._services = JobServices(
             flow, self._tasks, plain_data=plain_data, has_checkpoints=options.checkpoints is not None
@@ -115,13 +127,13 @@ class Job:
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._gathering: set[asyncio.Task[Any]] = set()
-        """Barriers that somebody has asked for, whether or not they still wait."""
+        self._taking: set[asyncio.Task[Any]] = set()
+        """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
     def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
         if options.checkpoints is None:
             return None
-        # For jobs with checkpoints only.
+        # Imported only for jobs with checkpoints.
         from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
         return Checkpointer(
@@ -141,51 +153,55 @@ class Job:
     # -- start and end ---------------------------------------------------------------------------------
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
-        """Open every step, then let the tasks run. Raises JobFailed if a step cannot be opened."""
+        """Open all steps, then run the tasks. Raises JobFailed if a step cannot be opened."""
         if snapshot is not None:
             self._check_same_tasks(snapshot)
-            # Operators keep what they are given to restore, and other jobs may go on from the same snapshot.
+            # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             snapshot = independent_copy(snapshot)
-        states = snapshot if self._checkpointer is None else await self._take_over(self._checkpointer)
+        states = snapshot if self._checkpointer is None else await self._load_states(self._checkpointer)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._services.open(states), name=f"open services of {self.flow}")
-            async with asyncio.TaskGroup() as group:
-                for task in self._tasks:
-                    state = None if states is None else states.get(task.name)
-                    opening = call_unless_cancelled(partial(task.open, state), task.first.step.name)
-                    group.create_task(opening, name=f"open {task.name}")
-            # Only now do the heads know what they go on with from topics.
-            async with asyncio.TaskGroup() as group:
-                for feedback in self._topic_feedback:
-                    group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
-            if self._checkpointer is not None:
-                await self._checkpointer.restored()
+            await self._open(states)
         except ExceptionGroup as errors:
             also = await self._close()
-            self._ended("failed")
-            error = self._failed(first_failure(errors), also)
+            self._set_ended("failed")
+            error = self._failure_error(first_failure(errors), also)
             raise error from error.__cause__
         except BaseException:
             await self._close()
-            self._ended("aborted")
+            self._set_ended("aborted")
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
         try:
-            # It has to begin: a task that is cancelled before it has begun never runs, and would close nothing.
+            # Let it start: a task that is cancelled before its start never runs, and would close nothing.
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             await self.stop("abort")
             raise
 
-    async def _take_over(self, checkpointer: Checkpointer) -> dict[str, dict[str, Any]]:
-        """Fence older runs, and find what this one goes on from."""
+    async def _load_states(self, checkpointer: Checkpointer) -> TaskStates:
+        """Shut out older runs, and return the states of the checkpoint that this run starts from."""
         try:
             return await checkpointer.open()
         except BaseException:
             await checkpointer.close()
-            self._ended("failed")
+            self._set_ended("failed")
             raise
+
+    async def _open(self, states: Mapping[str, PlainValue] | None) -> None:
+        """Open services, then tasks, then feedback through topics: each needs the ones before it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._services.open(states), name=f"open services of {self.flow}")
+        async with asyncio.TaskGroup() as group:
+            for task in self._tasks:
+                state = None if states is None else states.get(task.name)
+                opening = call_unless_cancelled(partial(task.open, state), task.first.step.name)
+                group.create_task(opening, name=f"open {task.name}")
+        # Only now the heads have restored the ranges of topics that they need.
+        async with asyncio.TaskGroup() as group:
+            for feedback in self._topic_feedback:
+                group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
+        if self._checkpointer is not None:
+            await self._checkpointer.restored()
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         names = {task.name: None for task in self._tasks}
@@ -203,7 +219,7 @@ class Job:
                 )
 
     async def wait(self) -> JobStatistics:
-        """Return the final statistics when the job has ended; raises JobFailed if a step failed.
+        """Return the final statistics when the job has ended; raise JobFailed if a step failed.
 
         Cancelling the wait leaves the job running.
         """
@@ -212,13 +228,17 @@ class Job:
         return self.statistics()
 
     async def stop(self, mode: StopMode = "suspend") -> JobStatistics:
-        """End the job and return its final statistics. In all modes but ``abort``, what was read is handled.
+        """End the job and return its final statistics. In all modes but ``abort``, batches already read are handled.
 
-        ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. With checkpoints
-        a last one is committed, from which the next run goes on. Without, what steps keep as state, and records of
-        inputs that an operator does not want now, are gone. ``drain``: the inputs end here, loops finish (a bounded
-        iteration with the epoch under way; an unbounded one when nothing is fed back any more, or, asked a second
-        time, also with the epoch under way), the job ends as finished. ``abort``: now.
+        ``suspend``: the job reads no more input, sinks are flushed, and no step is told that its input has ended. With
+        checkpoints, a last one is committed, and the next run starts from it. Without, the state of steps is lost, and
+        records of inputs that an operator does not want at the moment.
+
+        ``drain``: the inputs end here, loops finish, and the job ends as finished. A bounded iteration finishes its
+        present epoch; an unbounded one finishes when no feedback is left, or, after a second call, with its present
+        epoch.
+
+        ``abort``: the job ends immediately.
 
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
@@ -237,64 +257,73 @@ class Job:
         if mode == "abort":
             self._abort()
         elif mode == "drain":
-            for task in self._tasks:
-                if task.brings_input and not task.ended:
-                    task.post(DrainInput())
-            for loop in self._loops:
-                loop.drain(self._scope, again=self._is_draining)
-            self._is_draining = True
-        elif self._checkpointer is not None:
-            with contextlib.suppress(StreamiterError):  # wait() raises what the job ends with for want of it.
-                await self._while_running(self._checkpointer.take(suspend=True), to_its_end=True)
+            self._drain()
         else:
-            await self._while_running(self._take(suspend=True, keeps_state=False))
+            await self._suspend()
         return await self.wait()
 
     def _abort(self) -> None:
         assert self._supervisor is not None
-        # Once only: a second cancellation would interrupt the closing of the steps.
+        # Only once: a second cancellation would interrupt the closing of the steps.
         if not self._is_aborting and self._state == "running":
             self._is_aborting = True
             self._supervisor.cancel()
 
-    async def snapshot(self) -> JobSnapshot:
-        """Send a barrier through the running job and return the state of every task as plain data.
+    def _drain(self) -> None:
+        for task in self._tasks:
+            if task.brings_input and not task.ended:
+                task.post(DrainInput())
+        for loop in self._loops:
+            loop.drain(self._scope, again=self._is_draining)
+        self._is_draining = True
 
-        Raises JobFailed if a step fails meanwhile, ConfigurationError if the job ends.
+    async def _suspend(self) -> None:
+        if self._checkpointer is None:
+            await self._while_running(self._take_snapshot(suspend=True, keeps_state=False))
+            return
+        with contextlib.suppress(
+            StreamiterError
+        ):  # wait() raises the failure of a job without its last checkpoint
+            await self._while_running(self._checkpointer.take(suspend=True), survives_cancelling=True)
+
+    async def snapshot(self) -> JobSnapshot:
+        """Send a barrier through the running job; return the state of all tasks as plain data.
+
+        Raises JobFailed if a step fails before that, and ConfigurationError if the job ends.
         """
         if self._worker.shares:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job of a single process, given one of {self._worker.count} workers; "
-                "a snapshot of one of them would not hold what is on its way to the others"
+                "a snapshot of one of them would not contain the feedback on its way to the others"
             )
-        snapshot = await self._while_running(self._take())
+        snapshot = await self._while_running(self._take_snapshot())
         if snapshot is None:
-            await self.wait()  # Raises what the job failed with.
+            await self.wait()  # raises the failure of the job
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a running job, given one that has ended; take its snapshot earlier"
             )
         return snapshot
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now and commit it, besides those of the interval; gives its number.
+        """Take a checkpoint now and commit it, besides those of the interval; return its number.
 
-        Raises ConfigurationError for a job without checkpoints, CheckpointError if none can be taken now. Whoever stops
-        waiting for it, by ``asyncio.wait_for`` for instance, does not stop the checkpoint.
+        Raises ConfigurationError for a job without checkpoints, and CheckpointError if none can be taken now.
+        Cancelling this call, for example with ``asyncio.wait_for``, does not cancel the checkpoint.
         """
         if self._checkpointer is None:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job with checkpoints, given one without; "
                 "start it with checkpoints=Checkpoints(…)"
             )
-        number = await self._while_running(self._checkpointer.take(), to_its_end=True)
+        number = await self._while_running(self._checkpointer.take(), survives_cancelling=True)
         if number is None:
             await self.wait()
             raise CheckpointError(f"flow {self.flow!r}: expected a running job, given one that has ended")
         return number
 
-    async def _take(self, *, suspend: bool = False, keeps_state: bool = True) -> JobSnapshot:
+    async def _take_snapshot(self, *, suspend: bool = False, keeps_state: bool = True) -> JobSnapshot:
         async with self._barriers.one_at_a_time:
-            return in_memory(
+            return snapshot_in_memory(
                 await self._barriers.take(suspend=suspend, keeps_state=keeps_state), self._plain_data
             )
 
@@ -302,41 +331,43 @@ class Job:
         for loop in self._loops:
             loop.checkpoint_abandoned(self._scope, checkpoint)
 
-    async def _while_running(self, taking: Coroutine[Any, Any, T], *, to_its_end: bool = False) -> T | None:
-        """What a barrier brings; None if the job ended before all tasks had given their state.
+    async def _while_running(
+        self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False
+    ) -> T | None:
+        """Return the result of ``taking``; None if the job ends before it.
 
-        What is to come ``to_its_end`` is not given up with the wait for it, while the job runs: half a commit leaves
-        outputs behind.
+        If this call is cancelled, ``taking`` is cancelled too, unless it ``survives_cancelling``: half a commit would
+        leave outputs uncommitted.
         """
         assert self._supervisor is not None
         if self._supervisor.done():
             taking.close()
             return None
-        gathering = asyncio.create_task(taking, name="barrier")
-        self._gathering.add(gathering)
-        gathering.add_done_callback(self._gathered)
+        taking_task = asyncio.create_task(taking, name="barrier")
+        self._taking.add(taking_task)
+        taking_task.add_done_callback(self._forget_taking)
         try:
-            await asyncio.wait({gathering, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({taking_task, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if to_its_end:
+            if survives_cancelling:
                 raise
-            gathering.cancel()
-            await asyncio.gather(gathering, return_exceptions=True)
+            taking_task.cancel()
+            await asyncio.gather(taking_task, return_exceptions=True)
             raise
-        gathering.cancel()
-        [result] = await asyncio.gather(gathering, return_exceptions=True)
+        taking_task.cancel()
+        [result] = await asyncio.gather(taking_task, return_exceptions=True)
         if isinstance(result, asyncio.CancelledError):
             return None
         if isinstance(result, StreamiterError):
             raise result
         if isinstance(result, BaseException):
-            raise self._failed(result)
+            raise self._failure_error(result)
         return result
 
-    def _gathered(self, gathering: asyncio.Task[Any]) -> None:
-        self._gathering.discard(gathering)
-        if not gathering.cancelled():
-            gathering.exception()  # Heard: what ends the job is raised where one waits for the job.
+    def _forget_taking(self, taking_task: asyncio.Task[Any]) -> None:
+        self._taking.discard(taking_task)
+        if not taking_task.cancelled():
+            taking_task.exception()  # marks the error as retrieved: wait() raises it
 
     async def _supervise(self) -> None:
         failures: list[BaseException] = []
@@ -347,19 +378,19 @@ class Job:
                 failures.append(first_failure(errors))
             failures += await self._close(went_well=not failures)
         except BaseException as ending:
-            # Most often an abort; where it came while one was closing, the others are still to be closed.
+            # Mostly an abort. It may have interrupted the closing, so the rest is closed here.
             failures += await self._close()
             is_cancelled = isinstance(ending, asyncio.CancelledError)
             if not (is_cancelled and failures):
-                self._ended("aborted")
+                self._set_ended("aborted")
                 if is_cancelled and self._is_aborting:
                     return
                 raise
         if failures:
-            self._ended("failed")
-            error = self._failed(failures[0], failures[1:])
+            self._set_ended("failed")
+            error = self._failure_error(failures[0], failures[1:])
             raise error from error.__cause__
-        self._ended("suspended" if any(task.suspended for task in self._tasks) else "finished")
+        self._set_ended("suspended" if any(task.suspended for task in self._tasks) else "finished")
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -391,10 +422,10 @@ class Job:
         self._barriers.ended(task)
 
     async def _close(self, *, went_well: bool = False) -> list[Exception]:
-        for gathering in self._gathering:
-            gathering.cancel()
-        await asyncio.gather(*self._gathering, return_exceptions=True)
-        # First what still runs in threads: an operator is used by one call at a time.
+        for taking_task in self._taking:
+            taking_task.cancel()
+        await asyncio.gather(*self._taking, return_exceptions=True)
+        # First wait for calls in threads: an operator is used by one call at a time.
         if any(task.first.operator.runs_in_thread for task in self._tasks):
             await asyncio.to_thread(self._executor.shutdown)
         errors: list[Exception] = []
@@ -410,21 +441,21 @@ class Job:
                 errors.append(error)
         return errors
 
-    def _ended(self, state: JobState) -> None:
+    def _set_ended(self, state: JobState) -> None:
         self._state = state
         self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
 
-    def _failed(self, failure: BaseException, also: Sequence[BaseException] = ()) -> BaseException:
-        error = self._told(failure)
+    def _failure_error(self, failure: BaseException, also: Sequence[BaseException] = ()) -> BaseException:
+        error = self._error_of(failure)
         for other in also:
-            error.add_note(f"then, while closing: {self._told(other)}")
+            error.add_note(f"then, while closing: {self._error_of(other)}")
         return error
 
-    def _told(self, failure: BaseException) -> BaseException:
+    def _error_of(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
             has_checkpoints = self._checkpointer is not None
             return job_failed(self.flow, failure, self._lines, has_checkpoints=has_checkpoints)
-        if isinstance(failure, StreamiterError):  # Of a checkpoint, which no step is to blame for.
+        if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
             subject = f"flow {self.flow!r}: "
             failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")
             failed.__cause__ = failure
@@ -436,7 +467,7 @@ class Job:
     # -- statistics ------------------------------------------------------------------------------------
 
     def statistics(self) -> JobStatistics:
-        """The job now."""
+        """Return the statistics of the job now."""
         elapsed_s = self._elapsed_s
         if elapsed_s is None:
             elapsed_s = self._clock.monotonic_s() - self._started_at_s

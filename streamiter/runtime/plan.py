@@ -1,10 +1,16 @@
-"""The plan: which steps run together in a task, and the channels between the tasks."""
+"""The plan of a job: which steps run together in a task, and the channels between the tasks.
+
+The :class:`Planner` works in this order. It makes the operators of all steps. It *chains* steps: a step joins the task
+of the step before it if each of its subtasks reads exactly one subtask of that step and nothing else, so that it can be
+called directly. For each other edge it makes a channel from each upstream subtask to each downstream subtask, or for a
+feedback edge a feedback channel. Then it makes a task for each subtask of each first step (*head*) of a chain.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.disk_queue import SpillQueue
@@ -39,51 +45,51 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelLimits", "Planner", "new_id"]
 
+_AnyChannel: TypeAlias = Channel | FeedbackChannel
+C = TypeVar("C", Channel, FeedbackChannel)
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
-    """Limits of every channel of a job."""
+    """The limits of each channel of a job."""
 
     records: int = LIMIT_RECORDS
+    """The most records in a channel."""
     size_bytes: int = LIMIT_BYTES
+    """The most estimated bytes in a channel."""
 
 
 @dataclass
 class Planner:
-    """Turns steps into tasks, once for a job."""
+    """Turns the steps of a job into tasks; used once."""
 
     steps: Sequence[Step]
+    """The steps of the flow, upstream first."""
     clock: Clock
+    """The clock of the job."""
     scope: JobScope
+    """Objects that operators of the job share."""
     plain_data: PlainData
+    """The encoding of the flow."""
     acknowledge: Acknowledge
+    """Called by each task that has passed a barrier."""
     executor: Executor | None = None
+    """The threads for steps that run in threads."""
     limits: ChannelLimits = field(default_factory=ChannelLimits)
+    """The limits of each channel."""
     worker: Worker = field(default_factory=Worker)
+    """The number of this process."""
     new_id: Callable[[], str] | None = None
-    """Gives a new name for a run whenever it is called; None: a random one."""
+    """Returns a new id for a run; None: a random id."""
     topic_feedback: list[TopicFeedback] = field(default_factory=list, init=False)
-    """What ``tasks`` has made of the feedback edges that go through topics."""
+    """The feedback through topics that ``make_tasks`` has made."""
 
-    def tasks(self) -> list[Task]:
-        """All tasks, upstream first."""
-        self._operators = {step: _instantiate(step) for step in self.steps}
-        _check_not_shared(self._operators)
-        if self.worker.shares:
-            for step, operators in self._operators.items():
-                check_shared_operator(step, operators[0])
+    def make_tasks(self) -> list[Task]:
+        """Return all tasks, upstream first."""
+        self._make_operators()
         self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
         self._cuts_by_time = not any(map(_adds_up_in_order, self.steps))
-        self._channels: dict[Edge, list[list[Any]]] = {}
-        self._outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
-        self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
-        for step in self.steps:
-            if any(edge.feedback_topic is not None for edge in step.inputs):
-                self._feed_back_through_topic(step)
-            for edge in step.inputs:
-                self._readers[edge.upstream].append((step, edge))
-                if self._chained_to.get(step) is not edge and edge not in self._channels:
-                    self._channels[edge] = self._make_channels(step, edge)
+        self._connect_steps()
         tasks = [
             self._make_task(step, subtask)
             for step in self.steps
@@ -93,10 +99,30 @@ class Planner:
         _connect_intakes(tasks)
         return tasks
 
+    def _make_operators(self) -> None:
+        self._operators = {step: _instantiate(step) for step in self.steps}
+        _check_not_shared(self._operators)
+        if self.worker.shares:
+            for step, operators in self._operators.items():
+                check_shared_operator(step, operators[0])
+
+    def _connect_steps(self) -> None:
+        """Find the readers of each step, and make the channels of all edges that are not chained."""
+        self._channels: dict[Edge, Sequence[Sequence[_AnyChannel | None]]] = {}
+        self._outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
+        self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
+        for step in self.steps:
+            if any(edge.feedback_topic is not None for edge in step.inputs):
+                self._feed_back_through_topic(step)
+            for edge in step.inputs:
+                self._readers[edge.upstream].append((step, edge))
+                if self._chained_to.get(step) is not edge and edge not in self._channels:
+                    self._channels[edge] = self._make_channels(step, edge)
+
     # -- chaining --------------------------------------------------------------------------------------
 
     def _chain_edge(self, step: Step) -> Edge | None:
-        """The edge by which a step joins the task of the step before it, or None if it begins a task."""
+        """Return the edge by which a step joins the task of the step before it; None if it is the head of a task."""
         if step.source is not None or len(step.inputs) != 1:
             return None
         [edge] = step.inputs
@@ -113,8 +139,7 @@ class Planner:
         operator = self._operators[step][0]
         return (
             isinstance(operator, Boundary)
-            or step.service
-            is not None  # It stops reading at a clock, and must stop with nothing handled in between.
+            or step.service is not None  # it stops reading at a clock, and must not be between two steps then
             or self._has_epochs_in_order(step)
             or hasattr(operator, "wanted_inputs")
             or is_awaited(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
@@ -130,8 +155,8 @@ class Planner:
 
     # -- channels --------------------------------------------------------------------------------------
 
-    def _make_channels(self, step: Step, edge: Edge) -> list[list[Any]]:
-        """A channel for each upstream and downstream subtask; None where nothing can flow."""
+    def _make_channels(self, step: Step, edge: Edge) -> list[list[_AnyChannel | None]]:
+        """Return a channel for each upstream and downstream subtask; None for a pair without records."""
         upstream = edge.upstream
         forward = isinstance(edge.partitioning, Forward)
         return [
@@ -159,13 +184,13 @@ class Planner:
         self._channels.update(feedback.returning)
         self._outgoing.update(feedback.outgoing)
 
-    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> Channel | FeedbackChannel:
+    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
         if feedback is None:
             return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
         return FeedbackChannel(name, self._spill_queue(name, feedback))
 
     def _spill_queue(self, name: str, limits: FeedbackLimits) -> SpillQueue:
-        import tempfile  # 4 ms with what it imports, which only a job needs
+        import tempfile  # imported only by jobs: it takes 4 ms
 
         return SpillQueue(
             name=name,
@@ -192,14 +217,10 @@ class Planner:
 
     def _make_task(self, head: Step, subtask: int) -> Task:
         name = f"{head.name}[{subtask}]"
-        feeder, ports = None, self._ports(head, subtask)
-        input_names = head.input_names()
+        feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            channel = Channel(
-                f"{name} ← source", limit_records=self.limits.records, limit_bytes=self.limits.size_bytes
-            )
-            feeder = Feeder(_make_source(head), channel, head.name)
-            ports = [Port(0, SINGLE_INPUT, channel, is_feedback=False)]
+            feeder = self._make_feeder(head, name)
+            ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = Gate(
             ports,
@@ -210,20 +231,14 @@ class Planner:
         self._attach(head, subtask, name, feedback)
         progress = Progress()
         instances = self._instances(head, subtask, progress, gate)
-        if feeder is not None:  # Workers share out what is read.
-            context = instances[head].context
-            context.subtask_index = self.worker.number(subtask, head.parallelism)
-            context.parallelism = head.parallelism * self.worker.count
-        writers = self._connect(instances, subtask, progress)
-        rounds = None
-        if self._is_per_round(head):
-            rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
+        if feeder is not None:
+            self._share_source(head, subtask, instances[head])
         return Task(
             name=name,
             gate=gate,
             instances=list(instances.values()),
             input_names=input_names,
-            writers=writers,
+            writers=self._connect(instances, subtask, progress),
             progress=progress,
             clock=self.clock,
             acknowledge=self.acknowledge,
@@ -231,9 +246,27 @@ class Planner:
             executor=self.executor,
             feeder=feeder,
             feedback_channels=feedback,
-            rounds=rounds,
+            rounds=self._rounds(head, instances[head], gate, progress),
             cuts_by_time=self._cuts_by_time,
         )
+
+    def _make_feeder(self, head: Step, name: str) -> Feeder:
+        channel = Channel(
+            f"{name} ← source", limit_records=self.limits.records, limit_bytes=self.limits.size_bytes
+        )
+        return Feeder(_make_source(head), channel, head.name)
+
+    def _share_source(self, head: Step, subtask: int, instance: OperatorInstance) -> None:
+        """Number the subtasks of a source over all workers, which share its input."""
+        instance.context.subtask_index = self.worker.number(subtask, head.parallelism)
+        instance.context.parallelism = head.parallelism * self.worker.count
+
+    def _rounds(
+        self, head: Step, instance: OperatorInstance, gate: Gate, progress: Progress
+    ) -> Rounds | None:
+        if not self._is_per_round(head):
+            return None
+        return Rounds(instance, gate, progress, lambda: _operator_of(head))
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
@@ -271,10 +304,10 @@ class Planner:
         return ports
 
     def _brings_mini_batches(self, step: Step, edge: Edge) -> bool:
-        """Whether mini-batches meet other inputs here, in a loop.
+        """Return whether mini-batches come to a step of a loop that has other inputs too.
 
-        A batch of mini-batches would be worked through with one state of the model; a worker in another
-        thread or process would have got many newer ones meanwhile.
+        Such a step handles one mini-batch at a time: a batch of several would be handled with the same state of the
+        model, although newer states have arrived at another input.
         """
         if step.loop is None or len(step.input_names()) < 2 or edge.feedback is not None:
             return False
@@ -289,7 +322,7 @@ class Planner:
         return self._operators[step][0].epochs_in_order or self._is_per_round(step)
 
     def _is_per_round(self, step: Step) -> bool:
-        """Whether each epoch has an operator of its own: where nothing is kept, that makes no difference."""
+        """Return whether each epoch has its own operator; without state, that makes no difference."""
         return step.per_round and not self._operators[step][0].is_stateless
 
     def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
@@ -320,12 +353,12 @@ class Planner:
         return instances
 
     def _knows_origin(self, step: Step, subtask: int) -> bool:
-        """Whether all that the step is given was made of the batch that its task is handling."""
+        """Return whether all input of the step comes from the batch that its task is handling."""
         edge = self._chained_to.get(step)
         return edge is None or self._passes_origin(edge.upstream, subtask)
 
     def _passes_origin(self, step: Step, subtask: int) -> bool:
-        """Whether all that the step emits was made of the batch that its task is handling."""
+        """Return whether all output of the step comes from the batch that its task is handling."""
         return self._operators[step][subtask].is_stateless and self._knows_origin(step, subtask)
 
     def _connect(
@@ -348,10 +381,10 @@ class Planner:
         number = self.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
         split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
-            return FeedbackWriter(split, channels, progress, reader.name)
+            return FeedbackWriter(split, _only(FeedbackChannel, channels), progress, reader.name)
         return EdgeWriter(
             split,
-            [ChannelOutput(channel) for channel in channels],
+            [ChannelOutput(channel) for channel in _only(Channel, channels)],
             progress,
             reader.name,
             leaves_loop=leaves_loop(edge, reader),
@@ -359,23 +392,28 @@ class Planner:
         )
 
 
-def _adds_up_in_order(step: Step) -> bool:
-    """Whether the turns of several tasks decide which numbers are added up first, and two runs give the same bits.
+def _only(kind: type[C], channels: Sequence[object]) -> list[C]:
+    """Return the channels of one kind: those of an edge are all of one kind."""
+    return [channel for channel in channels if isinstance(channel, kind)]
 
-    Workers of a parameter server do so, and loops that are not asynchronous: no clock may have a say in their flow.
+
+def _adds_up_in_order(step: Step) -> bool:
+    """Return whether a step adds up numbers of several tasks in a fixed order, so that runs are equal to the bit.
+
+    Workers of a parameter server do so, and loops that are not asynchronous. Their batches must not be cut by time.
     """
     return step.service is not None or (step.loop is not None and step.loop.max_epochs_ahead is not None)
 
 
 def new_id() -> str:
-    """A name for a run that nothing else has."""
+    """Return a new, unique id for a run."""
     import uuid  # for checkpoints and feedback through topics only
 
     return uuid.uuid4().hex
 
 
 def _connect_intakes(tasks: Sequence[Task]) -> None:
-    """Tell each channel which sources bring what comes through it, and over how many channels at most."""
+    """Tell each channel the sources of its records, and the most channels between them and it."""
     producers = {id(lane.channel): task for task in tasks for writer in task.writers for lane in writer.lanes}
     intakes: dict[Task, tuple[Intake, ...]] = {}
     way: dict[Task, int] = {}
@@ -408,7 +446,7 @@ def _instantiate(step: Step) -> list[Operator]:
 
 
 def _check_operator(step: Step, operator: Operator) -> None:
-    """What is known of a class while the graph is built, of other factories only now."""
+    """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
     if step.source is None and not isinstance(operator, Boundary):
         check_handlers(
             operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where
@@ -419,7 +457,7 @@ def _check_operator(step: Step, operator: Operator) -> None:
 
 
 def _operator_of(step: Step) -> Operator:
-    operator = _made(step, step.factory)
+    operator = _call_factory(step, step.factory)
     if not isinstance(operator, Operator):
         raise GraphError(
             f"step {step.name!r}: expected its factory to give an Operator, "
@@ -442,22 +480,22 @@ def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:
                 )
 
 
-def _made(step: Step, factory: Callable[[], Any]) -> Any:
+def _call_factory(step: Step, factory: Callable[[], object]) -> object:
     try:
         return factory()
     except StreamiterError:
-        raise  # It says itself what is wrong.
+        raise  # its message says what is wrong
     except Exception as error:
         raise GraphError(
             f"step {step.name!r}: expected its factory to work without arguments, given "
-            f"{type(error).__name__}: {error}; mend the factory, which is called once for each subtask",
+            f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
             where=step.where,
         ) from error
 
 
 def _make_source(step: Step) -> Source:
     assert step.source is not None
-    source = _made(step, step.source)
+    source = _call_factory(step, step.source)
     if not isinstance(source, Source):
         raise GraphError(
             f"step {step.name!r}: expected its factory to give a Source, "

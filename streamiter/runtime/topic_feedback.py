@@ -1,4 +1,10 @@
-"""Feedback of one variable stream through a topic: the queues, and the tasks between them and the topic."""
+"""Feedback of one variable stream through a topic, which several processes may share.
+
+:class:`TopicFeedback` connects the two sides: the outlets of the subtasks that feed back
+(:mod:`~streamiter.runtime.topic_outlets`) and the inlets of the heads (:mod:`~streamiter.runtime.topic_inlets`). It
+opens the topic, and runs the pumps that write and read it. :class:`Worker` says which of the processes that run a flow
+together this one is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, final
+from typing import Final, TypeGuard, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
@@ -17,10 +23,16 @@ from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.failure import call_unless_cancelled
-from streamiter.runtime.feedback import FeedbackChannel, check_is_there
+from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.output import Forward
-from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, ReturningSupply, Track
+from streamiter.runtime.topic_inlets import (
+    RECORDS_PER_READ,
+    Inlet,
+    OriginTrack,
+    ReturningPump,
+    TopicReturnPath,
+)
 from streamiter.runtime.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.topics.topic import (
     ReadRequest,
@@ -42,17 +54,17 @@ __all__ = [
 
 MakeQueue = Callable[[str, FeedbackLimits], SpillQueue]
 
-# A topic that takes less could hold hardly more than the headers.
+# A smaller limit of a topic leaves little room besides the headers.
 _LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
 
 
 @final
 class TopicFeedback:
-    """All that is fed back to the heads of one variable stream, in one process.
+    """The feedback to the heads of one variable stream, in one process.
 
-    With n workers of p subtasks each there are n·p heads; head h reads the partitions q with q mod n·p = h.
-    Each subtask that feeds back has an outgoing queue for each head, and each head of this process a channel
-    for each such subtask of this process, in which what those of other workers feed back comes too.
+    With n workers of p subtasks each there are n·p heads; head h reads the partitions q with q mod n·p = h. Each
+    subtask that feeds back has an outgoing queue for each head. Each head of this process has a channel for each such
+    subtask of this process; the feedback of the same subtasks of other workers comes by it too.
     """
 
     def __init__(
@@ -66,7 +78,7 @@ class TopicFeedback:
         plain_data: PlainData,
         clock: Clock,
     ) -> None:
-        """``step`` is the head; ``start`` tells this start of the job from any other one."""
+        """``step`` is the head; ``start`` is the unique id of this start of the job."""
         self._step = step
         self._edges = [edge for edge in step.inputs if edge.feedback_topic is not None]
         [topic] = dict.fromkeys(edge.feedback_topic for edge in self._edges)
@@ -80,9 +92,9 @@ class TopicFeedback:
         self._clock = clock
         self._limits = self._edges[0].feedback or FeedbackLimits()
         self.outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
-        """For each upstream subtask, what it feeds back into: a queue for each head of all workers."""
+        """For each upstream subtask its outgoing queues, one for each head of all workers."""
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
-        """For each upstream subtask a channel for each head of this process; None where nothing can flow."""
+        """For each upstream subtask its channel to each head of this process; None if it does not feed back to it."""
         self._outlets: list[FeedbackOutlet] = []
         self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
@@ -103,7 +115,7 @@ class TopicFeedback:
     # -- queues ----------------------------------------------------------------------------------------
 
     def _connect(self, edge: Edge, first: int) -> None:
-        """Queues and channels of one edge; ``first`` is the number of its first producer."""
+        """Make the queues and channels of one edge; ``first`` is the number of its first producer."""
         parallelism = edge.upstream.parallelism
         self.outgoing[edge] = []
         self.returning[edge] = []
@@ -118,7 +130,7 @@ class TopicFeedback:
             )
 
     def _heads_of(self, edge: Edge, subtask: int) -> Sequence[int]:
-        """The heads that a subtask feeds back to."""
+        """Return the heads that a subtask feeds back to."""
         if isinstance(edge.partitioning, Forward):
             return [self._worker.number(subtask, self._step.parallelism)]
         return range(self._heads)
@@ -131,28 +143,28 @@ class TopicFeedback:
     def _inlet(
         self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
     ) -> FeedbackChannel | None:
-        """The channel by which what ``subtask`` feeds back reaches a head of this process."""
+        """Return the channel for the feedback of ``subtask`` to a head of this process; None if there is none."""
         number = self._worker.number(head, self._step.parallelism)
         if number not in queues:
             return None
         name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
-        # It never spills: when it holds as much as its limit, the topic keeps the rest.
+        # It never spills: above its limit, the feedback waits in the topic.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
         channel = FeedbackChannel(name, self._make_queue(name, limits))
-        supply = ReturningSupply(
+        return_path = TopicReturnPath(
             self._back[head],
             queues[number],
-            Track(self._topic.name, self._run_id, first + subtask),
+            OriginTrack(self._topic.name, self._run_id, first + subtask),
             self._plain_data,
             is_shared=self._worker.shares,
         )
-        channel.supply = supply
+        channel.return_path = return_path
         parallelism = edge.upstream.parallelism
         for index in range(self._worker.count):
             producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
             self._inlets[head][producer] = Inlet(
                 channel,
-                supply,
+                return_path,
                 takes_barriers=index == self._worker.index,
                 takes_epochs=not self._worker.shares,
             )
@@ -161,9 +173,9 @@ class TopicFeedback:
     # -- life ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to read at the end of the topic, or, with other workers, where it begins; then say who writes.
+        """Open the topic for reading at its end (with other workers, at its start) and for writing; write the start.
 
-        What belongs to the checkpoint from which the job goes on must be known: it is looked whether it is there.
+        The tracks must have the ranges of the restored checkpoint already: the topic is checked for them.
         """
         try:
             description = await self._described()
@@ -183,7 +195,7 @@ class TopicFeedback:
         request = ReadRequest(
             subtask=self._worker.number(head, self._step.parallelism),
             subtasks=self._heads,
-            # What another worker has fed back before this one was started lies there already.
+            # The topic may already have feedback of a worker that was started earlier.
             start="earliest" if self._worker.shares else "latest",
             max_records=RECORDS_PER_READ,
             clock=self._clock,
@@ -196,7 +208,7 @@ class TopicFeedback:
             self._inlets[outlet.head][outlet.producer].track.begin(outlet.home, offset)
 
     async def _described(self) -> TopicDescription:
-        """The topic as it is; raises CheckpointError if it has not what is to be gone on with."""
+        """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
         restored = [
             each.range
             for inlets in self._inlets
@@ -209,13 +221,13 @@ class TopicFeedback:
         except TopicNotFound:
             if not restored:
                 raise
-        for lying in restored:
-            check_is_there(lying, self._topic, description)
+        for topic_range in restored:
+            check_range_in_topic(topic_range, self._topic, description)
         assert description is not None
         return description
 
     def _checked(self, description: TopicDescription) -> int:
-        """The largest record to write; raises ConfigurationError for a topic that does not fit."""
+        """Return the size limit of a record. Raises ConfigurationError for too few partitions or a small limit."""
         if description.partitions < self._heads:
             heads = f"{self._heads} heads"
             if self._worker.shares:
@@ -233,7 +245,7 @@ class TopicFeedback:
         return limit_bytes
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Begin to write and read, as tasks of ``group``."""
+        """Start the pumps as tasks of ``group``."""
         where = f"{self._step.name} through {self._topic.name}"
         self._writing = group.create_task(self._guarded(self._out.run), name=f"write {where}")
         self._reading = [
@@ -250,7 +262,7 @@ class TopicFeedback:
             raise RecordFailure(self._step.name) from error
 
     async def finish(self) -> None:
-        """All tasks have ended: stop. What goes to other workers is written before."""
+        """All tasks have ended: stop the pumps. Feedback to other workers is written before."""
         assert self._writing is not None
         self._has_finished = True
         if self._worker.shares:
@@ -260,7 +272,7 @@ class TopicFeedback:
             running.cancel()
 
     async def close(self) -> list[Exception]:
-        """Let go of the topic, whatever went wrong; gives what did."""
+        """Close the topic and the queues; return the errors."""
         closing = [reader.close() for reader in self._readers]
         if self._writer is not None:
             closing.append(self._close_writer(self._writer))
@@ -270,12 +282,12 @@ class TopicFeedback:
         return [self._failure(result) for result in results if isinstance(result, Exception)]
 
     async def _close_writer(self, writer: TopicWriter) -> None:
-        """Store what was written; not where the job was aborted or has failed, since nobody will read it."""
+        """Close the writer. After an abort or a failure, stop waiting for its records: they are not needed."""
         if self._has_finished:
             await writer.close()
             return
         closing = asyncio.create_task(writer.close(), name=f"close {self._topic.name}")
-        await asyncio.sleep(0)  # It has to begin, or it would close nothing.
+        await asyncio.sleep(0)  # The task must start, or it would close nothing.
         closing.cancel()
         await asyncio.wait([closing])
         if not closing.cancelled() and (error := closing.exception()) is not None:
@@ -287,35 +299,34 @@ class TopicFeedback:
         return failure
 
 
-# Room for a UUID or a name with a date; it lies in every record of the topic.
+# Enough for a UUID or a name with a date; every record of the topic contains it.
 RUN_ID_CHARACTERS: Final = 64
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of ``count`` processes that run the same flow. A job that shares nothing is the only one.
-
-    The worker: which of the processes that share a loop this one is.
-    """
+    """One of the processes that run the same flow together; without others, the only one."""
 
     index: int = 0
+    """The number of this process."""
     count: int = 1
+    """The number of processes."""
     run_id: str | None = None
-    """What all of them call this run; None where nothing is shared."""
+    """The id of the run, the same in all processes; None if loops are not shared."""
 
     @property
     def shares(self) -> bool:
-        """Whether its loops may have heads elsewhere."""
+        """Whether its loops are shared with other processes."""
         return self.run_id is not None
 
     def number(self, subtask: int, parallelism: int) -> int:
-        """The number of one of its subtasks among those of all workers."""
+        """Return the number of a subtask among the subtasks of all workers."""
         return self.index * parallelism + subtask
 
 
-def worker_of(worker: Any, run_id: Any, snapshot: object) -> Worker | None:
-    """The worker that ``flow.start(worker=…, run_id=…)`` names; None if it names none."""
+def worker_of(worker: object, run_id: object, snapshot: object) -> Worker | None:
+    """Return the worker of the options ``flow.start(worker=…, run_id=…)``; None without them."""
     if worker is None and run_id is None:
         return None
     if worker is None or run_id is None:
@@ -325,8 +336,8 @@ def worker_of(worker: Any, run_id: Any, snapshot: object) -> Worker | None:
         )
     if snapshot is not None:
         raise ConfigurationError(
-            "flow.start: expected no snapshot for a worker, given one; it would not hold what was on its way to the "
-            "others: start all workers without"
+            "flow.start: expected no snapshot for a worker, given one; it would not contain the feedback on its way to "
+            "the others: start all workers without one"
         )
     if not _is_place(worker):
         raise ConfigurationError(
@@ -341,7 +352,7 @@ def worker_of(worker: Any, run_id: Any, snapshot: object) -> Worker | None:
     return Worker(worker[0], worker[1], run_id)
 
 
-def _is_place(worker: Any) -> bool:
+def _is_place(worker: object) -> TypeGuard[Sequence[int]]:
     return (
         isinstance(worker, (tuple, list))
         and len(worker) == 2
@@ -351,7 +362,7 @@ def _is_place(worker: Any) -> bool:
 
 
 def check_shared(flow: str, steps: Sequence[Step]) -> None:
-    """Raise GraphError unless all that the workers share are loops that work so."""
+    """Raise GraphError unless workers can share all loops of the flow."""
     if not any(step.loop is not None for step in steps):
         raise GraphError(
             f"flow {flow!r}: expected an iteration that its workers share, given none; start it without worker"
@@ -369,8 +380,8 @@ def check_shared(flow: str, steps: Sequence[Step]) -> None:
 
 
 def check_shared_operator(step: Step, operator: Operator) -> None:
-    """Raise GraphError for an operator that waits for epochs: those of a shared loop are never complete."""
-    # Mini-batches go out when they are full; the rest waits as in any loop whose data does not end.
+    """Raise GraphError for an operator that waits for epochs: the epochs of a shared loop are never complete."""
+    # A MiniBatch emits full mini-batches; the rest waits, as in any loop whose data does not end.
     listens = isinstance(operator, IterationListener) and not isinstance(operator, MiniBatch)
     if step.loop is not None and (listens or operator.epochs_in_order):
         kind = "an IterationListener" if listens else "one with epochs_in_order"

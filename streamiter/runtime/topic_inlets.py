@@ -1,4 +1,10 @@
-"""The returning side: from the topic to one head."""
+"""Feedback through a topic, the returning side: from the topic to one head.
+
+Each head has a :class:`ReturningPump`, an asyncio task, which reads the partitions of the head and puts the feedback of
+this run into the channels of the head. An :class:`Inlet` is the end of the way of one producer; its
+:class:`OriginTrack` notes where in the topic each waiting item came from, so that a checkpoint can have the range of
+the topic instead of the records. :func:`restored_records` reads the ranges of a checkpoint back.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +21,43 @@ from streamiter.clock import Clock
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.output import Origin
 from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
-from streamiter.runtime.feedback import FeedbackChannel, Point, TopicRange, check_is_there, missing_records
-from streamiter.runtime.topic_outlets import DATA, RUN_HEADER, START, Message, control_of, not_fed_back
+from streamiter.runtime.feedback import (
+    FeedbackChannel,
+    RecordPoint,
+    TopicRange,
+    TrackMark,
+    check_range_in_topic,
+    missing_records_error,
+)
+from streamiter.runtime.topic_outlets import (
+    DATA,
+    RUN_HEADER,
+    START,
+    Message,
+    control_from_kind,
+    foreign_record_error,
+)
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
 
 __all__ = [
     "RECORDS_PER_READ",
     "Inlet",
+    "OriginTrack",
     "ReturningPump",
-    "ReturningSupply",
-    "Track",
-    "gather",
+    "TopicReturnPath",
+    "fetch_ranges",
 ]
 
 
-# Records of one read: each may be a batch of up to a megabyte, and all of them wait beside what the head holds.
+# The most records of one read. Each may be a batch of up to a megabyte, and all of them are in memory.
 RECORDS_PER_READ: Final = 256
 
 
 @final
 class ReturningPump:
-    """Reads the partitions of one head, and puts what belongs to this run into the head's channels.
+    """Reads the partitions of one head, and puts the feedback of this run into the head's channels.
 
-    While a channel holds more than its limit, nothing is read: the topic keeps the rest.
+    While a channel is above its limit, the pump does not read: the feedback waits in the topic.
     """
 
     def __init__(
@@ -49,7 +69,7 @@ class ReturningPump:
         plain_data: PlainData,
         clock: Clock,
     ) -> None:
-        """``inlets`` by the number of the producer."""
+        """``inlets`` are by the number of the producer."""
         self._run_id = run_id.encode()
         self._topic = topic
         self._inlets = inlets
@@ -64,18 +84,18 @@ class ReturningPump:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the head has to take something before more is read."""
+        """Whether the pump waits until the head takes an item."""
         return self._full is not None
 
     async def run(self, reader: TopicReader) -> None:
-        """Bring first what a checkpoint goes on with from earlier runs, then what comes in this one, for ever."""
+        """Bring the feedback of the restored checkpoint first, then that of this run, until cancelled."""
         await self._bring_restored()
         while (batch := await reader.read()) is not None:
             await self._take_in(batch)
-            await asyncio.sleep(0)  # A reader that always has something must leave others their turn.
+            await asyncio.sleep(0)  # A reader that always has records must let other tasks run.
 
     def look_for_room(self) -> None:
-        """Something was taken from one of the channels."""
+        """An item was taken from one of the channels: continue if there is room."""
         if self._full is not None and not self._is_full(self._full):
             self._room.set()
 
@@ -83,7 +103,7 @@ class ReturningPump:
         return len(channel.queue) > 0 and channel.queue.bytes_in_memory >= self._memory_bytes
 
     async def _bring_restored(self) -> None:
-        """One range of each channel after the other: where there are several, they are of several runs."""
+        """Bring the first range of each channel, then the second, and so on: they are of consecutive runs."""
         inlets = self._inlets.values()
         for number in count():
             of_channels = {
@@ -105,7 +125,7 @@ class ReturningPump:
             if message is None or not self._is_next(message, batch.partition, offset):
                 continue
             if message.home == batch.partition:
-                inlet, at = self._inlets[message.producer], Point(offset, message.sequence)
+                inlet, at = self._inlets[message.producer], RecordPoint(offset, message.sequence)
                 inlet.track.passed(at)
                 await self._bring(inlet, message, at, batch.partition, value or b"")
 
@@ -113,7 +133,7 @@ class ReturningPump:
         self,
         inlet: Inlet,
         message: Message,
-        at: Point,
+        at: RecordPoint,
         partition: int,
         value: bytes,
         restored: RestoredRange | None = None,
@@ -123,17 +143,17 @@ class ReturningPump:
             inlet.put(DataBatch(records, message.number), at, restored)
             await self._make_room(inlet.channel)
         elif message.kind != START:
-            inlet.put_control(control_of(message.kind, message.number), at, restored)
+            inlet.put_control(control_from_kind(message.kind, message.number), at, restored)
 
     def _message(self, partition: int, offset: int, headers: Headers) -> Message | None:
-        """What a record says; None if it is of another run."""
+        """Return the message of a record; None if it is of another run."""
         run = next((value for name, value in headers if name == RUN_HEADER), None)
         if run is not None and run != self._run_id:
             return None
         try:
-            message = Message.of(headers)
+            message = Message.from_headers(headers)
         except ValueError as error:
-            raise not_fed_back(self._topic, partition, offset, error) from None
+            raise foreign_record_error(self._topic, partition, offset, error) from None
         if message.producer not in self._inlets:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "
@@ -142,20 +162,22 @@ class ReturningPump:
         return message
 
     def _is_next(self, message: Message, partition: int, offset: int) -> bool:
-        """Whether it has not come before; a record that is missing, or a second start, is an error."""
+        """Return whether the record is new. Raises TopicError for a missing record, and for a second start of the
+        run.
+        """
         key = message.producer, partition
         following = self._following.get(key, 0)
         if message.kind == START and self._starts.setdefault(key, message.start) != message.start:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected each worker to be started once in run "
                 f"{message.run!r}, given a second start (step {message.step!r}, producer {message.producer}); "
-                "what its loop held is lost: stop all workers, and start them with a new run_id"
+                "the feedback in its loop is lost: stop all workers, and start them with a new run_id"
             )
         if message.sequence > following:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected record {following} of producer "
-                f"{message.producer}, given {message.sequence}; the topic has lost what lies between: let it keep "
-                "records longer, and do not compact it"
+                f"{message.producer}, given {message.sequence}; the topic has lost the records between them: let it "
+                "keep records longer, and do not compact it"
             )
         if message.sequence < following:
             return False
@@ -184,25 +206,31 @@ class ReturningPump:
 
 
 class Pump(Protocol):
-    """What fills the channels of a head."""
+    """A pump that fills the channels of a head."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether the head has to take something before more is read."""
+        """Whether the pump waits until the head takes an item."""
 
     def look_for_room(self) -> None:
-        """Something was taken from one of the channels."""
+        """An item was taken from one of the channels: continue if there is room."""
 
 
 @final
-class ReturningSupply:
-    """What a channel of a head is told of the topic behind it, and tells it."""
+class TopicReturnPath:
+    """The way of feedback through the topic into one channel of a head."""
 
     def __init__(
-        self, pump: Pump, outgoing: FeedbackChannel, track: Track, plain_data: PlainData, *, is_shared: bool
+        self,
+        pump: Pump,
+        outgoing: FeedbackChannel,
+        track: OriginTrack,
+        plain_data: PlainData,
+        *,
+        is_shared: bool,
     ) -> None:
-        """``outgoing`` is where this process feeds into the topic what comes back in the channel; where the
-        channel ``is_shared``, what comes from other processes does, too.
+        """``outgoing`` is the channel into the topic whose feedback returns here; if the way ``is_shared``, feedback of
+        other processes returns here too.
         """
         self.track = track
         self._pump = pump
@@ -210,7 +238,7 @@ class ReturningSupply:
         self._plain_data = plain_data
         self._is_shared = is_shared
         self.restored_records = 0
-        """Those that earlier runs had fed back."""
+        """Records of earlier runs that were restored."""
 
     @property
     def is_behind(self) -> bool:
@@ -228,14 +256,14 @@ class ReturningSupply:
         self._pump.look_for_room()
         self._outgoing.close()
 
-    # -- for snapshots: of a loop that is shared there are none ------------------------------------------
+    # -- for snapshots: a shared loop has none ------------------------------------------
 
-    def mark(self) -> Mark:
+    def mark(self) -> TrackMark:
         return self.track.mark()
 
-    def since(self, mark: Mark) -> list[bytes]:
+    def since(self, mark: TrackMark) -> list[bytes]:
         ranges = self.track.since(mark)
-        return [self._plain_data.encode([lying.plain() for lying in ranges])] if ranges else []
+        return [self._plain_data.encode([topic_range.plain() for topic_range in ranges])] if ranges else []
 
     def restore(self, ranges: Sequence[TopicRange]) -> None:
         self.track.restore(ranges)
@@ -243,47 +271,46 @@ class ReturningSupply:
 
 @final
 class Inlet:
-    """A channel of the head's gate, and the track of what is put into it.
-
-    Where what one producer feeds back to one head comes out of the topic.
-    """
+    """The end of the way of one producer's feedback: a channel of the head's gate, and the track of its items."""
 
     def __init__(
-        self, channel: FeedbackChannel, supply: ReturningSupply, *, takes_barriers: bool, takes_epochs: bool
+        self,
+        channel: FeedbackChannel,
+        return_path: TopicReturnPath,
+        *,
+        takes_barriers: bool,
+        takes_epochs: bool,
     ) -> None:
-        """``takes_barriers``: not those of another worker. ``takes_epochs``: whether watermarks count."""
+        """``takes_barriers``: False for another worker's feedback. ``takes_epochs``: whether watermarks are used."""
         self.channel = channel
-        self.track = supply.track
-        self._supply = supply
+        self.track = return_path.track
+        self._return_path = return_path
         self._takes_barriers = takes_barriers
         self._takes_epochs = takes_epochs
 
-    def put(self, batch: DataBatch, at: Point, restored: RestoredRange | None = None) -> None:
-        """Bring a batch that lies there in the topic to the head."""
+    def put(self, batch: DataBatch, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+        """Put a batch into the channel; ``at`` is its place in the topic."""
         if restored is not None:
-            self._supply.restored_records += len(batch.records)
+            self._return_path.restored_records += len(batch.records)
         self.track.put(at, restored)
         self.channel.put(batch)
 
-    def put_control(self, control: Control, at: Point, restored: RestoredRange | None = None) -> None:
-        """Bring a control record to the head, if it concerns it."""
+    def put_control(self, control: Control, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+        """Put a control record into the channel, if the head uses it."""
         is_barrier = isinstance(control, CheckpointBarrier)
         if is_barrier and restored is not None:
-            return  # Of a checkpoint that was taken before, or given up.
+            return  # It belongs to an earlier or abandoned checkpoint.
         if self._takes_barriers if is_barrier else self._takes_epochs:
             self.track.put(at, restored)
             self.channel.put_control(control)
 
 
 class RestoredRecord(NamedTuple):
-    """A record that belongs to one of the ranges.
-
-    What earlier runs have left in the topic, as far as a checkpoint says that it belongs to it.
-    """
+    """A record of an earlier run that belongs to a range of the restored checkpoint."""
 
     restored: RestoredRange
     message: Message
-    at: Point
+    at: RecordPoint
     partition: int
     value: bytes
 
@@ -291,10 +318,10 @@ class RestoredRecord(NamedTuple):
 async def restored_records(
     topic: Topic, ranges: Sequence[RestoredRange], *, max_records: int, clock: Clock
 ) -> AsyncGenerator[RestoredRecord, None]:
-    """All records of the ranges, each in its order, in one pass. Raises CheckpointError where some are missing.
+    """Give all records of the ranges in one pass, each range in order. Raises CheckpointError if any is missing.
 
-    What lies between them is skipped: records of other runs, of this one that are not part of the
-    checkpoint, and what a writer has stored twice.
+    Other records are skipped: those of other runs, those that are not part of the checkpoint, and duplicates that a
+    writer has stored.
     """
     wanted = {(each.range.run.encode(), each.range.producer, each.range.partition): each for each in ranges}
     partitions = {each.range.partition for each in ranges}
@@ -309,12 +336,12 @@ async def restored_records(
         while (batch := await reader.read()) is not None:
             for record in _of_ranges(batch, wanted, topic):
                 yield record
-            await asyncio.sleep(0)  # A reader that always has something must leave others their turn.
+            await asyncio.sleep(0)  # A reader that always has records must let other tasks run.
     finally:
         await reader.close()
     for each in ranges:
         if each.following.sequence < each.range.stop.sequence:
-            raise missing_records(each.range, topic, each.following.sequence)
+            raise missing_records_error(each.range, topic, each.following.sequence)
 
 
 def _first(ranges: Sequence[RestoredRange], partition: int) -> int:
@@ -334,76 +361,69 @@ def _of_ranges(
         if run not in runs:
             continue
         try:
-            message = Message.of(headers)
+            message = Message.from_headers(headers)
         except ValueError as error:
-            raise not_fed_back(topic, batch.partition, offset, error) from None
+            raise foreign_record_error(topic, batch.partition, offset, error) from None
         restored = wanted.get((run, message.producer, batch.partition))
         if restored is None or not restored.range.start.offset <= offset < restored.range.stop.offset:
             continue
-        at = Point(offset, message.sequence)
+        at = RecordPoint(offset, message.sequence)
         following = restored.following.sequence
         if at.sequence > following:
-            raise missing_records(restored.range, topic, following)
+            raise missing_records_error(restored.range, topic, following)
         if at.sequence == following:
             restored.track.passed(at, restored)
             yield RestoredRecord(restored, message, at, batch.partition, value or b"")
 
 
-# Of one read, all of them are in memory: each may be a batch of up to a megabyte.
+# The most records of one read: all of them are in memory, and each may be a batch of up to a megabyte.
 _RECORDS_PER_READ: Final = 64
 
 
-async def gather(
+async def fetch_ranges(
     queue: SpillQueue, topic: Topic, ranges: Sequence[TopicRange], *, plain_data: PlainData, clock: Clock
 ) -> None:
-    """Put what lies in the ranges into a queue, in order. Raises CheckpointError where some is missing.
+    """Put the items of these ranges into a queue, in order. Raises CheckpointError if any is missing.
 
-    What lies in ranges of a feedback topic, taken out of it: for heads that are others than before.
+    This is for a loop whose heads have changed: their feedback is then redistributed.
     """
     try:
         description = await topic.describe()
     except TopicNotFound:
         description = None
-    track = Track(topic.name, "", 0)
+    track = OriginTrack(topic.name, "", 0)
     track.restore(ranges)
     for restored in track.restored:
-        check_is_there(restored.range, topic, description)
+        check_range_in_topic(restored.range, topic, description)
         records = restored_records(topic, [restored], max_records=_RECORDS_PER_READ, clock=clock)
         async with aclosing(records):
             async for record in records:
                 kind, number = record.message.kind, record.message.number
                 if kind == DATA:
                     queue.put(DataBatch(plain_data.decode_batch(record.value), number))
-                elif kind != START and not isinstance(control := control_of(kind, number), CheckpointBarrier):
+                elif kind != START and not isinstance(
+                    control := control_from_kind(kind, number), CheckpointBarrier
+                ):
                     queue.put(control)
-
-
-class Mark(NamedTuple):
-    """A place in all that comes to a channel: the number of the part, and where in it."""
-
-    part: int
-    at: Point
 
 
 @final
 class RestoredRange:
-    """A range of an earlier run on its way into the channel."""
+    """A range of an earlier run that is being read into the channel."""
 
-    def __init__(self, track: Track, part: int, lying: TopicRange) -> None:
+    def __init__(self, track: OriginTrack, part: int, topic_range: TopicRange) -> None:
         self.track = track
         self.part = part
-        self.range = lying
-        self.following = lying.start
-        """Of its producer nothing before that comes any more."""
+        self.range = topic_range
+        self.following = topic_range.start
+        """The next point: all records of its producer before it were read."""
 
 
 @final
-class Track:
-    """Of one channel: first come what earlier runs have left, range by range, then what this run feeds back.
+class OriginTrack:
+    """Notes the place in the topic of each item in a channel of a head, so that a snapshot can have its range.
 
-    The track: from where in the topic each thing has come that waits in a channel of a head.
-
-    So a snapshot can say which part of the topic belongs to it, however much lies there.
+    The restored ranges of earlier runs come first, in order; then the feedback of this run.
     """
 
     def __init__(self, topic: str, run: str, producer: int) -> None:
@@ -411,62 +431,62 @@ class Track:
         self._run = run
         self._producer = producer
         self._partition = 0
-        self._began = self._following = Point(0, 0)
+        self._began = self._following = RecordPoint(0, 0)
         self.restored: list[RestoredRange] = []
-        self._waiting: deque[Mark] = deque()
-        """Of what is in the channel."""
-        self._last: Mark | None = None
-        """Of what was taken last."""
+        self._waiting: deque[TrackMark] = deque()
+        """The places of the items in the channel."""
+        self._last: TrackMark | None = None
+        """The place of the last item taken from it."""
         self._is_closed = False
 
     # -- by the pump -------------------------------------------------------------------------------------
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
-        """These come before what this run feeds back."""
-        for lying in ranges:
-            self.restored.append(RestoredRange(self, len(self.restored), lying))
+        """Add ranges that come before the feedback of this run."""
+        for topic_range in ranges:
+            self.restored.append(RestoredRange(self, len(self.restored), topic_range))
 
     def begin(self, partition: int, offset: int) -> None:
-        """What is fed back in this run will lie in that partition, from that offset on."""
+        """Set the partition and the first offset of the feedback of this run."""
         self._partition = partition
-        self._began = self._following = Point(offset, 0)
+        self._began = self._following = RecordPoint(offset, 0)
 
-    def passed(self, at: Point, restored: RestoredRange | None = None) -> None:
-        """A record of this producer was read."""
+    def passed(self, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+        """Note that a record of this producer was read."""
         if restored is None:
             self._following = at.behind
         else:
             restored.following = at.behind
 
-    def put(self, at: Point, restored: RestoredRange | None = None) -> None:
-        """What it brought was put into the channel."""
+    def put(self, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+        """Note that the item of a record was put into the channel."""
         if not self._is_closed:
-            self._waiting.append(Mark(self._own_part if restored is None else restored.part, at))
+            self._waiting.append(TrackMark(self._own_part if restored is None else restored.part, at))
 
     # -- by the channel ----------------------------------------------------------------------------------
 
     def taken(self) -> None:
-        """The first thing was taken from the channel."""
+        """Note that the first item was taken from the channel."""
         self._last = self._waiting.popleft()
 
     def close(self) -> None:
-        """The channel takes nothing more."""
+        """The channel takes no more items."""
         self._is_closed = True
         self._waiting.clear()
 
     # -- for snapshots -----------------------------------------------------------------------------------
 
-    def mark(self) -> Mark:
-        """Where what is taken next comes from."""
+    def mark(self) -> TrackMark:
+        """Return the place of the item that is taken next."""
         if self._waiting:
             return self._waiting[0]
         for restored in self.restored:
             if restored.following.sequence < restored.range.stop.sequence:
-                return Mark(restored.part, restored.following)
-        return Mark(self._own_part, self._following)
+                return TrackMark(restored.part, restored.following)
+        return TrackMark(self._own_part, self._following)
 
-    def since(self, mark: Mark) -> list[TopicRange]:
-        """All from ``mark`` to before what was taken last, which is of this run."""
+    def since(self, mark: TrackMark) -> list[TopicRange]:
+        """Return the ranges from ``mark`` to before the last item taken, which is of this run."""
         last = self._last
         assert last is not None
         assert last.part == self._own_part
@@ -479,7 +499,7 @@ class Track:
             )
         start = mark.at if mark.part == self._own_part else self._began
         ranges.append(TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at))
-        return [lying for lying in ranges if not lying.is_empty]
+        return [topic_range for topic_range in ranges if not topic_range.is_empty]
 
     @property
     def _own_part(self) -> int:

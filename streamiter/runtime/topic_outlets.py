@@ -1,4 +1,9 @@
-"""The outgoing side: from the subtasks that feed back into the topic."""
+"""Feedback through a topic, the outgoing side: from the subtasks that feed back into the topic.
+
+Each subtask that feeds back has a :class:`FeedbackOutlet` for each head: a queue that never blocks. An
+:class:`OutgoingPump`, an asyncio task, writes the items of all outlets to the topic: a batch as one record or more, a
+control record as one record in each partition of its head. :class:`Message` are the headers of such a record.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +40,20 @@ __all__ = [
     "FeedbackOutlet",
     "Message",
     "OutgoingPump",
-    "control_of",
-    "not_fed_back",
+    "control_from_kind",
+    "foreign_record_error",
 ]
 
 
-# Records of at most so many bytes, and one of them more, are written at once and held in memory until they are stored.
+# The pump writes about this many bytes at once, and keeps them in memory until they are stored.
 _WRITE_BYTES: Final = 1 << 20
 
 
 @final
 class FeedbackOutlet:
-    """What one subtask feeds back to one head: a queue that never blocks it, and the partitions of the head.
+    """The feedback of one subtask to one head: a queue that never blocks, and the partitions of the head.
 
-    All of its data goes to one of them, its *home*, so that it keeps its order; control records go to each.
+    All its data goes to one partition, its *home*, which keeps the order. Control records go to each partition.
     """
 
     def __init__(self, producer: int, step: str, head: int, channel: FeedbackChannel) -> None:
@@ -59,24 +64,24 @@ class FeedbackOutlet:
         self.queue = Port(0, "feedback", channel, is_feedback=True)
         self.partitions: Sequence[int] = ()
         self.home = 0
-        self.is_listed = False
+        self.is_ready = False
         self._sequences: dict[int, int] = {}
 
     def assign(self, partitions: Sequence[int]) -> None:
-        """These are the partitions of the head."""
+        """Set the partitions of the head."""
         self.partitions = partitions
         self.home = partitions[self.producer % len(partitions)]
         self._sequences = dict.fromkeys(partitions, 0)
 
     def next_sequence(self, partition: int) -> int:
-        """The number of the next record in a partition."""
+        """Count and return the number of the next record in a partition."""
         number = self._sequences[partition]
         self._sequences[partition] = number + 1
         return number
 
 
 @final
-class Entries:
+class OutgoingRecords:
     """Records of the topic that are written together."""
 
     def __init__(self) -> None:
@@ -84,14 +89,14 @@ class Entries:
         self.size_bytes = 0
 
     def add(self, partition: int, value: bytes, headers: Headers) -> None:
-        """Put one behind the others of its partition."""
+        """Add a record behind the others of its partition."""
         values, all_headers = self._columns.setdefault(partition, ([], []))
         values.append(value)
         all_headers.append(headers)
         self.size_bytes += len(value) + HEADER_BYTES_MAX
 
     def batches(self) -> list[OutgoingBatch]:
-        """One for each partition."""
+        """Return one batch for each partition."""
         return [
             OutgoingBatch(values, headers=headers, partition=partition)
             for partition, (values, headers) in self._columns.items()
@@ -100,10 +105,11 @@ class Entries:
 
 @final
 class OutgoingPump:
-    """Writes what waits in the outlets, all that does in one go; ``run`` is an asyncio task of its own.
+    """Writes the items of all outlets to the topic; ``run`` is an asyncio task of its own.
 
-    It waits until that is stored, so that a failed write is heard of although nothing follows it. What comes meanwhile
-    waits in the outlets, where small batches of one epoch are joined: the slower the topic, the larger its records.
+    After each write it waits until the records are stored, so a failed write is reported even if no other follows.
+    Meanwhile, new items wait in the outlets, where small batches of one epoch are joined: the slower the topic is, the
+    larger are its records.
     """
 
     def __init__(
@@ -120,49 +126,49 @@ class OutgoingPump:
         self._is_finishing = False
 
     async def open(self, writer: TopicWriter, limit_bytes: int) -> None:
-        """Write the start of this run into every partition; values are at most ``limit_bytes`` from then on."""
+        """Write the start record of this run into every partition; later values have at most ``limit_bytes``."""
         self._writer = writer
         self._limit_bytes = limit_bytes
-        starts = Entries()
+        starts = OutgoingRecords()
         for outlet in self._outlets:
             self._add_to_all(starts, outlet, START, 0)
-            outlet.channel.attach(partial(self._list, outlet))
+            outlet.channel.attach(partial(self._mark_ready, outlet))
         await self._write(starts)
 
     async def run(self) -> None:
-        """Write for ever, or after ``finish`` until all has been written."""
+        """Write until cancelled, or after ``finish`` until no item waits."""
         while True:
             while self._ready:
-                await self._write(self._take_what_waits())
-                await asyncio.sleep(0)  # A writer that never waits must leave others their turn.
+                await self._write(self._take_items())
+                await asyncio.sleep(0)  # A writer that never waits must let other tasks run.
             if self._is_finishing:
                 return
             self._news.clear()
             await self._news.wait()
 
     def finish(self) -> None:
-        """Have ``run`` return once all that waits is stored."""
+        """Make ``run`` return when all items are stored."""
         self._is_finishing = True
         self._news.set()
 
-    def _list(self, outlet: FeedbackOutlet) -> None:
-        if not outlet.is_listed:
-            outlet.is_listed = True
+    def _mark_ready(self, outlet: FeedbackOutlet) -> None:
+        if not outlet.is_ready:
+            outlet.is_ready = True
             self._ready.append(outlet)
             self._news.set()
 
-    def _take_what_waits(self) -> Entries:
-        """What is in the outlets, taken from them in turns, up to the size of one write."""
-        entries = Entries()
+    def _take_items(self) -> OutgoingRecords:
+        """Take items from the outlets in turns, up to the size of one write."""
+        entries = OutgoingRecords()
         while self._ready and entries.size_bytes < _WRITE_BYTES:
             outlet = self._ready.popleft()
-            outlet.is_listed = False
+            outlet.is_ready = False
             if outlet.queue.peek() is not None:
                 self._take_next(outlet, entries)
-                self._list(outlet)
+                self._mark_ready(outlet)
         return entries
 
-    def _take_next(self, outlet: FeedbackOutlet, entries: Entries) -> None:
+    def _take_next(self, outlet: FeedbackOutlet, entries: OutgoingRecords) -> None:
         if isinstance(outlet.queue.peek(), DataBatch):
             batch = outlet.queue.take_data()
             for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
@@ -170,16 +176,16 @@ class OutgoingPump:
             return
         control = outlet.queue.take()
         assert isinstance(control, Control)
-        if not isinstance(control, Idle):  # A head does not ask who is idle.
-            self._add_to_all(entries, outlet, *message_of(control))
+        if not isinstance(control, Idle):  # A head does not use them.
+            self._add_to_all(entries, outlet, *kind_and_number(control))
 
-    def _add_to_all(self, entries: Entries, outlet: FeedbackOutlet, kind: Kind, number: int) -> None:
+    def _add_to_all(self, entries: OutgoingRecords, outlet: FeedbackOutlet, kind: Kind, number: int) -> None:
         for partition in outlet.partitions:
             self._add(entries, outlet, partition, kind, number)
 
     def _add(
         self,
-        entries: Entries,
+        entries: OutgoingRecords,
         outlet: FeedbackOutlet,
         partition: int,
         kind: Kind,
@@ -198,7 +204,7 @@ class OutgoingPump:
         )
         entries.add(partition, value, message.headers())
 
-    async def _write(self, entries: Entries) -> None:
+    async def _write(self, entries: OutgoingRecords) -> None:
         assert self._writer is not None
         for batch in entries.batches():
             await self._writer.write(batch)
@@ -214,17 +220,15 @@ SUSPEND: Final = "suspend"
 _BARRIERS: Final = (CheckpointBarrier.kind, SUSPEND)
 _KINDS: Final = (DATA, EpochWatermark.kind, EndOfData.kind, *_BARRIERS, START)
 
-# All headers of one record of data, with what topics add around it: 6 names of 37 characters in all, a run id
-# of 64, 4 numbers of 20, lengths of some 10 for each header, and Kafka's framing of a batch with one record.
+# The most bytes of the headers of one record of data, and of its framing in a topic: 6 names of 37 characters in
+# all, a run id of 64, 4 numbers of 20, about 10 bytes for the lengths of each header, and Kafka's framing.
 HEADER_BYTES_MAX: Final = 512
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The headers of one record of a feedback topic.
-
-    What a loop writes into its topic: one record for a batch or a control record, told apart by headers.
+    """The headers of one record of a feedback topic: a batch, or a control record.
 
     ====================  ==================================================================================
     header                meaning
@@ -233,34 +237,41 @@ class Message:
     ``producer``          number of the subtask that feeds back, counted over all workers
     ``kind``              ``data``, ``watermark``, ``end of data``, ``barrier``, ``suspend`` (a barrier at which
                           the job stops) or ``start``
-    ``epoch``             of data: that of its records, already grown by one; of a watermark and of the end
-                          of data: the last complete one. A barrier has ``checkpoint`` instead
+    ``epoch``             of data: the epoch of its records, already increased by one; of a watermark and of the
+                          end of data: the last complete epoch. A barrier has ``checkpoint`` instead
     ``sequence``          0, 1, 2, … for each producer in each partition
-    ``home``              the partition with this producer's data for this head; of the copies of a control
-                          record in all partitions of a head, the one there counts
-    ``step``, ``start``   of a start: the step that feeds back, and what tells one start from another
+    ``home``              the partition with this producer's data for this head; of a control record, which is in
+                          all partitions of a head, only the copy in this partition counts
+    ``step``, ``start``   of a start: the step that feeds back, and the id of the start
     ====================  ==================================================================================
 
     The value of data is a batch as plain data; other kinds have an empty one.
     """
 
     run: str
+    """``feedback-run``."""
     producer: int
+    """``producer``."""
     kind: Kind
+    """``kind``."""
     number: int
-    """The epoch, or the number of the checkpoint."""
+    """``epoch`` or ``checkpoint``."""
     sequence: int
+    """``sequence``."""
     home: int
+    """``home``."""
     step: str = ""
+    """``step``."""
     start: str = ""
+    """``start``."""
 
     @property
     def epoch(self) -> int | None:
-        """None for a barrier and a start."""
+        """The epoch; None for a barrier and a start."""
         return None if self.kind in (*_BARRIERS, START) else self.number
 
     def headers(self) -> Headers:
-        """As they are written."""
+        """Return the headers of the record."""
         written = (
             (RUN_HEADER, self.run.encode()),
             ("producer", b"%d" % self.producer),
@@ -274,8 +285,8 @@ class Message:
         return (*written, ("step", self.step.encode()), ("start", self.start.encode()))
 
     @classmethod
-    def of(cls, headers: Headers) -> Message:
-        """What headers say; ValueError for those of other records."""
+    def from_headers(cls, headers: Headers) -> Message:
+        """Return the message of these headers. Raises ValueError for the headers of another record."""
         fields = dict(headers)
         try:
             kind = fields["kind"].decode()
@@ -295,8 +306,8 @@ class Message:
             raise ValueError(f"no header {missing}") from None
 
 
-def message_of(control: Control) -> tuple[Kind, int]:
-    """The kind of a control record, and its number."""
+def kind_and_number(control: Control) -> tuple[Kind, int]:
+    """Return the kind of a control record, and its number."""
     if isinstance(control, EpochWatermark):
         return control.kind, control.epoch
     if isinstance(control, EndOfData):
@@ -306,8 +317,8 @@ def message_of(control: Control) -> tuple[Kind, int]:
     raise InternalError(f"{control!r} has no form in a topic")
 
 
-def control_of(kind: Kind, number: int) -> Control:
-    """The control record of a kind that is neither data nor a start."""
+def control_from_kind(kind: Kind, number: int) -> Control:
+    """Return the control record of a kind; the kind is neither data nor a start."""
     if kind == EpochWatermark.kind:
         return EpochWatermark(number)
     if kind == EndOfData.kind:
@@ -315,8 +326,8 @@ def control_of(kind: Kind, number: int) -> Control:
     return CheckpointBarrier(number, suspend=kind == SUSPEND)
 
 
-def not_fed_back(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
-    """The error for a record whose headers are not those of feedback."""
+def foreign_record_error(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
+    """Return the error for a record in the topic that is no feedback."""
     return TopicError(
         f"{Origin(topic.url, partition, offset)}: expected only what the loop feeds back, given another "
         f"record ({error}); give the loop a topic of its own"
@@ -324,14 +335,12 @@ def not_fed_back(topic: Topic, partition: int, offset: int, error: ValueError) -
 
 
 def encoded_pieces(records: Batch, limit_bytes: int, plain_data: PlainData) -> Iterator[bytes]:
-    """The encodings of consecutive pieces of a batch, each of at most ``limit_bytes``.
+    """Give the encodings of consecutive pieces of a batch, each of at most ``limit_bytes``.
 
-    Raises PlainDataError for what is not plain data, RecordTooLarge for a record that does not fit by itself.
+    Raises PlainDataError for a record that is not plain data, and RecordTooLarge for a record above the limit.
 
     >>> [len(piece) <= 400 for piece in encoded_pieces([b"x" * 100] * 10, 400, PlainData())]
     [True, True, True, True]
-
-    Batches as values of a topic, none above what it takes.
     """
     value = plain_data.encode_batch(records)
     if len(value) <= limit_bytes:
@@ -343,7 +352,7 @@ def encoded_pieces(records: Batch, limit_bytes: int, plain_data: PlainData) -> I
             f"expected records of at most {limit_bytes} bytes, given one of {len(value)}: "
             f"{shortened(records[0])}; feed back smaller ones, or raise the topic's limit"
         )
-    # Records differ in size: pieces that still are too large are cut again.
+    # Records differ in size, so pieces that are still too large are cut again.
     pieces = min(count, len(value) // limit_bytes + 1)
     bounds = [count * piece // pieces for piece in range(pieces + 1)]
     for start, stop in pairwise(bounds):

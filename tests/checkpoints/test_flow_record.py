@@ -13,7 +13,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
 from streamiter.checkpoints.store import CommitPointer, FlowRecord
 from streamiter.errors import CheckpointError, ConfigurationError, ProducerFenced
 from streamiter.runtime.checkpointing.commit import CommitRecord
-from streamiter.runtime.checkpointing.restore import Restore, check_restore_option, chosen_checkpoint
+from streamiter.runtime.checkpointing.restore import Restore, check_restore_option, choose_checkpoint
 
 
 @dataclass
@@ -137,7 +137,7 @@ def headers(history: History) -> list[SnapshotHeader]:
 def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool]) -> None:
     """The topic of the outputs says what was committed, where there is one; the store says it otherwise."""
     history, has_topic = example
-    chosen = chosen_checkpoint(
+    chosen = choose_checkpoint(
         "clicks",
         "last",
         record=CommitRecord("clicks", history.last) if has_topic else None,
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     good = [each for each in of_number if history.led_to_commit(each)]
 
     def choose() -> CheckpointId | None:
-        return chosen_checkpoint(
+        return choose_checkpoint(
             "clicks",
             number,
             record=CommitRecord("clicks", history.last) if is_late else None,
@@ -173,7 +173,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     numbers = ", ".join(str(each.number) for each in history.taken) or "none"
     wanted = (
         f"flow 'clicks': checkpoint {number} was never committed: its run ended before, and what it had written was "
-        'taken back, so outputs would be missing; go on with restore="last", or from one that was committed'
+        'aborted, so outputs would be missing; resume with restore="last", or from one that was committed'
         if of_number
         else f"flow 'clicks': expected a checkpoint {number} in the store, given {numbers}; choose one of these"
     )
@@ -189,15 +189,15 @@ def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
     history.take(commits=True)
     history.take(commits=True)
     with pytest.raises(CheckpointError) as raised:
-        chosen_checkpoint(
+        choose_checkpoint(
             "clicks", "last", record=None, pointer=None, stored=headers(history), commits_in=None
         )
     assert str(raised.value) == (
         "flow 'clicks': the store has checkpoints (1, 2), but does not say which one is committed; choose one with "
-        "restore=<number>, or begin anew with restore=None"
+        "restore=<number>, or start without state with restore=None"
     )
     with pytest.raises(CheckpointError) as raised:
-        chosen_checkpoint(
+        choose_checkpoint(
             "clicks",
             "last",
             record=None,
@@ -207,10 +207,10 @@ def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
         )
     assert str(raised.value) == (
         "flow 'clicks': the store has checkpoints (1, 2), but topic commits has no commit record of this flow, so "
-        "nobody knows what was committed: is it another server, or was the topic deleted? Go on from one with "
-        "restore=<number> (outputs since then come twice), or begin anew with restore=None"
+        "it is unknown what was committed: is it another server, or was the topic deleted? Resume from one with "
+        "restore=<number> (later outputs are written twice), or start without state with restore=None"
     )
-    assert chosen_checkpoint(
+    assert choose_checkpoint(
         "clicks", 2, record=None, pointer=None, stored=headers(history), commits_in=None
     ) == CheckpointId(2, "run 0")
 
@@ -221,7 +221,7 @@ def test_a_job_begins_anew_where_nothing_is_stored_or_nothing_is_wanted(commits_
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None
         assert (
-            chosen_checkpoint(
+            choose_checkpoint(
                 "clicks", given, record=None, pointer=None, stored=stored, commits_in=commits_in
             )
             is None
@@ -241,5 +241,5 @@ def test_any_other_option_of_restore_is_refused(restore: Any) -> None:
         check_restore_option("clicks", restore)
     assert str(raised.value) == (
         f"flow 'clicks': expected restore=\"last\", None or the number of a checkpoint, given {restore!r}; "
-        "None begins anew"
+        "None starts without state"
     )

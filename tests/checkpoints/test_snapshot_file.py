@@ -195,7 +195,7 @@ def test_what_is_damaged_is_named(file: Path) -> None:
     assert said.startswith(
         f"{file}, part 'größe/0': the checkpoint is damaged: frame 2 does not match its checksum"
     )
-    assert "go on from an older one" in said
+    assert "start from an older one" in said
 
 
 def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_file_of_something_else_is_refused(file: Path) -> None:
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     """The system's own message does not say what to do."""
-    with pytest.raises(CheckpointError, match=r"No such file or directory.*go on from another checkpoint"):
+    with pytest.raises(CheckpointError, match=r"No such file or directory.*start from another checkpoint"):
         SnapshotFile(tmp_path / "none")
     with pytest.raises(CheckpointError, match="Is a directory"):
         SnapshotFile(tmp_path)

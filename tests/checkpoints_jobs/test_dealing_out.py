@@ -17,13 +17,13 @@ from streamiter.records import Batch
 from streamiter.runtime.checkpointing.old_job import (
     QueueFrames,
     WaitingBatch,
+    batches_for,
     batches_held,
     batches_queued,
     deal,
-    dealt_to,
     entry_of,
 )
-from streamiter.runtime.checkpointing.redistribute import KeyShare, timers_of
+from streamiter.runtime.checkpointing.redistribute import KeyShare, redistribute_timers
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.source_and_sink import TopicSource
 
@@ -94,7 +94,7 @@ def some_timers(random: Random) -> list[tuple[int, Any, str]]:
 def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int]) -> None:
     """A timer was dealt out by its number, and met no state."""
     timers, subtasks = example
-    dealt = timers_of(timers, subtasks, by_key=True)
+    dealt = redistribute_timers(timers, subtasks, by_key=True)
     assert Counter(timer for of_subtask in dealt for timer in of_subtask) == Counter(
         timer for of_subtask in timers for timer in of_subtask
     )
@@ -132,7 +132,7 @@ def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
     waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
     expected = list(deal(given_batches, partitioning, subtasks))
     for subtask in range(subtasks):
-        got = dealt_to(subtask, waiting, partitioning, subtasks, plain_data)
+        got = batches_for(subtask, waiting, partitioning, subtasks, plain_data)
         assert [list(each.records(plain_data)) for each in got] == [
             list(batch) for owner, batch in expected if owner == subtask
         ]

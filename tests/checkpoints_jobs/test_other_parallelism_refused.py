@@ -31,7 +31,7 @@ from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.checkpointing.old_job import OldJob
-from streamiter.runtime.checkpointing.redistribute import redistributed
+from streamiter.runtime.checkpointing.redistribute import redistribute_states
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.topics import MemoryBroker
 
@@ -82,7 +82,7 @@ async def test_state_that_nobody_can_share_out() -> None:
     message = await refused(keeping(), 3, 2, records_in=("keep", NUMBERS))
     assert message == (
         "flow 'kept', checkpoint 1, step 'keep': expected the parallelism 3 that it had, given 2; its state cannot be "
-        "shared out anew: keep parallelism=3, or define redistribute(states, parallelism) in Kept"
+        "redistributed: keep parallelism=3, or define redistribute(states, parallelism) in Kept"
     )
 
 
@@ -130,7 +130,7 @@ async def test_positions_that_nobody_can_share_out() -> None:
     message = await refused(reading(), 1, 2, records_in=("sink out", 5))
     assert message == (
         "flow 'ones', checkpoint 1, step 'ones': expected the parallelism 1 that it had, given 2; its positions cannot "
-        "be shared out anew: keep parallelism=1, or define redistribute(positions, parallelism) in its Source"
+        "be redistributed: keep parallelism=1, or define redistribute(positions, parallelism) in its Source"
     )
 
 
@@ -247,7 +247,7 @@ async def test_feedback_in_another_topic() -> None:
     with pytest.raises(CheckpointError) as raised:
         await stops.start(make_flow(2, "other loop"))
     assert str(raised.value) == (
-        "flow 'tokens', checkpoint 1, step 'variable 0': what is fed back to it lies in topic 'loop', dealt out for 3 "
+        "flow 'tokens', checkpoint 1, step 'variable 0': its feedback is in topic 'loop', dealt out for 3 "
         "subtasks; keep the parallelism of the loop, and its topic"
     )
 
@@ -272,10 +272,12 @@ async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int
         subtask = task[task.rindex("[") :]
         states.update({f"step {step}{subtask}": of_step for step, of_step in state["operators"].items()})
     flow = make_flow(await new_broker(), parallelism)
-    old = OldJob.of(SnapshotHeader(flow.name, CheckpointId(1, "run"), created_at_ms=0, steps={}), states)
+    old = OldJob.from_states(
+        SnapshotHeader(flow.name, CheckpointId(1, "run"), created_at_ms=0, steps={}), states
+    )
     job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
     with pytest.raises(CheckpointError) as raised:
-        await redistributed(old, job._tasks, flow.plain_data)
+        await redistribute_states(old, job._tasks, flow.plain_data)
     return str(raised.value)
 
 

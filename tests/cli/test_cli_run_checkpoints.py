@@ -213,7 +213,7 @@ async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder
     check_error(ran, "flow 'sums': checkpoint 1 of run", "cannot be read", "Give the folder")
     await topic_in(folder, "sums").beside("streamiter-commits").delete()
     ran = streamiter("run", "job.py:rest", *KEPT, cwd=folder)
-    check_error(ran, "has no commit record of this flow, so nobody knows what was committed")
+    check_error(ran, "has no commit record of this flow, so it is unknown what was committed")
     assert await committed(folder) == expected(10)
 
 

@@ -51,7 +51,7 @@ RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
     *_both(f"{_FOLDER}.claim"),
     *_both(f"{_JOB_RESTORE}._opened"),
-    *_both(f"{_JOB_RESTORE}.settle"),
+    *_both(f"{_JOB_RESTORE}.confirm"),
     *_both("streamiter.checkpoints.directory_store:DirectoryStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
     *_both("streamiter.runtime.task:Task.open"),
@@ -60,7 +60,7 @@ RESTORE: Final = [
 """Once in each run, but for the opening of tasks; what is loaded is there from the second run on."""
 
 CHECKPOINT: Final = [
-    Place("after", f"{_CHECKPOINTER}._begins"),
+    Place("after", f"{_CHECKPOINTER}._begin_checkpoint"),
     Place("before", "streamiter.runtime.checkpointing.barriers:Barriers.acknowledge"),
     Place("before", f"{_CHECKPOINTER}._save"),
     Place("after", f"{_SNAPSHOT}.open"),

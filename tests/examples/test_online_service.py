@@ -160,7 +160,7 @@ async def test_a_restarted_trainer_goes_on_where_it_was_while_the_consumer_predi
     producer = await stack.start("producer", EVENTS_PER_SECOND="2000")
     trainer = await stack.start("trainer", REPORT_EVERY="1000", **often)
     consumer = await stack.start("consumer", REPORT_EVERY="300")
-    await trainer.says("begins anew")
+    await trainer.says("starts without state")
     await trainer.says(r"the last 1000 flights: AUC 0\.\d+, log loss 0\.\d+")
     versions = [int((await consumer.says(r"now with model 1\.(\d+), \d+\.\d\d s old"))[1]) for _ in range(3)]
     assert versions == sorted(set(versions))
@@ -169,7 +169,7 @@ async def test_a_restarted_trainer_goes_on_where_it_was_while_the_consumer_predi
     before = await stack.updates()
 
     trainer = await stack.start("trainer", **often)
-    await trainer.says(r"goes on from checkpoint \d+")
+    await trainer.says(r"resumes from checkpoint \d+")
     while int((await consumer.says(r"now with model 1\.(\d+)"))[1]) <= before[-1].version:
         pass
     for program in (trainer, consumer, producer):

@@ -43,7 +43,7 @@ from streamiter.records import CheckpointBarrier
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange
 from streamiter.runtime.job import Job
 from streamiter.runtime.port import Port
-from streamiter.runtime.topic_inlets import ReturningPump, ReturningSupply, Track
+from streamiter.runtime.topic_inlets import OriginTrack, ReturningPump, TopicReturnPath
 from streamiter.runtime.topic_outlets import Message
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
@@ -223,7 +223,7 @@ async def runs_in(loop: Topic, partition: int) -> list[str]:
     runs: list[str] = []
     while (batch := await reader.read()) is not None:
         if batch.partition == partition:
-            runs += [Message.of(headers).run for headers in batch.headers]
+            runs += [Message.from_headers(headers).run for headers in batch.headers]
     await reader.close()
     return runs
 
@@ -328,8 +328,11 @@ async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(b
         for lying in ranges
         if lying.partition == 0
     )
-    assert f"given {earliest} to {end - 1}; the topic's retention has taken it" in message
-    assert "Begin anew (restore=None), or go on from a checkpoint whose feedback is still there" in message
+    assert f"given {earliest} to {end - 1}; the topic's retention has removed it" in message
+    assert (
+        "Start without state (restore=None), or resume from a checkpoint whose feedback is still there"
+        in message
+    )
     begun = await flow_of(loop, out).start(checkpoints=Checkpoints(store.another()), restore=None)
     await ended(begun)
 
@@ -345,7 +348,7 @@ async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_a
     if made_anew == "full":
         await foreign_records(loop, 2_000)
     message = await fails_to_go_on(loop, out, store)
-    assert "Begin anew (restore=None)" in message
+    assert "Start without state (restore=None)" in message
     if made_anew == "full":
         assert any(
             f"partition {lying.partition}, offset {lying.stop.offset}: expected the records {lying.start.sequence} to "
@@ -374,8 +377,10 @@ async def test_another_topic_or_none_is_refused_by_name(broker: MemoryBroker) ->
     await crashed(loop, out, store)
     other = broker.topic("other loop")
     await other.create(partitions=2)
-    assert "expected the topic 'loop', in which feedback lies" in await fails_to_go_on(other, out, store)
-    assert "the topic 'loop', where some lies that the checkpoint goes on with, given a loop in memory" in (
+    assert "expected the topic 'loop', which has feedback of the checkpoint" in await fails_to_go_on(
+        other, out, store
+    )
+    assert "the topic 'loop', where the checkpoint has feedback, given a loop in memory" in (
         await fails_to_go_on(None, out, store)
     )
     await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)))
@@ -549,8 +554,8 @@ def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
     before, plain_data = unnamed_files(), PlainData()
     channel = FeedbackChannel("back", make_queue())
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
-    channel.supply = ReturningSupply(
-        pump, FeedbackChannel("out", make_queue()), Track("loop", "run", 0), plain_data, is_shared=False
+    channel.return_path = TopicReturnPath(
+        pump, FeedbackChannel("out", make_queue()), OriginTrack("loop", "run", 0), plain_data, is_shared=False
     )
     port = Port(0, "feedback", channel, is_feedback=True)
     log = FeedbackLog([port], make_queue)

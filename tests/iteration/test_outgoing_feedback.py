@@ -79,7 +79,7 @@ class Fed:
         found: dict[tuple[int, int], list[tuple[Message, Batch]]] = {}
         while (batch := await reader.read()) is not None:
             for headers, value in zip(batch.headers, batch.values, strict=True):
-                message = Message.of(headers)
+                message = Message.from_headers(headers)
                 if message.kind != "start":
                     records = PlainData().decode_batch(value or b"") if message.kind == DATA else []
                     found.setdefault((message.producer, batch.partition), []).append((message, records))

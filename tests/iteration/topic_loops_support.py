@@ -166,6 +166,6 @@ async def logged_in_last(store: CheckpointStore, flow: str = FLOW) -> list[Any]:
                     lambda number, name=name: list(map(plain_data.decode, stored.frames(name, number))),
                 )
                 entries += [entry for _, frames in logged for entry in entries_of(frames)]
-        return [TopicRange.of(entry) or entry for entry in entries]
+        return [TopicRange.from_plain(entry) or entry for entry in entries]
     finally:
         await stored.close()

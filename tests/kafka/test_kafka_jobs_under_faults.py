@@ -253,8 +253,8 @@ async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_a
     assert isinstance(error.__cause__, TopicNotFound)
     assert COMMIT_TOPIC in one_line(error)
     assert isinstance(refused, CheckpointError)
-    assert "has no commit record of this flow, so nobody knows what was committed" in one_line(refused)
-    assert "Go on from one with restore=<number>" in one_line(refused)
+    assert "has no commit record of this flow, so it is unknown what was committed" in one_line(refused)
+    assert "Resume from one with restore=<number>" in one_line(refused)
 
 
 async def test_commit_records_that_are_deleted_between_two_runs_are_no_fresh_start(

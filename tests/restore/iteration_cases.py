@@ -42,7 +42,7 @@ from streamiter.iteration.stamping import Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.runtime.chain import Rounds
-from streamiter.runtime.feedback import _Batches
+from streamiter.runtime.feedback import _BatchLog
 from streamiter.runtime.gate_epochs import EpochsAside
 
 WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
@@ -256,7 +256,7 @@ CASES = [
     # With this seed the silent one ends late.
     Case(stamped_with_a_silent_subtask, (Stamper,), {"seed": 15}),
     Case(unbounded_loop, LOOP),
-    Case(unbounded_loop, (*LOOP, _Batches), turns(ordered=False)),
+    Case(unbounded_loop, (*LOOP, _BatchLog), turns(ordered=False)),
     Case(unbounded_synchronous_loop, LOOP, {"cuts": 5}),
     Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns(ordered=False)),
     Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns(ordered=False)),

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "streamiter_files.topic.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
-    "streamiter.runtime.feedback._Ranges": "test_restore_of_topics",
+    "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
 }

@@ -21,7 +21,7 @@ from restore.topic_cases import (
 )
 
 from streamiter import topic
-from streamiter.runtime.feedback import _Ranges
+from streamiter.runtime.feedback import _RangeLog
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import RunOptions, run_in_steps
@@ -70,7 +70,7 @@ def test_what_goes_round_by_way_of_a_topic_is_read_again(
     """What was on its way at the barrier lies in the topic, between what others have left there."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=loop"
     asyncio.run(written(topic(url), [[]]))
-    calls = count_calls(_Ranges, monkeypatch)
+    calls = count_calls(_RangeLog, monkeypatch)
     for seed in range(10):  # Whether something is on its way at a cut is a matter of moments.
         check_flow_restore(
             functools.partial(loop_through_a_topic, url),

@@ -261,7 +261,7 @@ async def test_checkpoints_whose_commit_records_are_gone_are_no_fresh_start(
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.stop("suspend")
     await broker.topic("streamiter-commits").delete()
-    with pytest.raises(CheckpointError, match="has no commit record of this flow, so nobody knows"):
+    with pytest.raises(CheckpointError, match="has no commit record of this flow, so it is unknown"):
         await summing(broker).start(checkpoints=settings(tmp_path))
 
 

@@ -42,7 +42,7 @@ async def take_over(broker: MemoryBroker) -> None:
 
 async def error_at_commit(transaction: JobTransaction) -> ProducerFenced:
     with pytest.raises(ProducerFenced) as caught:
-        await patiently(transaction.commit(CHECKPOINT, goes_on=True))
+        await patiently(transaction.commit(CHECKPOINT, continues=True))
     await patiently(transaction.close())
     return caught.value
 

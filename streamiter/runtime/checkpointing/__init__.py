@@ -1,1 +1,1 @@
-"""Checkpoints of a running job: barriers, what is stored, what is committed, and where a job goes on."""
+"""Checkpoints of a running job: barriers, commits, restores, and redistribution to another parallelism."""

@@ -1,4 +1,10 @@
-"""Barriers: one checkpoint of all tasks at a time."""
+"""Barriers: one checkpoint of all tasks at a time.
+
+A *barrier* is a control record that divides a stream: a checkpoint has the effect of all records before it and of none
+behind it. :class:`Barriers` sends a barrier into the tasks that bring input, and collects the state that each task
+gives when the barrier passes it. If that takes too long, the checkpoint is *abandoned*: its barrier still passes all
+tasks, but their state is dropped.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "WorkersApart"]
 
 TakenParts = dict[str, list[SnapshotPart]]
-"""What each task has given, by its name."""
+"""The parts that each task has given, by the name of the task."""
 
 FIRST_CHECKPOINT: Final = 1
 
 
 class CheckpointTimedOut(CheckpointError):
-    """A barrier did not get through the job in time."""
+    """A barrier did not pass all tasks in time."""
 
 
 class WorkersApart(CheckpointTimedOut):
-    """Workers of a parameter server did not come to the same clock in time, so no barrier was sent."""
+    """The workers of a parameter server did not reach the same clock in time, so no barrier was sent."""
 
 
 class JobIsOver(CheckpointError):
@@ -45,12 +51,12 @@ class _Pending:
     parts: TakenParts = field(default_factory=dict)
     is_abandoned: bool = False
     passed: asyncio.Event = field(default_factory=asyncio.Event)
-    """All tasks have passed it on, whether it was abandoned or not."""
+    """Set when all tasks have passed the barrier on, also if the checkpoint was abandoned."""
 
 
 @final
 class Barriers:
-    """Starts barriers where records enter, and gathers the states they make the tasks give."""
+    """Sends barriers into the tasks that bring input, and collects the states of all tasks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -60,23 +66,23 @@ class Barriers:
         self._next = FIRST_CHECKPOINT
         self._pending: _Pending | None = None
         self.one_at_a_time = asyncio.Lock()
-        """To be held from the barrier until what it took is stored and committed, or dropped."""
+        """The caller holds it from the barrier until the collected state is committed or dropped."""
 
     def watch(
         self, tasks: Sequence[Task], services: JobServices, on_abandoned: Callable[[int], None]
     ) -> None:
-        """These are the tasks and services of the job; ``on_abandoned`` hears of checkpoints that are given up."""
+        """Set the tasks and services of the job; ``on_abandoned`` is called for each checkpoint that is abandoned."""
         self._tasks = tasks
         self._services = services
         self._on_abandoned = on_abandoned
 
-    def go_on_after(self, checkpoint: int) -> None:
-        """Give later barriers numbers above that of a checkpoint that is there already."""
+    def number_after(self, checkpoint: int) -> None:
+        """Give the next barriers numbers above that of an existing checkpoint."""
         self._next = max(self._next, checkpoint + 1)
 
     @property
     def last_number(self) -> int:
-        """That of the last barrier."""
+        """The number of the last barrier."""
         return self._next - 1
 
     async def take(
@@ -86,26 +92,26 @@ class Barriers:
         timeout_s: float | None = None,
         stand_still_timeout_s: float | None = None,
         keeps_state: bool = True,
-        begins: Callable[[int], None] = lambda checkpoint: None,
+        on_begin: Callable[[int], None] = lambda checkpoint: None,
     ) -> TakenParts:
-        """Send a barrier through the job; gives what all tasks have given for it, to be released by the caller.
+        """Send a barrier through the job; return the state of all tasks, which the caller releases.
 
-        ``begins`` is told its number as it is sent, when no barrier of before is under way any more.
-
-        Of a task which ended before the barrier came it is its state at its end. Raises CheckpointTimedOut
-        after ``timeout_s`` seconds; whoever waits no longer has given the checkpoint up. Workers of a parameter server
-        have to stand at the same clock first, within ``stand_still_timeout_s``, unless nobody ``keeps_state`` of it.
+        A task that ended before the barrier gives its state at its end. ``on_begin`` is called with the number of the
+        checkpoint when its barrier is sent, after all earlier barriers have passed. Raises CheckpointTimedOut after
+        ``timeout_s`` seconds; then, and if the call is cancelled, the checkpoint is abandoned. If the state of
+        parameter servers is kept (``keeps_state``), all their workers must reach the same clock first, within
+        ``stand_still_timeout_s``.
         """
         due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         if self._pending is not None:
-            # A second barrier in a loop would cut off the log of the one that is still under way.
+            # A second barrier in a loop would end the feedback log of the one before it.
             await self._until_passed(self._pending, due_s)
         services = self._services if keeps_state else None
         if services:
-            await self._stand_still(services, self._sooner(due_s, stand_still_timeout_s))
+            await self._align_workers(services, self._sooner(due_s, stand_still_timeout_s))
         barrier = CheckpointBarrier(self._next, suspend=suspend)
         self._next += 1
-        begins(barrier.checkpoint)
+        on_begin(barrier.checkpoint)
         if services:
             services.begin_checkpoint(barrier.checkpoint)
         running = [task for task in self._tasks if not task.ended]
@@ -133,8 +139,10 @@ class Barriers:
         then_s = self._clock.monotonic_s() + timeout_s
         return then_s if due_s is None else min(due_s, then_s)
 
-    async def _stand_still(self, services: JobServices, due_s: float | None) -> None:
-        """Have the workers of parameter servers stand at the same clock; give up in time."""
+    async def _align_workers(self, services: JobServices, due_s: float | None) -> None:
+        """Wait until all workers of parameter servers have stopped at the same clock. Raises WorkersApart if it is
+        late.
+        """
         standing = asyncio.ensure_future(services.stop_reading())
         try:
             await self._until(standing, due_s)
@@ -149,7 +157,8 @@ class Barriers:
             services.resume_reading()
             raise WorkersApart(
                 f"checkpoint {self._next}: expected all workers of a parameter server at the same clock, given "
-                f"{_some(behind)} behind the others; see whether their input stands still, or raise alignment_timeout_s"
+                f"{_some(behind)} behind the others; check whether their input has stopped, or raise "
+                "alignment_timeout_s"
             )
 
     async def _until_passed(self, pending: _Pending, due_s: float | None) -> None:
@@ -164,11 +173,11 @@ class Barriers:
         if not pending.passed.is_set():
             raise CheckpointTimedOut(
                 f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time; "
-                "see what holds it up there, or raise alignment_timeout_s"
+                "check what delays these tasks, or raise alignment_timeout_s"
             )
 
     async def _until(self, done: asyncio.Future[Any], due_s: float | None) -> None:
-        """Wait until it is done, or it is time to give up."""
+        """Wait until ``done`` is done or the time is over."""
         if due_s is None:
             await asyncio.wait([done])
             return
@@ -182,7 +191,9 @@ class Barriers:
             late.cancel()
 
     def _abandon(self, pending: _Pending) -> None:
-        """Nobody waits for it any more, but it is still under way: let it pass without meaning."""
+        """Drop the state of a checkpoint whose barrier has not passed all tasks; the barrier still passes the
+        others.
+        """
         pending.is_abandoned = True
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
@@ -196,7 +207,7 @@ class Barriers:
                 task.post(CheckpointAbandoned(pending.checkpoint))
 
     def acknowledge(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None:
-        """A task has passed a barrier, and gives its state; nothing if the checkpoint was abandoned."""
+        """Take the state of a task that has passed a barrier; it is dropped if the checkpoint was abandoned."""
         pending = self._pending
         if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
             release_parts(parts)
@@ -207,7 +218,7 @@ class Barriers:
             self._check()
 
     def ended(self, task: Task) -> None:
-        """A task has come to its end: no state is to be expected from it."""
+        """Do not wait for a task that has ended."""
         if self._pending is not None:
             self._pending.waiting_for.pop(task.name, None)
             self._check()
@@ -218,6 +229,6 @@ class Barriers:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first few."""
+    """Return the first three names, and the number of the others."""
     shown = list(names)
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

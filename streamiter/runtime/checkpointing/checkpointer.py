@@ -1,4 +1,9 @@
-"""The checkpointer of a job: takes checkpoints, commits them, and finds the one to go on from."""
+"""The checkpointer of a job: it restores the job from a checkpoint, then takes checkpoints and commits them.
+
+A checkpoint has these steps: a barrier collects the state of all tasks; the store saves it; the transaction commits the
+outputs; the store commits the checkpoint and removes old ones. Here are also the reports of the committed positions to
+the sources' servers, and the check that steps with state have names.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import logging
 import platform
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -29,7 +34,7 @@ from streamiter.runtime.checkpointing.barriers import (
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.restore import JobRestore, Restore
-from streamiter.runtime.checkpointing.task_parts import release_parts
+from streamiter.runtime.checkpointing.task_parts import TaskStates, release_parts
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.services import JobServices
@@ -44,13 +49,13 @@ __all__ = [
 
 _log = logging.getLogger("streamiter.job")
 
-# Nobody who reads outputs as they come minds less.
+# Shorter delays are not noticed by readers of the outputs.
 _SLOW_S: Final = 2.0
 
 
 @final
 class Checkpointer:
-    """One for each job that has checkpoints; ``run`` is an asyncio task of the job's supervisor."""
+    """Takes the checkpoints of one job; ``run`` is an asyncio task of the job's supervisor."""
 
     def __init__(
         self,
@@ -80,20 +85,22 @@ class Checkpointer:
         self._run_id = run_id
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
-        self._beginning: JobRestore | None = None
+        self._job_restore: JobRestore | None = None
         self._transaction: JobTransaction | None = None
         self._lag = LagReports(flow, tasks)
         self._is_over = False
         self._failure: Exception | None = None
-        """Of a checkpoint without which the job must not go on, or end as if all were well."""
+        """The error of a checkpoint after which the job must fail."""
         self._has_failed = asyncio.Event()
-        self._is_known_to_be_slow = False
+        self._has_warned_of_slowness = False
         self._statistics = CheckpointStatistics(run_id, None, None, 0, 0, 0.0, 0.0, 0)
 
     # -- start -----------------------------------------------------------------------------------------
 
-    async def open(self) -> dict[str, dict[str, Any]]:
-        """Take over from older runs, and find where to go on: the states of the tasks, none to begin anew."""
+    async def open(self) -> TaskStates:
+        """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without a
+        checkpoint.
+        """
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
         self._store = _store_of(self._settings)
         output = output_to_commit_with(self._flow, self._tasks)
@@ -108,7 +115,7 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
             )
             self._scope.put(Outputs, self._transaction)
-        self._beginning = JobRestore(
+        self._job_restore = JobRestore(
             self._flow,
             self._store,
             self._transaction,
@@ -117,29 +124,29 @@ class Checkpointer:
             steps=self._steps,
             run_id=self._run_id,
         )
-        states = await self._beginning.find(self._tasks, self._plain_data, self._clock)
-        self._barriers.go_on_after(self._beginning.highest_number)
+        states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock)
+        self._barriers.number_after(self._job_restore.highest_number)
         return states
 
     async def _is_newest_run(self) -> bool:
         try:
             pointer = await self._opened_store.pointer(self._flow)
-        except StreamiterError:  # Not known.
+        except StreamiterError:  # It is unknown.
             return False
         return pointer is not None and pointer.run == self._run_id
 
     async def restored(self) -> None:
-        """All tasks have taken over their states."""
-        assert self._beginning is not None
-        await self._beginning.settle()
-        begun = self._beginning.checkpoint
+        """All tasks have restored their states: confirm the chosen checkpoint."""
+        assert self._job_restore is not None
+        await self._job_restore.confirm()
+        begun = self._job_restore.checkpoint
         number = None if begun is None else begun.number
         self._statistics = replace(self._statistics, restored=number, committed=number)
 
     # -- while the job runs ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take a checkpoint every interval, until cancelled. Raises what ends the job, whoever asked for it."""
+        """Take a checkpoint every interval, until cancelled. Raises the error of any checkpoint that ends the job."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
             group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
@@ -159,18 +166,18 @@ class Checkpointer:
             began_s = self._clock.monotonic_s()
             try:
                 await self.take()
-                self._tell_if_slow()
+                self._warn_if_slow()
             except (CheckpointTimedOut, StorageFull) as error:
                 _log.warning("%s. The next one is tried in %g s", error, interval_s)
             except JobIsOver:
                 return
 
-    def _tell_if_slow(self) -> None:
-        """Once: what is written is seen later than the interval says, and a crash costs more."""
+    def _warn_if_slow(self) -> None:
+        """Warn once if a checkpoint takes longer than the interval: outputs are delayed, and a crash costs more."""
         took_s, aligned_s = self._statistics.last_duration_s, self._statistics.last_alignment_s
-        if took_s <= max(self._settings.interval_s, _SLOW_S) or self._is_known_to_be_slow:
+        if took_s <= max(self._settings.interval_s, _SLOW_S) or self._has_warned_of_slowness:
             return
-        self._is_known_to_be_slow = True
+        self._has_warned_of_slowness = True
         _log.warning(
             "flow %r: a checkpoint took %.1f s, longer than the interval of %g s: %.1f s until all steps had handled "
             "what lay before it, the rest to store and commit it",
@@ -181,9 +188,11 @@ class Checkpointer:
         )
 
     async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
-        """Take a checkpoint and commit it; gives its number. Raises JobIsOver behind the last one."""
+        """Take a checkpoint and commit it; return its number. Raises JobIsOver after the last one."""
         async with self._barriers.one_at_a_time:
-            if self._failure is not None:  # What sinks held for that checkpoint would be missing in this one.
+            if (
+                self._failure is not None
+            ):  # Records that sinks held for that checkpoint would be missing in this one.
                 raise self._failure
             if self._is_over:
                 raise JobIsOver(
@@ -210,7 +219,9 @@ class Checkpointer:
             self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
             if self._is_over:
                 self._failure = error
-                if isinstance(error, WorkersApart):  # Tasks still run, and nothing else would end them.
+                if isinstance(
+                    error, WorkersApart
+                ):  # Tasks are still running, and nothing else would end them.
                     self._has_failed.set()
             elif self._transaction is not None:
                 await self._transaction.checkpoint_over()
@@ -223,13 +234,13 @@ class Checkpointer:
             suspend=suspend,
             timeout_s=timeout_s,
             stand_still_timeout_s=self._settings.alignment_timeout_s,
-            begins=self._begins,
+            on_begin=self._begin_checkpoint,
         )
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)
         positions = self._lag.positions()
-        await self._commit(checkpoint, goes_on=not (suspend or is_last))
+        await self._commit(checkpoint, continues=not (suspend or is_last))
         self._statistics = replace(
             self._statistics,
             committed=checkpoint.number,
@@ -241,7 +252,7 @@ class Checkpointer:
         self._lag.committed(positions)
         return checkpoint.number
 
-    def _begins(self, checkpoint: int) -> None:
+    def _begin_checkpoint(self, checkpoint: int) -> None:
         if self._transaction is not None:
             self._transaction.checkpoint_begins()
 
@@ -260,11 +271,11 @@ class Checkpointer:
         finally:
             release_parts(parts)
 
-    async def _commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
+    async def _commit(self, checkpoint: CheckpointId, *, continues: bool) -> None:
         if self._transaction is not None:
             try:
-                await self._transaction.commit(checkpoint, goes_on=goes_on)
-            except StorageFull:  # So it is known not to be committed.
+                await self._transaction.commit(checkpoint, continues=continues)
+            except StorageFull:  # So the checkpoint is known not to be committed.
                 await self._opened_store.prune(self._flow, keep=self._settings.keep)
                 raise
         try:
@@ -273,26 +284,26 @@ class Checkpointer:
         except StorageFull as error:
             if self._transaction is None:
                 raise
-            # The commit record is the truth; the store's own pointer follows with the next checkpoint.
+            # The commit record decides; the store's own pointer is updated with the next checkpoint.
             _log.warning("flow %r: %s", self._flow, error)
 
     # -- end -------------------------------------------------------------------------------------------
 
     async def finish(self, *, suspended: bool) -> None:
-        """All tasks have ended: commit what they have written last; after a suspension, wait until that is done."""
+        """All tasks have ended: take the last checkpoint; after a suspension, wait for the one that is being taken."""
         if not suspended:
-            # A suspension that found all tasks at their ends has taken the last one already.
+            # A suspension after the end of all tasks has taken the last checkpoint already.
             with contextlib.suppress(JobIsOver):
                 await self.take(is_last=True)
                 return
         async with self._barriers.one_at_a_time:
-            if self._failure is not None:  # Whoever asked for the suspension is told, too.
+            if self._failure is not None:  # The caller of stop() gets the same error.
                 raise self._failure
 
     async def close(self) -> None:
-        """Take back what is not committed, and let go. May be called more than once."""
-        if self._beginning is not None:
-            await self._beginning.close()
+        """Abort the open transaction, and close the store. May be called more than once."""
+        if self._job_restore is not None:
+            await self._job_restore.close()
         try:
             if self._transaction is not None:
                 await self._transaction.close()
@@ -302,7 +313,7 @@ class Checkpointer:
                 await store.close()
 
     def statistics(self) -> CheckpointStatistics:
-        """Where they stand now."""
+        """Return the numbers of the checkpoints now."""
         return self._statistics
 
     def _notes(self) -> dict[str, str]:
@@ -324,9 +335,9 @@ def _store_of(settings: Checkpoints) -> CheckpointStore:
 
 @final
 class LagReports:
-    """Reports what was committed last, beside the job: neither records nor checkpoints wait for it.
+    """Reports the committed positions of sources to their servers, for tools that show lag.
 
-    Telling tools that show lag how far the committed checkpoints have come; nothing depends on it.
+    It runs apart from the job: neither records nor checkpoints wait for a report, and a failed report is only logged.
     """
 
     def __init__(self, flow: str, tasks: Sequence[Task]) -> None:
@@ -337,16 +348,16 @@ class LagReports:
         self._has_failed = False
 
     def positions(self) -> list[Positions]:
-        """Where the sources stood at the last barrier."""
+        """Return the positions of all sources at the last barrier."""
         return [dict(task.positions_at_barrier) for task in self._tasks]
 
     def committed(self, positions: list[Positions]) -> None:
-        """These are committed now; what was not reported yet is out of date."""
+        """Report these positions, which are committed; they replace positions that are not yet reported."""
         self._due = positions
         self._is_due.set()
 
     async def run(self) -> None:
-        """Report, until cancelled."""
+        """Send reports until cancelled."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
@@ -358,7 +369,7 @@ class LagReports:
             return
         try:
             await task.feeder.report_positions(f"streamiter-{self._flow}", positions)
-        except Exception as error:  # Of anybody's own source: no reason to end a job that works.
+        except Exception as error:  # An error of a user's own source is no reason to end the job.
             if not self._has_failed:
                 what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"
                 step = task.first.step.name
@@ -367,9 +378,9 @@ class LagReports:
 
 
 def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
-    """The steps that keep state. Raises GraphError where an edit of the flow could give the name of one to another.
+    """Return the steps with state by name.
 
-    Which steps keep state, and whether their names will find it again.
+    Raises GraphError for such a step without ``name=``: after an edit of the flow, another step could get its name.
     """
     steps: dict[str, StepState] = {}
     unnamed: dict[str, Step] = {}

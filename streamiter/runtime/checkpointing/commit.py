@@ -1,4 +1,11 @@
-"""The commit of a checkpoint: one transaction for all sinks, and what they hold until it is through."""
+"""The commit of a checkpoint: one transaction for all transactional sinks of a job.
+
+Records in transactional outputs become visible when the checkpoint that they belong to is committed. All sinks in one
+*commit domain* (for example one Kafka cluster) write into one transaction, :class:`JobTransaction`. With the outputs it
+commits a :class:`CommitRecord`, which names the checkpoint; after a crash, that record says what is committed. From its
+barrier on, a sink's :class:`TransactionalWriter` holds new records back in :class:`HeldBatches`, until the checkpoint
+is committed and the next transaction has begun. :func:`snapshot_in_memory` is a snapshot without a store.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import orjson
 
@@ -17,6 +24,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.clock import Clock
+from streamiter.deferred import PlainValue
 from streamiter.errors import (
     CheckpointError,
     LoopOverflow,
@@ -42,28 +50,27 @@ __all__ = [
     "JobSnapshot",
     "JobTransaction",
     "TransactionalWriter",
-    "in_memory",
     "output_to_commit_with",
+    "snapshot_in_memory",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """The last commit of a flow.
+    """The last commit of a flow: the record that is committed in the same transaction as the outputs.
 
     >>> record = CommitRecord("clicks", CheckpointId(7, "a1"))
     >>> record.outgoing().values
     [b'{"flow":"clicks","checkpoint":7,"run":"a1"}']
-
-    The commit record: what says, in the same transaction as the outputs, which checkpoint they belong to.
     """
 
     flow: str
+    """The name of the flow."""
     checkpoint: CheckpointId | None
-    """None where a run has begun anew and has not committed a checkpoint yet."""
+    """The committed checkpoint; None if a run has started without one and has not committed any."""
 
     def outgoing(self) -> OutgoingBatch:
-        """The record as it is written; its key is the flow's name."""
+        """Return the record for its topic; its key is the name of the flow."""
         checkpoint = self.checkpoint
         value = {
             "flow": self.flow,
@@ -74,7 +81,7 @@ class CommitRecord:
 
     @classmethod
     def read(cls, record: TopicRecord, where: str) -> CommitRecord:
-        """What ``outgoing`` wrote. Raises CheckpointError for anything else."""
+        """Return the commit record that ``outgoing`` made. Raises CheckpointError for another record."""
         try:
             content = orjson.loads(record.value or b"")
             number, run = content["checkpoint"], content["run"]
@@ -83,7 +90,7 @@ class CommitRecord:
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
                 f"{where}, offset {record.offset}: expected a commit record, given {record.value!r}; something else "
-                "writes to this topic; start with restore=None to begin anew, or with the number of a checkpoint"
+                "writes to this topic; start without state with restore=None, or with the number of a checkpoint"
             ) from error
 
 
@@ -91,15 +98,16 @@ _log = logging.getLogger("streamiter.job")
 
 
 def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
-    """One of the outputs that are committed with checkpoints; None where there are none. Says which are not.
+    """Return the output whose commit domain is used for the job; None if no output is transactional.
 
-    The first in the flow decides where they are committed; dead letters only where there are no results to commit.
-
-    Which outputs of a flow are committed together, and which are at least once.
+    It is the first transactional output in the flow; an output for dead letters only if there is no other. For each
+    output that is written at least once, a message is logged.
     """
     sinks = dict(_sinks(tasks))
     exactly_once = [sink for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once]
-    exactly_once.sort(key=lambda sink: sink.is_for_dead_letters)  # Stable: else in the order of the flow.
+    exactly_once.sort(
+        key=lambda sink: sink.is_for_dead_letters
+    )  # The sort is stable: otherwise the order of the flow.
     chosen = exactly_once[0].topic if exactly_once else None
     for step, sink in sinks.items():
         if sink.at_least_once:
@@ -127,27 +135,26 @@ def _sinks(tasks: Sequence[Task]) -> Iterator[tuple[str, TopicSink]]:
 
 @final
 class JobTransaction(Outputs):
-    """Outputs in one commit domain become visible with a checkpoint; those elsewhere at once.
+    """The job's one transaction: the records that its sinks write between two commits, and the commit record.
 
-    Opening it fences older runs of the flow: only then does the last commit record say something that lasts.
-
-    The job's one transaction: what its sinks write between two commits, and the commit record.
+    Outputs in its commit domain become visible with a checkpoint; other outputs become visible immediately. Opening it
+    fences older runs of the flow, so the last commit record does not change any more after that.
     """
 
     def __init__(
         self,
         flow: str,
-        beside: Topic,
+        output: Topic,
         *,
         clock: Clock,
         timeout_s: float,
         plain_data: PlainData,
         is_newest_run: Callable[[], Awaitable[bool]],
     ) -> None:
-        """``beside`` is one of the outputs; ``is_newest_run`` is whether nobody has claimed the flow since."""
-        self.commit_domain = beside.commit_domain
+        """``output`` is one of the outputs; ``is_newest_run`` returns whether no later run has claimed the flow."""
+        self.commit_domain = output.commit_domain
         self._flow = flow
-        self._beside = beside
+        self._output = output
         self._clock = clock
         self._timeout_s = timeout_s
         self._plain_data = plain_data
@@ -164,7 +171,7 @@ class JobTransaction(Outputs):
     async def open_writer(self, topic: Topic, *, at_least_once: bool, step: str) -> TopicWriter:
         if at_least_once or topic.commit_domain != self.commit_domain:
             return await topic.open_writer()
-        await topic.describe()  # One that is not there is to be found out now, not with the first record.
+        await topic.describe()  # A missing topic must be found now, not with the first record.
         held = HeldBatches(step, self._plain_data)
         writer = TransactionalWriter(topic, self._write, held, step=step)
         self._writers.append(writer)
@@ -177,18 +184,18 @@ class JobTransaction(Outputs):
             writer.seal()
 
     async def _write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        async with self._one_at_a_time, self._fence_explained():
+        async with self._one_at_a_time, self._explained_fencing():
             await self._opened.write(topic, batch)
 
     # -- for the job -------------------------------------------------------------------------------------
 
     async def open(self) -> TopicRecord | None:
-        """Take over from older runs, and begin a transaction; gives the last commit, None where there was never one."""
-        commits = self._commits = await ensure_commit_topic(self._beside)
+        """Fence older runs and begin a transaction; return the last commit record, None if there is none."""
+        commits = self._commits = await ensure_commit_topic(self._output)
         transactional_id = f"streamiter-{self._flow}"
         self._transactions = await commits.open_transactions(transactional_id, timeout_s=self._timeout_s)
         record = await last_value(commits, self._flow.encode(), clock=self._clock)
-        # Raises if a newer run has taken over meanwhile: then the store must not be claimed from under it.
+        # Raises if a newer run has started since: then this run must not claim the store.
         await self._begin()
         return record
 
@@ -199,53 +206,54 @@ class JobTransaction(Outputs):
         return self._commits.url
 
     async def begin_with(self, checkpoint: CheckpointId | None) -> None:
-        """Say which checkpoint the run begins with, as a commit of its own."""
-        await self._commit(checkpoint, goes_on=True)
+        """Commit a record of the checkpoint that the run starts from."""
+        await self._commit(checkpoint, continues=True)
 
     async def _begin(self) -> None:
         self._began_s = self._clock.monotonic_s()
         await self._opened.begin()
 
     def checkpoint_begins(self) -> None:
-        """From now on a sink whose barrier has passed holds what comes after it."""
+        """From now on, each sink holds back the records behind its barrier."""
         self._seals = True
 
-    async def commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
-        """Make visible what was written before the barriers; if the job ``goes_on``, what was held comes next.
+    async def commit(self, checkpoint: CheckpointId, *, continues: bool) -> None:
+        """Commit the records before the barriers; if the job ``continues``, write the records that were held back.
 
-        After StorageFull nothing is committed. The transaction stays open, with this commit record in it: that of the
-        checkpoint that is committed at last comes behind it, and is the one that counts.
+        After StorageFull nothing is committed. The transaction stays open, and this commit record is in it; the record
+        of the checkpoint that is committed later follows it, and counts.
         """
-        await self._commit(checkpoint, goes_on=goes_on)
-        if goes_on:
+        await self._commit(checkpoint, continues=continues)
+        if continues:
             await self.checkpoint_over()
 
-    async def _commit(self, checkpoint: CheckpointId | None, *, goes_on: bool) -> None:
+    async def _commit(self, checkpoint: CheckpointId | None, *, continues: bool) -> None:
         assert self._commits is not None
-        async with self._one_at_a_time, self._fence_explained():
+        async with self._one_at_a_time, self._explained_fencing():
             await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
             await self._opened.commit()
-            if goes_on:
+            if continues:
                 await self._begin_next()
 
     async def _begin_next(self) -> None:
         try:
             await self._begin()
-        except StorageFull as error:  # Of a commit it says that nothing is committed yet.
+        except StorageFull as error:  # A StorageFull would mean that nothing is committed.
             raise TopicError(f"the next transaction cannot begin: {error}") from error
 
     async def checkpoint_over(self) -> None:
-        """Committed or given up: what was held goes into the open transaction."""
+        """The checkpoint is committed or given up: write the records that were held back into the open transaction."""
         self._seals = False
         for writer in self._writers:
             await writer.unseal()
 
     @contextlib.asynccontextmanager
-    async def _fence_explained(self) -> AsyncIterator[None]:
-        """Tell a newer run from a transaction that was open for too long: with the latter, the job goes on by itself.
+    async def _explained_fencing(self) -> AsyncIterator[None]:
+        """Raise ``TransactionExpired`` instead of ``ProducerFenced`` if no newer run has fenced this one.
 
-        Servers do not tell, and the clock alone does not either: a run that slept for longer than the timeout may
-        have been replaced meanwhile. A newer run claims the flow in the store as soon as it has fenced this one.
+        A server reports a transaction that was open for too long like a newer run; after the former, the job may be
+        restarted. The clock alone cannot tell: a run that slept for longer than the timeout may have been replaced. A
+        newer run claims the flow in the store as soon as it has fenced this one.
         """
         try:
             yield
@@ -264,9 +272,9 @@ class JobTransaction(Outputs):
             ) from error
 
     async def close(self) -> None:
-        """Take back what is not committed, and let go."""
+        """Abort the open transaction, and drop the records that are held back."""
         for writer in self._writers:
-            writer.let_go()
+            writer.drop()
         if self._transactions is not None:
             transactions, self._transactions = self._transactions, None
             await transactions.close()
@@ -277,16 +285,18 @@ class JobTransaction(Outputs):
         return self._transactions
 
 
-# Some hundred milliseconds of a fast sink, as long as most checkpoints take.
+# A fast sink fills it in some hundred milliseconds, the time of most checkpoints.
 _MEMORY_BYTES: Final = 32 << 20
 
-# A minute of a fast sink, as long as a checkpoint may take before it is given up.
+# A fast sink fills it in a minute, the time after which a checkpoint is given up.
 _DISK_BYTES: Final = 8 << 30
 
 
 @final
 class HeldBatches:
-    """First in, first out. Of one sink subtask; to be closed.
+    """The batches that one sink subtask holds back between its barrier and the commit: in memory, then on disk.
+
+    First in, first out. Its owner closes it.
 
     >>> held = HeldBatches("clicks", PlainData(), memory_limit_bytes=3)
     >>> [held.put(OutgoingBatch([value])) for value in (b"abc", b"on disk")]
@@ -295,8 +305,6 @@ class HeldBatches:
     >>> held.first()
     OutgoingBatch(values=[b'on disk'], keys=None, headers=None, timestamps_ms=None, partition=None)
     >>> held.close()
-
-    What a sink holds between its barrier and the commit: in memory, then on disk.
     """
 
     def __init__(
@@ -310,7 +318,7 @@ class HeldBatches:
         self._memory: deque[OutgoingBatch] = deque()
         self._bytes_in_memory = 0
         self._memory_limit_bytes = memory_limit_bytes
-        # Behind all that is in memory; in its own memory it has but the batch that comes first.
+        # Behind all batches in memory. The queue itself has only its first batch in memory.
         self._disk = SpillQueue(
             name=f"outputs of {step}",
             plain_data=plain_data,
@@ -320,7 +328,7 @@ class HeldBatches:
         )
 
     def put(self, batch: OutgoingBatch) -> bool:
-        """Whether there was room for it."""
+        """Add a batch and return True; return False if there is no room."""
         if not len(self._disk) and self._bytes_in_memory < self._memory_limit_bytes:
             self._memory.append(batch)
             self._bytes_in_memory += batch_bytes(batch)
@@ -332,7 +340,7 @@ class HeldBatches:
         return True
 
     def first(self) -> OutgoingBatch | None:
-        """What was put first, which stays."""
+        """Return the first batch without removing it; None if there is none."""
         if self._memory:
             return self._memory[0]
         if not len(self._disk):
@@ -342,14 +350,14 @@ class HeldBatches:
         return OutgoingBatch(*item.records[0])
 
     def drop_first(self) -> None:
-        """It is written."""
+        """Remove the first batch."""
         if self._memory:
             self._bytes_in_memory -= batch_bytes(self._memory.popleft())
         else:
             self._disk.take()
 
     def close(self) -> None:
-        """Drop everything. May be called more than once."""
+        """Drop all batches. May be called more than once."""
         self._memory.clear()
         self._disk.close()
 
@@ -364,13 +372,12 @@ Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
 
 @final
 class TransactionalWriter(TopicWriter):
-    """Writes into the open transaction; behind a barrier it holds what it is given until that is committed.
+    """A sink's writer whose records become visible with the checkpoint they belong to.
 
-    What it holds goes on on disk when memory is used up, since it must not wait: behind a loop, the barrier comes back
-    only when all feedback before it has passed the body, and what the body emits comes here. Only when the disk
-    limit is reached, too, does it wait; the checkpoint of a loop is then given up.
-
-    A sink's writer whose records become visible with the checkpoint they belong to.
+    It writes into the open transaction. From a barrier until the commit, it holds its records back: in memory, then on
+    disk. It must not wait, because behind a loop the barrier returns only after all feedback before it has passed the
+    body, and the output of the body comes here. It waits only at the disk limit; the checkpoint of a loop is given up
+    then.
     """
 
     def __init__(self, topic: Topic, write: Write, held: HeldBatches, *, step: str) -> None:
@@ -383,7 +390,7 @@ class TransactionalWriter(TopicWriter):
         self._changed = asyncio.Event()
 
     async def write(self, batch: OutgoingBatch) -> None:
-        # While what is held is written, nothing is added to it: a fast sink would never let it end.
+        # While held batches are written, none is added: with a fast sink, the writing would never end.
         while self._is_draining or (self._is_sealed and not self._held.put(batch)):
             self._changed.clear()
             await self._changed.wait()
@@ -391,20 +398,20 @@ class TransactionalWriter(TopicWriter):
             await self._write(self._topic, batch)
 
     async def flush(self) -> None:
-        """Nothing to wait for: records are stored, and seen, with the commit."""
+        """Do nothing: records are stored, and become visible, with the commit."""
 
     async def close(self) -> None:
-        """Nothing to let go of: what is held belongs to the job, which writes it or takes it back."""
+        """Do nothing: the held batches belong to the job, which writes or drops them."""
 
     def seal(self) -> None:
-        """The barrier has passed: what comes now belongs to the next transaction."""
+        """The barrier has passed: hold back the records of the next transaction."""
         self._is_sealed = True
 
     async def unseal(self) -> None:
-        """A transaction is open that what is held belongs to: write it there, in order, and go on.
+        """The next transaction is open: write the held batches into it, in order, and stop holding back.
 
-        What cannot be written is a failure of the sink, as it would have been without a barrier: it may be part of the
-        transaction nevertheless, so that nobody may write it again.
+        A batch that cannot be written is a failure of the sink, as without a barrier. It may be in the transaction
+        nevertheless, so it must not be written again.
         """
         self._is_draining = True
         while (batch := self._held.first()) is not None:
@@ -416,25 +423,25 @@ class TransactionalWriter(TopicWriter):
         self._is_sealed = self._is_draining = False
         self._changed.set()
 
-    def let_go(self) -> None:
-        """Drop what is held."""
+    def drop(self) -> None:
+        """Drop the held batches."""
         self._held.close()
 
 
-JobSnapshot = dict[str, Any]
-"""States of the tasks, and of parameter servers, by name: plain data."""
+JobSnapshot = dict[str, PlainValue]
+"""The states of tasks and parameter servers by name, as plain data."""
 
 
-def in_memory(taken: TakenParts, plain_data: PlainData) -> JobSnapshot:
-    """The states of all tasks, independent of those that gave them. Releases what is deferred.
+def snapshot_in_memory(taken: TakenParts, plain_data: PlainData) -> JobSnapshot:
+    """Return the snapshot of a running job in memory, for ``job.snapshot()`` and ``flow.start(snapshot=…)``.
 
-    The snapshot of a running job in memory: what ``job.snapshot()`` gives and ``flow.start(snapshot=…)`` takes.
+    It is independent of the tasks. Deferred pieces are read and released.
     """
     snapshot: JobSnapshot = {}
     for task, parts in taken.items():
-        states: dict[str, Any] = {}
+        states: dict[str, PlainValue] = {}
         for part in parts:
-            # As lists, since one snapshot may be gone on from more than once.
+            # As lists: several jobs may start from one snapshot, so it is read more than once.
             pieces = [list(map(plain_data.decode, held_in_memory(deferred))) for deferred in part.deferred]
             states[part.name] = plain_data.decode_state(part.content, pieces.__getitem__)
         if (name := PartName.of(next(iter(states)))).kind == SERVICE:

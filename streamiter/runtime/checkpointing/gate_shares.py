@@ -1,4 +1,9 @@
-"""What an operator had kept of its inputs, dealt out by the edges that these come by."""
+"""Redistribution of the batches that waited at the gates of a step, and in its operators.
+
+A *gate* is the input side of a task; a *port* is one of its channels. :class:`GateShares` makes the gates of the new
+tasks of one step. :class:`EdgeSharing` shares out batches that an operator itself had kept of its inputs. Both share
+out batches as the edge shares out records.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,10 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from streamiter.checkpoints.plain_data import PlainData, control_to_plain
+from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -19,9 +25,9 @@ from streamiter.runtime.checkpointing.old_job import (
     QueueFrames,
     SubtaskProgress,
     WaitingBatch,
+    batches_for,
     batches_queued,
     deal,
-    dealt_to,
     entry_of,
     gate_watermark,
     old_ports,
@@ -38,12 +44,12 @@ __all__ = [
 
 
 Queue = tuple[int, QueueFrames, list[tuple[int, int]]]
-"""What is set aside at a port: its number, the batches, and how many there are of which epochs."""
+"""The batches of later epochs at a port: the number of the port, the batches, and the number of batches by epoch."""
 
 
 @final
 class EdgeSharing:
-    """For one step; see :class:`~streamiter.operators.operator.Sharing`."""
+    """Shares out batches that the operators of one step had kept: the engine's ``Sharing``."""
 
     def __init__(self, step: Step, plain_data: PlainData) -> None:
         self._step = step
@@ -51,25 +57,25 @@ class EdgeSharing:
 
     @property
     def parallelism(self) -> int:
-        """The new number of subtasks."""
+        """The new number of subtasks of the step."""
         return self._step.parallelism
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """See :class:`~streamiter.operators.operator.Sharing`."""
+        """Share out batches; see :class:`~streamiter.operators.operator.Sharing`."""
         dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
         kept = [(subtask, batch) for subtask, of_subtask in enumerate(batches) for batch in of_subtask]
         partitioning = self._partitioning(input_name)
         if isinstance(partitioning, Broadcast):
             counts = [sum(map(len, of_subtask)) for of_subtask in batches]
             if len(set(counts)) > 1:
-                raise _differing(input_name)
+                raise _different_records(input_name)
         for subtask, batch in deal(kept, partitioning, self.parallelism):
             if len(batch):
                 dealt[subtask].append(batch)
         return dealt
 
-    def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
-        """See :class:`~streamiter.operators.operator.Sharing`."""
+    def queues(self, input_name: str, waiting: Sequence[PlainValue]) -> list[PlainValue]:
+        """Share out queues of batches; see :class:`~streamiter.operators.operator.Sharing`."""
         partitioning = self._partitioning(input_name)
 
         def batches() -> Iterator[WaitingBatch]:
@@ -77,11 +83,11 @@ class EdgeSharing:
                 for _, frames, _ in queues:
                     yield from batches_queued(frames, BEFORE_ALL_EPOCHS, reader)
 
-        if isinstance(partitioning, Broadcast) and not all_alike(batches(), range(len(waiting))):
-            raise _differing(input_name)
+        if isinstance(partitioning, Broadcast) and not have_same_records(batches(), range(len(waiting))):
+            raise _different_records(input_name)
 
         def dealt(subtask: int) -> Iterator[WaitingBatch]:
-            return dealt_to(subtask, batches(), partitioning, self.parallelism, self._plain_data)
+            return batches_for(subtask, batches(), partitioning, self.parallelism, self._plain_data)
 
         queues = [
             queue_of(0, functools.partial(dealt, subtask), self._plain_data)
@@ -99,8 +105,8 @@ class EdgeSharing:
         return first
 
 
-def all_alike(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
-    """Whether as many records of each epoch wait before all readers: of what all get, then it is the same ones."""
+def have_same_records(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
+    """Return whether all readers of a broadcast have the same waiting records: as many of each epoch."""
     counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
     for each in waiting:
         counts[each.reader][each.epoch] += each.size
@@ -109,7 +115,7 @@ def all_alike(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
 
 
 def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: PlainData) -> Queue | None:
-    """What is set aside at a port; None where that is nothing. ``make()`` gives the batches."""
+    """Return the queue of a port's batches of later epochs; None if there are none. ``make()`` gives the batches."""
     counts: Counter[int] = Counter()
     for each in make():
         counts[each.epoch] += 1
@@ -118,32 +124,33 @@ def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: 
     return port, QueueFrames(lambda: (entry_of(each, plain_data) for each in make())), sorted(counts.items())
 
 
-def _differing(input_name: str) -> CheckpointError:
+def _different_records(input_name: str) -> CheckpointError:
     return CheckpointError(f"each of them had kept another part of what all get of its input {input_name!r}")
 
 
-Logged = list[tuple[int, Iterable[Any]]]
+Logged = list[tuple[int, Iterable[PlainValue]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _PortTail:
-    """What comes behind the batches of a port, and what of it was heard before."""
+class _PortEnd:
+    """The control records behind the batches of a port, and those that the task has handled before."""
 
     said: SubtaskProgress
-    """How far the step upstream has come, in the epochs of this port."""
+    """The progress of the step upstream, in the epochs of this port."""
     data_end_heard: bool
+    """Whether the task has been told of the end of the data."""
     end_heard: bool
+    """Whether the task has been told of the end."""
     end_epoch: int | None
+    """The epoch of the end, if the end waited."""
 
 
 class GateShares:
-    """The gates of the new tasks that one step stands at the head of.
+    """Makes the gates of the new tasks whose first step is ``step``.
 
-    What a task goes on from at its gate, where its channels, or those who share them, are others than before.
-
-    All ports begin at the watermark the step had heard of. What came by them and was not handled is given again: the
-    batches in the order of the watermarks between them, these watermarks, and at last how far the step upstream has
-    come, as it will go on from there.
+    All ports start at the last epoch watermark of the step. Batches that were not handled are given again, in the order
+    of the watermarks between them; then these watermarks; and last the progress of the step upstream, where its new
+    subtasks continue.
     """
 
     def __init__(
@@ -151,7 +158,7 @@ class GateShares:
         old: OldJob,
         step: Step,
         operator: Operator,
-        standings: Mapping[str, Sequence[SubtaskProgress]],
+        all_progress: Mapping[str, Sequence[SubtaskProgress]],
         plain_data: PlainData,
         *,
         in_order: bool,
@@ -159,7 +166,7 @@ class GateShares:
         self._old = old
         self._step = step
         self._operator = operator
-        self._standings = standings
+        self._progress = all_progress
         self._plain_data = plain_data
         self._in_order = in_order
         self._tasks = old.tasks.get(step.name, [])
@@ -168,16 +175,16 @@ class GateShares:
         self._edges = {self._key(edge): edge for edge in step.inputs}
         self._check()
 
-    def _key(self, edge: Edge) -> tuple[Any, ...]:
+    def _key(self, edge: Edge) -> tuple[str, str, str | None, int]:
         tag = None if edge.tag is None else edge.tag.name
         return edge.input_name, edge.upstream.name, tag, edge_number(self._step, edge)
 
-    # -- what cannot be ------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         for port in self._ports:
             if port.origin[:4] not in self._edges and next(port.batches(), None) is not None:
-                raise self._old.refused(
+                raise self._old.refusal(
                     self._step.name,
                     f"records from {port.origin.upstream!r} wait before it, which it does not read any more; restore "
                     "the flow as it was, and stop it where less waits",
@@ -185,12 +192,12 @@ class GateShares:
         for port in self._ports:
             edge = self._edges.get(port.origin[:4])
             keeps = edge is not None and self._is_same and self._keeps(edge.upstream)
-            if (lying := port.in_topic) is not None and not (
+            if (topic_range := port.in_topic) is not None and not (
                 keeps and edge is not None and edge.feedback_topic is not None
             ):
-                raise self._old.refused(
+                raise self._old.refusal(
                     self._step.name,
-                    f"what is fed back to it lies in topic {lying!r}, dealt out for {len(self._tasks)} subtasks; keep "
+                    f"its feedback is in topic {topic_range!r}, dealt out for {len(self._tasks)} subtasks; keep "
                     "the parallelism of the loop, and its topic",
                 )
         if not self._is_same:
@@ -198,7 +205,7 @@ class GateShares:
             self._check_broadcasts()
 
     def _check_ends(self) -> None:
-        """What an operator has heard of the end of its inputs, all of them must have."""
+        """Raise CheckpointError if only some operators were told that an input has ended."""
         if isinstance(self._operator, Boundary) or not (
             hasattr(self._operator, "input_ended") or self._step.per_round
         ):
@@ -206,7 +213,7 @@ class GateShares:
         for name in self._step.input_names():
             heard = {self._has_heard_end(name, reader) for reader in range(len(self._tasks))}
             if len(heard) > 1:
-                raise self._old.not_between(
+                raise self._old.refusal_at_this_point(
                     self._step.name,
                     self._step.parallelism,
                     f"some of them have heard that the input {name!r} has ended and others have not",
@@ -216,9 +223,9 @@ class GateShares:
         readers = range(len(self._tasks))
         for edge in self._edges.values():
             if len(readers) > 1 and isinstance(edge.partitioning, Broadcast):
-                waiting = (each for port in self._of(edge) for each in port.batches())
-                if not all_alike(waiting, readers):
-                    raise self._old.not_between(
+                waiting = (each for port in self._ports_of(edge) for each in port.batches())
+                if not have_same_records(waiting, readers):
+                    raise self._old.refusal_at_this_point(
                         self._step.name,
                         self._step.parallelism,
                         f"each of them has handled another part of what all get from {edge.upstream.name!r}",
@@ -226,10 +233,10 @@ class GateShares:
 
     # -- one gate ------------------------------------------------------------------------------------------
 
-    def of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, Any], Logged]:
-        """The state of the gate of one subtask, and what comes to its feedback ports before all else."""
+    def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, PlainValue], Logged]:
+        """Return the state of the gate of one subtask, and the feedback that its feedback ports start with."""
         begin = self._begin(subtask)
-        state: dict[str, Any] = {
+        state: dict[str, PlainValue] = {
             "watermarks": {"watermarks": [begin] * len(ports), "finished": [0] * len(ports)},
             "aside": [],
             "data_ended": [0] * len(ports),
@@ -246,26 +253,34 @@ class GateShares:
 
     def _begin(self, subtask: int) -> int:
         if not self._tasks:
-            return self._standings[self._step.name][subtask].watermark
+            return self._progress[self._step.name][subtask].watermark
         if self._is_same:
             return gate_watermark(self._tasks[subtask])
         return min(map(gate_watermark, self._tasks))
 
     def _fill(
-        self, state: dict[str, Any], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
+        self,
+        state: dict[str, PlainValue],
+        logged: Logged,
+        port: Port,
+        origin: PortOrigin,
+        subtask: int,
+        begin: int,
     ) -> None:
         edge = self._edges[origin[:4]]
-        known = [before for before in self._of(edge) if (before.reader, before.origin) == (subtask, origin)]
+        known = [
+            before for before in self._ports_of(edge) if (before.reader, before.origin) == (subtask, origin)
+        ]
         if known and known[0].in_topic is not None:
             self._fill_from_topic(state, logged, port, known[0])
             return
-        tail = self._tail(edge, origin, subtask, begin)
+        port_end = self._port_end(edge, origin, subtask, begin)
         index = port.index
-        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(tail.data_end_heard)
-        state["ended"][index] = int(tail.end_heard)
+        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(port_end.data_end_heard)
+        state["ended"][index] = int(port_end.end_heard)
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
-            frames = QueueFrames(lambda: self._entries(batches(), begin, tail))
+            frames = QueueFrames(lambda: self._entries(batches(), begin, port_end))
             if any(True for _ in frames):
                 logged.append((index, frames))
             return
@@ -274,21 +289,23 @@ class GateShares:
             queue = queue_of(index, batches, self._plain_data)
             state["aside"] += [] if queue is None else [queue]
             held = iter(())
-        state["held"] += [(index, *item) for item in self._held(held, begin, tail)]
+        state["held"] += [(index, *item) for item in self._held(held, begin, port_end)]
 
-    def _fill_from_topic(self, state: dict[str, Any], logged: Logged, port: Port, before: OldPort) -> None:
-        """What comes back through a topic goes on where it was, to the same subtasks."""
+    def _fill_from_topic(
+        self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort
+    ) -> None:
+        """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
         index = port.index
         state["watermarks"]["watermarks"][index] = before.watermark
         state["data_ended"][index] = state["watermarks"]["finished"][index] = int(before.data_ended)
         state["data_epochs"][index] = before.data_epoch
         logged.append((index, before.logged))
 
-    def _tail(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortTail:
+    def _port_end(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortEnd:
         said = self._said(edge, origin.subtask, begin)
         known = [
             port
-            for port in self._of(edge)
+            for port in self._ports_of(edge)
             if (not self._is_same or port.reader == subtask)
             and (not self._keeps(edge.upstream) or port.origin.subtask == origin.subtask)
         ]
@@ -303,32 +320,32 @@ class GateShares:
             and (not self._tasks or (bool(known) and all(port.ended for port in known)))
         )
         if not data_end_heard and said.watermark < begin and not said.data_ended:
-            raise self._old.refused(
+            raise self._old.refusal(
                 self._step.name,
                 f"it has come to epoch {begin}, but some of the subtasks of {edge.upstream.name!r} only to epoch "
                 f"{said.watermark}; start {edge.upstream.name!r} with the parallelism that it had, and take another "
                 'checkpoint, as stop("suspend") does',
             )
         epochs = (port.end_epoch for port in known)
-        return _PortTail(
+        return _PortEnd(
             said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None)
         )
 
     def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> SubtaskProgress:
-        said = self._standings[edge.upstream.name][upstream_subtask]
+        said = self._progress[edge.upstream.name][upstream_subtask]
         if edge.feedback is not None:
-            # The first epoch that is fed back is 1, behind the watermark 0 of whoever feeds back.
+            # Feedback has the epoch of its producer plus one: the first epoch is 1, behind the watermark 0.
             above = said.watermark + 1 if said.watermark > BEFORE_ALL_EPOCHS else BEFORE_ALL_EPOCHS
             return SubtaskProgress(above, said.data_ended, ended=False)
         if leaves_loop(edge, self._step):
             return said.behind_loop(begin)
         return said
 
-    # -- what waited ---------------------------------------------------------------------------------------
+    # -- waiting batches ---------------------------------------------------------------------------------------
 
     def _batches(self, edge: Edge, upstream_subtask: int, subtask: int) -> Iterator[WaitingBatch]:
-        """What comes to one of the new subtasks by one of its channels."""
-        ports = [port for port in self._of(edge) if not self._is_same or port.reader == subtask]
+        """Give the waiting batches of one channel of a new subtask."""
+        ports = [port for port in self._ports_of(edge) if not self._is_same or port.reader == subtask]
         straight = isinstance(edge.partitioning, Forward) and not self._is_same
         if self._keeps(edge.upstream) and not straight:
             ports = [port for port in ports if port.origin.subtask == upstream_subtask]
@@ -338,50 +355,53 @@ class GateShares:
         if self._is_same:
             yield from merged
         else:
-            yield from dealt_to(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
+            yield from batches_for(
+                subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data
+            )
 
     def _held(
-        self, batches: Iterator[WaitingBatch], begin: int, tail: _PortTail
-    ) -> Iterator[tuple[str, Any, Any]]:
+        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd
+    ) -> Iterator[tuple[str, PlainValue, PlainValue]]:
+        """Give the items of a port that is no feedback port: kind, payload and epoch."""
         level = begin
         for each in batches:
-            if level < each.level <= tail.said.watermark:
+            if level < each.level <= port_end.said.watermark:
                 level = each.level
                 yield EpochWatermark.kind, None, level
             yield DataBatch.kind, each.records(self._plain_data), each.epoch
-        if not tail.data_end_heard:
-            if tail.said.watermark > level:
-                yield EpochWatermark.kind, None, tail.said.watermark
-            if tail.said.data_ended and not tail.said.ended:
-                yield EndOfData.kind, None, tail.said.watermark
-        if tail.said.ended and not tail.end_heard:
-            yield EndOfInput.kind, None, tail.end_epoch
+        if not port_end.data_end_heard:
+            if port_end.said.watermark > level:
+                yield EpochWatermark.kind, None, port_end.said.watermark
+            if port_end.said.data_ended and not port_end.said.ended:
+                yield EndOfData.kind, None, port_end.said.watermark
+        if port_end.said.ended and not port_end.end_heard:
+            yield EndOfInput.kind, None, port_end.end_epoch
 
     def _entries(
-        self, batches: Iterator[WaitingBatch], begin: int, tail: _PortTail
-    ) -> Iterator[tuple[Any, ...]]:
-        """The same for a feedback port, whose steps upstream have not ended for it."""
+        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd
+    ) -> Iterator[tuple[PlainValue, ...]]:
+        """Give the items of a feedback port as entries of a queue; the steps upstream have not ended for it."""
         level = begin
         for each in batches:
-            if level < each.level <= tail.said.watermark:
+            if level < each.level <= port_end.said.watermark:
                 level = each.level
                 yield control_to_plain(EpochWatermark(level))
             yield entry_of(each, self._plain_data)
-        if tail.data_end_heard:
+        if port_end.data_end_heard:
             return
-        if tail.said.data_ended:
-            yield control_to_plain(EndOfData(tail.said.watermark))
-        elif tail.said.watermark > level:
-            yield control_to_plain(EpochWatermark(tail.said.watermark))
+        if port_end.said.data_ended:
+            yield control_to_plain(EndOfData(port_end.said.watermark))
+        elif port_end.said.watermark > level:
+            yield control_to_plain(EpochWatermark(port_end.said.watermark))
 
     # -- looking up ----------------------------------------------------------------------------------------
 
-    def _of(self, edge: Edge) -> list[OldPort]:
+    def _ports_of(self, edge: Edge) -> list[OldPort]:
         key = self._key(edge)
         return [port for port in self._ports if port.origin[:4] == key]
 
     def _keeps(self, upstream: Step) -> bool:
-        """Whether a step has as many subtasks as it had."""
+        """Return whether a step still has its old number of subtasks."""
         return self._old.parallelism(upstream.name) == upstream.parallelism
 
     def _has_heard_end(self, input_name: str, reader: int) -> bool:

@@ -1,14 +1,22 @@
-"""How far a step has come, and what that means when its subtasks become others."""
+"""The job of a snapshot: its tasks, the progress of its steps, and the batches that waited in it.
+
+When a job restarts with another parallelism, or with other chains, its state is *redistributed*: each new task gets its
+share of the old tasks' state. This module reads the old state. :class:`OldJob` has the snapshot by steps and tasks,
+:class:`SubtaskProgress` the epochs and ends that a subtask had passed on, :class:`OldPort` the batches that waited at
+an input of a task. :func:`deal` and :func:`batches_for` share out such batches as the edge they came by shares out
+records. :mod:`~streamiter.runtime.checkpointing.gate_shares` and :mod:`~streamiter.runtime.checkpointing.redistribute`
+make the new state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotHeader
-from streamiter.deferred import entries_of
+from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.records import Batch, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.checkpointing.task_parts import FEEDBACK, STEP, TASK, PartName
@@ -24,81 +32,87 @@ __all__ = [
     "QueueFrames",
     "SubtaskProgress",
     "WaitingBatch",
+    "batches_for",
     "batches_held",
     "batches_queued",
-    "behind_all",
     "deal",
-    "dealt_to",
     "entry_of",
     "gate_watermark",
-    "joined",
+    "join_progress",
     "old_ports",
     "origins",
+    "progress_behind",
 ]
 
 
 class SubtaskProgress(NamedTuple):
-    """What a subtask has passed on of epochs and ends."""
+    """The epochs and ends that a subtask has passed on."""
 
     watermark: int
+    """The last epoch watermark."""
     data_ended: bool
+    """Whether it has passed on the end of the data."""
     ended: bool
+    """Whether it has ended."""
 
     def behind_loop(self, watermark: int) -> SubtaskProgress:
         """Return the progress that a reader outside the subtask's iteration sees: the end only, and no epochs."""
         return SubtaskProgress(watermark, self.ended, self.ended)
 
 
-NOTHING_YET = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
+NO_PROGRESS = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
 
 
-def joined(standings: Collection[SubtaskProgress]) -> SubtaskProgress:
-    """Where all go on from: none of what was still to come from any of them is left out.
+def join_progress(all_progress: Collection[SubtaskProgress]) -> SubtaskProgress:
+    """Return the progress that all new subtasks start with; it omits nothing that an old subtask had yet to pass on.
 
-    >>> joined([SubtaskProgress(3, False, False), SubtaskProgress(4, False, False), SubtaskProgress(1, True, True)])
+    >>> ended = SubtaskProgress(1, data_ended=True, ended=True)
+    >>> join_progress([SubtaskProgress(3, False, False), SubtaskProgress(4, False, False), ended])
     SubtaskProgress(watermark=3, data_ended=False, ended=False)
     """
-    going_on = [standing for standing in standings if not standing.data_ended]
-    furthest = max(standing.watermark for standing in standings)
+    going_on = [progress for progress in all_progress if not progress.data_ended]
+    furthest = max(progress.watermark for progress in all_progress)
     return SubtaskProgress(
-        min((standing.watermark for standing in going_on), default=furthest),
-        all(standing.data_ended for standing in standings),
-        all(standing.ended for standing in standings),
+        min((progress.watermark for progress in going_on), default=furthest),
+        all(progress.data_ended for progress in all_progress),
+        all(progress.ended for progress in all_progress),
     )
 
 
-def behind_all(upstream: Iterable[SubtaskProgress]) -> SubtaskProgress:
-    """That of a step that was not there, behind these: what they have passed on is over."""
-    standings = list(upstream)
-    return joined(standings) if standings else NOTHING_YET
+def progress_behind(upstream: Iterable[SubtaskProgress]) -> SubtaskProgress:
+    """Return the progress of a new step behind these: it will not see what they have already passed on."""
+    all_progress = list(upstream)
+    return join_progress(all_progress) if all_progress else NO_PROGRESS
 
 
 class WaitingBatch(NamedTuple):
-    """A batch that waited, as it is or encoded.
-
-    Batches that waited before a task, one by one and as often as needed; none is in memory for longer than its turn.
-    """
+    """A batch that waited before a task: the batch itself, or its encoding."""
 
     level: int
-    """The watermark that came before it on its channel: every record of it has a later epoch."""
+    """The watermark before it on its channel: all its records have a later epoch."""
     epoch: int
+    """Its epoch."""
     reader: int
     """The subtask before which it waited."""
     size: int
     """Records in it."""
     given: Batch | None
+    """The batch itself; None if it is encoded."""
     content: bytes | None
+    """Its encoding; None if it is not encoded."""
 
     def records(self, plain_data: PlainData) -> Batch:
-        """The batch itself."""
+        """Return the batch, decoded if necessary."""
         if self.given is not None:
             return self.given
         assert self.content is not None
         return plain_data.decode_batch(self.content)
 
 
-def batches_held(items: Iterable[tuple[str, Any, Any]], level: int, reader: int) -> Iterator[WaitingBatch]:
-    """Of what a gate held of one port: kind, payload and epoch."""
+def batches_held(
+    items: Iterable[tuple[str, PlainValue, PlainValue]], level: int, reader: int
+) -> Iterator[WaitingBatch]:
+    """Give the batches that a gate held of one port; ``items`` are kind, payload and epoch."""
     for kind, payload, epoch in items:
         if kind == DataBatch.kind:
             yield WaitingBatch(level, epoch, reader, len(payload), payload, None)
@@ -106,8 +120,8 @@ def batches_held(items: Iterable[tuple[str, Any, Any]], level: int, reader: int)
             level = epoch
 
 
-def batches_queued(frames: Iterable[Any], level: int, reader: int) -> Iterator[WaitingBatch]:
-    """Of a queue, which may have control records among its batches."""
+def batches_queued(frames: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
+    """Give the batches of a queue, which may have control records between them; ``frames`` are decoded."""
     for entry in entries_of(frames):
         kind, *rest = entry
         if kind == DataBatch.kind:
@@ -117,8 +131,8 @@ def batches_queued(frames: Iterable[Any], level: int, reader: int) -> Iterator[W
             [level] = rest
 
 
-def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[Any, ...]:
-    """A batch as the snapshot of a queue has it."""
+def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[PlainValue, ...]:
+    """Return a batch as an entry of a queue's snapshot."""
     content = waiting.content
     if content is None:
         assert waiting.given is not None
@@ -128,12 +142,12 @@ def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[Any, ...]:
 
 @final
 class QueueFrames:
-    """The decoded frames of a queue, made anew whenever one goes through them."""
+    """The decoded frames of a queue; they are made again in each iteration."""
 
-    def __init__(self, make_entries: Callable[[], Iterator[tuple[Any, ...]]]) -> None:
+    def __init__(self, make_entries: Callable[[], Iterator[tuple[PlainValue, ...]]]) -> None:
         self._make_entries = make_entries
 
-    def __iter__(self) -> Iterator[list[tuple[Any, ...]]]:
+    def __iter__(self) -> Iterator[list[tuple[PlainValue, ...]]]:
         for entry in self._make_entries():
             yield [entry]
 
@@ -141,10 +155,11 @@ class QueueFrames:
 def deal(
     batches: Iterable[tuple[int, Batch]], partitioning: Partitioning, subtasks: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Each batch, given with the subtask that had it, or its parts, with the subtask that gets it.
+    """Give each batch, or its parts, with the new subtask that gets it; ``batches`` have the old subtask that had it.
 
-    Where partitioning leaves it open, records are dealt out in turn, from the first subtask on; what went from subtask
-    i to subtask i goes to i modulo the new number. What all had, all get, once.
+    Records are shared out by the partitioning of the edge they came by. Without a rule, they go to the subtasks in
+    turn, from the first one on. After forward partitioning (from subtask i to subtask i) they go to subtask i modulo
+    the new number. After a broadcast, each subtask gets them once.
 
     >>> from streamiter.runtime.output import Rebalance
     >>> list(deal([(0, ["a", "b"]), (1, ["c"])], Rebalance(), 2))
@@ -153,8 +168,6 @@ def deal(
     [(0, ['a']), (0, ['b'])]
     >>> list(deal([(0, ["a"]), (1, ["a"])], Broadcast(), 3))
     [(0, ['a']), (1, ['a']), (2, ['a'])]
-
-    Who gets what of batches that waited, by the partitioning of the edge they came by.
     """
     if isinstance(partitioning, Forward):
         for owner, batch in batches:
@@ -169,14 +182,14 @@ def deal(
             yield from split(batch)
 
 
-def dealt_to(
+def batches_for(
     subtask: int,
     waiting: Iterable[WaitingBatch],
     partitioning: Partitioning,
     subtasks: int,
     plain_data: PlainData,
 ) -> Iterator[WaitingBatch]:
-    """What one of the new subtasks gets of batches that waited; nothing is decoded that goes where it is anyway."""
+    """Give the waiting batches of one new subtask; a batch is decoded only if it must be split."""
     if isinstance(partitioning, (Forward, Broadcast)) or subtasks == 1:
         for each in waiting:
             is_its_own = each.reader % subtasks == subtask
@@ -195,40 +208,39 @@ def dealt_to(
 
 @dataclass(frozen=True, slots=True)
 class OldTask:
-    """One task of that job."""
+    """One task of the old job."""
 
     subtask: int
-    state: Mapping[str, Any]
-    logged: Iterable[tuple[int, Iterable[Any]]]
-    """What came back to it between its barrier and the barrier's return, by port."""
+    """Its number among the tasks of its step."""
+    state: Mapping[str, PlainValue]
+    """Its state in the snapshot."""
+    logged: Iterable[tuple[int, Iterable[PlainValue]]]
+    """The feedback that came between its barrier and the barrier's return, by port."""
 
     @property
-    def standing(self) -> SubtaskProgress:
-        """How far all its steps had come."""
+    def progress(self) -> SubtaskProgress:
+        """The progress of all its steps."""
         state = self.state
         return SubtaskProgress(state["watermark"], bool(state["interior input ended"]), bool(state["ended"]))
 
 
 @dataclass(frozen=True, slots=True)
 class OldJob:
-    """What is deferred in the states can be gone through more than once.
-
-    A snapshot by the steps and tasks of the job that it was taken of.
-    """
+    """A snapshot by the steps and tasks of its job. Deferred pieces in the states can be read more than once."""
 
     where: str
-    """Which checkpoint of which flow it is, for errors."""
+    """The flow and the checkpoint, for error messages."""
     tasks: Mapping[str, list[OldTask]]
-    """By the step at their head, in the order of subtasks."""
-    instances: Mapping[str, list[Any]]
+    """The tasks by the step at their head, in the order of subtasks."""
+    instances: Mapping[str, list[PlainValue]]
     """The states of the operators by step, in the order of subtasks."""
     heads: Mapping[str, str]
-    """For each step the one at the head of its task."""
+    """For each step, the step at the head of its task."""
 
     @classmethod
-    def of(cls, header: SnapshotHeader, states: Mapping[str, Any]) -> OldJob:
-        """``states`` by the names of their parts."""
-        kinds: dict[str, dict[str, dict[int, Any]]] = {STEP: {}, TASK: {}, FEEDBACK: {}}
+    def from_states(cls, header: SnapshotHeader, states: Mapping[str, PlainValue]) -> OldJob:
+        """Return the job of a snapshot; ``states`` are by the names of their parts."""
+        kinds: dict[str, dict[str, dict[int, PlainValue]]] = {STEP: {}, TASK: {}, FEEDBACK: {}}
         for name, state in states.items():
             part = PartName.of(name)
             kinds[part.kind].setdefault(part.step, {})[part.subtask] = state
@@ -246,81 +258,81 @@ class OldJob:
         }
         return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, heads)
 
-    def standings(self, step: str) -> list[SubtaskProgress] | None:
-        """How far each subtask of a step had come; None for a step that was not there."""
+    def progress_of(self, step: str) -> list[SubtaskProgress] | None:
+        """Return the progress of each subtask of a step; None for a new step."""
         head = self.heads.get(step)
-        return None if head is None else [task.standing for task in self.tasks[head]]
+        return None if head is None else [task.progress for task in self.tasks[head]]
 
-    def refused(self, step: str, why: str) -> CheckpointError:
-        """The error that says what cannot be shared out anew."""
+    def refusal(self, step: str, why: str) -> CheckpointError:
+        """Return the error for a step whose state cannot be redistributed."""
         return CheckpointError(f"{self.where}, step {step!r}: {why}")
 
-    def not_between(self, step: str, parallelism: int, what: str) -> CheckpointError:
-        """The same where another checkpoint would do."""
-        return self.refused(
+    def refusal_at_this_point(self, step: str, parallelism: int, what: str) -> CheckpointError:
+        """Return the error for state that cannot be redistributed in this checkpoint, but could be in another."""
+        return self.refusal(
             step,
             f"its {self.parallelism(step)} subtasks cannot become {parallelism} here: {what}; start it with "
             f'parallelism={self.parallelism(step)} as it was, and take another checkpoint, as stop("suspend") does',
         )
 
     def parallelism(self, step: str) -> int:
-        """The number of its subtasks; 0 for a step that was not there."""
+        """Return the old number of subtasks of a step; 0 for a new step."""
         head = self.heads.get(step)
         return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
 
 
 @dataclass(frozen=True, slots=True)
 class OldPort:
-    """What had come by one channel, and what of it waited.
-
-    The ports of a task as its snapshot has them.
-    """
+    """A port of an old task: one of its inputs, with the batches that waited there."""
 
     reader: int
-    """The subtask it was one of."""
+    """The subtask that the port belongs to."""
     origin: PortOrigin
+    """The step and the subtask that its records come from."""
     watermark: int
-    """As far as its records had been handled."""
+    """The last epoch watermark before its unhandled records."""
     data_ended: bool
-    """That it has ended was heard."""
+    """Whether the subtask has been told of the end of its data."""
     ended: bool
+    """Whether the subtask has been told of its end."""
     data_epoch: int
-    held: list[tuple[str, Any, Any]]
-    """Kind, payload and epoch of what was taken from the channel."""
-    aside: Iterable[Any]
-    """The frames of what waited for its epoch's turn."""
-    logged: Iterable[Any]
-    """The frames of what came back in the loop until the barrier did."""
+    """The last epoch of its data, in the state of the gate."""
+    held: list[tuple[str, PlainValue, PlainValue]]
+    """Kind, payload and epoch of each item that was taken from the channel."""
+    later_epochs: Iterable[PlainValue]
+    """The frames of batches that waited for the turn of their epoch."""
+    logged: Iterable[PlainValue]
+    """The frames of feedback that came before the barrier returned."""
 
     def batches(self) -> Iterator[WaitingBatch]:
-        """All batches that waited, in order."""
+        """Give all waiting batches, in order."""
         level = self.watermark
         yield from batches_held(self.held, level, self.reader)
         for kind, _, epoch in self.held:
             level = epoch if kind == EpochWatermark.kind else level
-        yield from batches_queued(self.aside, level, self.reader)
+        yield from batches_queued(self.later_epochs, level, self.reader)
         yield from batches_queued(self.logged, level, self.reader)
 
     @property
     def in_topic(self) -> str | None:
-        """The name of the topic in which what came back lies; None where it is here."""
+        """The name of the topic that has its feedback; None if the snapshot has it."""
         for entry in entries_of(self.logged):
-            if (lying := TopicRange.of(entry)) is not None:
-                return lying.topic
+            if (topic_range := TopicRange.from_plain(entry)) is not None:
+                return topic_range.topic
         return None
 
     @property
     def end_epoch(self) -> int | None:
-        """The epoch of its end, where that waited."""
+        """The epoch of its end, if that waited; None otherwise."""
         return next((epoch for kind, _, epoch in self.held if kind == EndOfInput.kind), None)
 
 
 def old_ports(task: OldTask) -> list[OldPort]:
-    """Those of one task; none of a source."""
+    """Return the ports of a task; a source has none."""
     gate = task.state["gate"]
     aside = {port: frames for port, frames, _ in gate["aside"]}
     logged = dict(task.logged)
-    held: dict[int, list[tuple[str, Any, Any]]] = {}
+    held: dict[int, list[tuple[str, PlainValue, PlainValue]]] = {}
     for port, *item in gate["held"]:
         held.setdefault(port, []).append(tuple(item))
     return [
@@ -341,12 +353,12 @@ def old_ports(task: OldTask) -> list[OldPort]:
 
 
 def origins(task: OldTask) -> list[PortOrigin | None]:
-    """Where each of its ports had its records from."""
+    """Return the origin of each port of a task."""
     return [None if origin is None else PortOrigin(*origin) for origin in task.state["gate"]["ports"]]
 
 
 def gate_watermark(task: OldTask) -> int:
-    """The watermark that all its ports had brought."""
+    """Return the epoch watermark that all ports of a task had reached."""
     state = task.state["gate"]["watermarks"]
     tracker = WatermarkTracker(len(state["watermarks"]))
     tracker.restore(state)

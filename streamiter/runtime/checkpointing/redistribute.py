@@ -1,4 +1,11 @@
-"""What the operators of a step keep, for another number of subtasks."""
+"""Redistribution of a job's state to the tasks of a job with another parallelism, or with other chains.
+
+:func:`redistribute_states` returns the state of each new task. The state of a key goes to the subtask that owns the key
+now; operators without keys share out their state themselves (``redistribute`` or ``share_out``), as do sources with
+their positions; waiting batches go the way of their edge (:mod:`~streamiter.runtime.checkpointing.gate_shares`). The
+progress of a step is one value for all its new subtasks: if the old values differ and the difference matters, the
+restart is refused. Before that, :func:`fetch_topic_batches` reads feedback out of topics whose heads have changed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import key_groups, normalize_key
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
-from streamiter.deferred import entries_of
+from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
@@ -23,10 +30,11 @@ from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldTask,
     SubtaskProgress,
-    behind_all,
-    joined,
+    join_progress,
     origins,
+    progress_behind,
 )
+from streamiter.runtime.checkpointing.task_parts import TaskStates
 from streamiter.runtime.feedback import TopicRange
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number, leaves_loop
@@ -34,25 +42,25 @@ from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_inlets import gather
+from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.topics.topic import Topic
 
 __all__ = [
     "KeyShare",
-    "fits",
-    "redistributed",
-    "timers_of",
-    "with_batches",
+    "fetch_topic_batches",
+    "has_same_tasks",
+    "redistribute_states",
+    "redistribute_timers",
 ]
 
 
 Timer = tuple[int, Any, Any]
-"""When it is due in milliseconds, its key, its payload."""
+"""The time it is due in milliseconds, its key, its payload."""
 
 
 @final
 class KeyShare:
-    """The states of the keys of one subtask, from those of all old ones; read anew whenever one goes through them."""
+    """The states of the keys of one new subtask, selected from all old states; read again in each iteration."""
 
     def __init__(self, states: Sequence[Iterable[StateFrame]], subtask: int, subtasks: int) -> None:
         self._states = states
@@ -69,15 +77,15 @@ class KeyShare:
         return owned
 
 
-def shared_out(
-    old: OldJob, step: Step, operator: Operator, states: Sequence[dict[str, Any]], sharing: Sharing
-) -> list[dict[str, Any]]:
-    """The states of the new instances from those of the old ones; ``operator`` is a new one, not open."""
+def redistribute_operators(
+    old: OldJob, step: Step, operator: Operator, states: Sequence[dict[str, PlainValue]], sharing: Sharing
+) -> list[dict[str, PlainValue]]:
+    """Return the states of the new operators of a step; ``operator`` is a new, unopened one."""
     subtasks = range(step.parallelism)
     operators = _of_operators(old, step, operator, [state["operator"] for state in states], sharing)
     keyed = [state["keyed"] for state in states if state["keyed"] is not None]
     is_keyed = step.keys is not None
-    timers = timers_of([state["timers"] for state in states], step.parallelism, by_key=is_keyed)
+    timers = redistribute_timers([state["timers"] for state in states], step.parallelism, by_key=is_keyed)
     takes_timers = any(state["takes timers"] for state in states)
     return [
         {
@@ -90,10 +98,12 @@ def shared_out(
     ]
 
 
-def timers_of(timers: Iterable[Iterable[Timer]], subtasks: int, *, by_key: bool) -> list[list[Timer]]:
-    """A timer that was set for a key goes with it; the others are dealt out in turn.
+def redistribute_timers(
+    timers: Iterable[Iterable[Timer]], subtasks: int, *, by_key: bool
+) -> list[list[Timer]]:
+    """Return the timers of each new subtask: a timer goes with its key; timers without a key go in turn.
 
-    >>> timers_of([[(5, None, "a"), (6, None, "b")], [(7, None, "c")]], 2, by_key=False)
+    >>> redistribute_timers([[(5, None, "a"), (6, None, "b")], [(7, None, "c")]], 2, by_key=False)
     [[(5, None, 'a'), (7, None, 'c')], [(6, None, 'b')]]
     """
     dealt: list[list[Timer]] = [[] for _ in range(subtasks)]
@@ -110,28 +120,28 @@ def timers_of(timers: Iterable[Iterable[Timer]], subtasks: int, *, by_key: bool)
 
 
 def _of_operators(
-    old: OldJob, step: Step, operator: Operator, states: list[Any], sharing: Sharing
-) -> Sequence[Any]:
+    old: OldJob, step: Step, operator: Operator, states: list[PlainValue], sharing: Sharing
+) -> Sequence[PlainValue]:
     count = step.parallelism
     if all(state is None for state in states):
         return [None] * count
     if isinstance(operator, KeyedOperator):
         return [KeyShare(states, subtask, count) for subtask in range(count)]
     share_out: Callable[..., Any] | None = getattr(operator, "share_out", None)
-    given: Any = sharing
+    given: PlainValue = sharing
     if share_out is None:
         share_out, given = getattr(operator, "redistribute", None), count
     if share_out is None:
-        raise old.refused(
+        raise old.refusal(
             step.name,
-            f"expected the parallelism {len(states)} that it had, given {count}; its state cannot be shared out anew: "
+            f"expected the parallelism {len(states)} that it had, given {count}; its state cannot be redistributed: "
             f"keep parallelism={len(states)}, or define redistribute(states, parallelism) in "
             f"{type(operator).__name__}",
         )
     try:
         shared = share_out(states, given)
     except StreamiterError as error:
-        raise old.refused(
+        raise old.refusal(
             step.name,
             f"its {len(states)} subtasks cannot become {count}: {error}; keep parallelism={len(states)}, or take "
             "another checkpoint with it",
@@ -139,14 +149,14 @@ def _of_operators(
     return _checked(old, step, operator, shared)
 
 
-def _checked(old: OldJob, step: Step, operator: Operator, shared: Any) -> Sequence[Any]:
+def _checked(old: OldJob, step: Step, operator: Operator, shared: PlainValue) -> Sequence[PlainValue]:
     if (
         not isinstance(shared, Sequence)
         or isinstance(shared, (str, bytes))
         or len(shared) != step.parallelism
     ):
         given = f"{len(shared)} of them" if isinstance(shared, (list, tuple)) else type(shared).__name__
-        raise old.refused(
+        raise old.refusal(
             step.name,
             f"{type(operator).__name__}.redistribute: expected a list of {step.parallelism} states, one for each "
             f"subtask, given {given}",
@@ -154,57 +164,58 @@ def _checked(old: OldJob, step: Step, operator: Operator, shared: Any) -> Sequen
     return shared
 
 
-def positions_for(
-    old: OldJob, step: Step, feeder: Feeder, positions: Sequence[dict[Any, Any]]
-) -> Sequence[dict[Any, Any]]:
-    """The positions of each new subtask from those of the old ones.
-
-    Where sources go on, for another number of subtasks.
-    """
+def redistribute_positions(
+    old: OldJob, step: Step, feeder: Feeder, positions: Sequence[dict[PlainValue, PlainValue]]
+) -> Sequence[dict[PlainValue, PlainValue]]:
+    """Return the positions of each new subtask of a source."""
     count, before = step.parallelism, len(positions)
     if count == before:
         return positions
     try:
-        shared: Any = feeder.redistribute(positions, count)
+        shared: PlainValue = feeder.redistribute(positions, count)
     except StreamiterError as error:
-        raise old.refused(
+        raise old.refusal(
             step.name, f"its {before} subtasks cannot become {count}: {error}; keep parallelism={before}"
         ) from error
     if shared is None:
         if not any(positions):
             return [{}] * count
-        raise old.refused(
+        raise old.refusal(
             step.name,
-            f"expected the parallelism {before} that it had, given {count}; its positions cannot be shared out anew: "
+            f"expected the parallelism {before} that it had, given {count}; its positions cannot be redistributed: "
             f"keep parallelism={before}, or define redistribute(positions, parallelism) in its Source",
         )
     if not isinstance(shared, Sequence) or len(shared) != count:
         given = f"{len(shared)} of them" if isinstance(shared, Sequence) else type(shared).__name__
-        raise old.refused(
+        raise old.refusal(
             step.name,
             f"redistribute of its Source: expected a list of {count} positions, one for each subtask, given {given}",
         )
     return shared
 
 
-ShareOut = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+ShareOut = Callable[[list[dict[str, PlainValue]]], list[dict[str, PlainValue]]]
 
 
-def rounds_for(
-    old: OldJob, step: Step, rounds: Sequence[dict[str, Any] | None], share_out: ShareOut, *, hears_ends: bool
-) -> list[dict[str, Any]]:
-    """What each new subtask goes on from; ``share_out`` shares out the states of the operators that live.
+def redistribute_rounds(
+    old: OldJob,
+    step: Step,
+    rounds: Sequence[dict[str, PlainValue] | None],
+    share_out: ShareOut,
+    *,
+    hears_ends: bool,
+) -> list[dict[str, PlainValue]]:
+    """Return the rounds of each new subtask of a step that has a new operator in each epoch.
 
-    Where one lives, there is one in each new subtask: it ends with the round, whether it got anything or not.
-
-    The round under way of a step that begins anew in each epoch, for another number of subtasks.
+    ``share_out`` shares out the states of the operators of an open round. If any old subtask has one, each new subtask
+    gets one: it ends with the round, with or without records.
     """
     alive = [each for each in rounds if each is not None and each["epoch"] is not None]
     if not alive:
         return [{"epoch": None} for _ in range(step.parallelism)]
     told = [set(each["told"]) for each in alive]
     if len({each["epoch"] for each in alive}) > 1 or (hears_ends and any(each != told[0] for each in told)):
-        raise old.not_between(
+        raise old.refusal_at_this_point(
             step.name, step.parallelism, "some of them are further in their rounds than others"
         )
     heard = [name for name in alive[0]["told"] if all(name in each for each in told)]
@@ -212,22 +223,21 @@ def rounds_for(
     return [{"epoch": alive[0]["epoch"], "told": heard, "instance": state} for state in states]
 
 
-async def with_batches(
+async def fetch_topic_batches(
     old: OldJob, steps: Iterable[Step], plain_data: PlainData, clock: Clock, queues: ExitStack
 ) -> OldJob:
-    """The same job, with batches in the place of ranges where steps have another parallelism now.
+    """Return the job with feedback that is in topics replaced by its batches, for steps with another parallelism.
 
-    ``steps`` are those at the heads of the new tasks. The batches wait on disk until ``queues`` is closed.
-
-    What lies in a topic for heads that are others now: taken out of it, it is shared out like all that waited.
+    ``steps`` are at the heads of the new tasks. The batches are kept on disk until ``queues`` is closed; then they are
+    shared out as other waiting batches.
     """
-    gathering = _Gathering(old, plain_data, clock, queues)
+    fetcher = _TopicFetcher(old, plain_data, clock, queues)
     tasks = dict(old.tasks)
     for step in steps:
         edges = [edge for edge in step.inputs if edge.feedback_topic is not None]
         before = old.tasks.get(step.name, [])
         if edges and not _keeps(old, [step, *(edge.upstream for edge in edges)]):
-            tasks[step.name] = [await gathering.with_batches(task, step, edges) for task in before]
+            tasks[step.name] = [await fetcher.fetch(task, step, edges) for task in before]
     return replace(old, tasks=tasks)
 
 
@@ -236,30 +246,38 @@ def _keeps(old: OldJob, steps: Iterable[Step]) -> bool:
 
 
 @final
-class _Gathering:
+class _TopicFetcher:
     def __init__(self, old: OldJob, plain_data: PlainData, clock: Clock, queues: ExitStack) -> None:
         self._old = old
         self._plain_data = plain_data
         self._clock = clock
         self._queues = queues
 
-    async def with_batches(self, task: OldTask, step: Step, edges: Iterable[Edge]) -> OldTask:
+    async def fetch(self, task: OldTask, step: Step, edges: Iterable[Edge]) -> OldTask:
         by_origin = {_key(step, edge): edge for edge in edges}
-        logged: list[tuple[int, Iterable[Any]]] = []
+        logged: list[tuple[int, Iterable[PlainValue]]] = []
         for port, frames in task.logged:
             edge = by_origin.get(PortOrigin(*task.state["gate"]["ports"][port])[:4])
-            ranges = [lying for entry in entries_of(frames) if (lying := TopicRange.of(entry)) is not None]
-            # What lies in another topic is refused where it is shared out.
-            if edge is not None and ranges and {lying.topic for lying in ranges} == {_topic_of(edge).name}:
-                logged.append((port, await self._gathered(step, edge, frames, ranges)))
+            ranges = [
+                topic_range
+                for entry in entries_of(frames)
+                if (topic_range := TopicRange.from_plain(entry)) is not None
+            ]
+            # Feedback in another topic is refused later, by GateShares.
+            if (
+                edge is not None
+                and ranges
+                and {topic_range.topic for topic_range in ranges} == {_topic_of(edge).name}
+            ):
+                logged.append((port, await self._fetch_queue(step, edge, frames, ranges)))
             else:
                 logged.append((port, frames))
         return replace(task, logged=logged)
 
-    async def _gathered(
-        self, step: Step, edge: Edge, frames: Iterable[Any], ranges: list[TopicRange]
-    ) -> _DealtFrames:
-        import tempfile  # 4 ms with what it imports
+    async def _fetch_queue(
+        self, step: Step, edge: Edge, frames: Iterable[PlainValue], ranges: list[TopicRange]
+    ) -> _GatheredFrames:
+        import tempfile  # the import takes 4 ms
 
         limits: FeedbackLimits = FeedbackLimits() if step.loop is None else step.loop.limits
         queue = SpillQueue(
@@ -270,24 +288,24 @@ class _Gathering:
             directory=limits.directory or tempfile.gettempdir(),
         )
         self._queues.callback(queue.close)
-        queue.refill([entry] for entry in entries_of(frames) if TopicRange.of(entry) is None)
-        await gather(queue, _topic_of(edge), ranges, plain_data=self._plain_data, clock=self._clock)
-        return _DealtFrames(queue, self._plain_data)
+        queue.refill([entry] for entry in entries_of(frames) if TopicRange.from_plain(entry) is None)
+        await fetch_ranges(queue, _topic_of(edge), ranges, plain_data=self._plain_data, clock=self._clock)
+        return _GatheredFrames(queue, self._plain_data)
 
 
 @final
-class _DealtFrames:
-    """The decoded frames of what is in a queue, made anew whenever one goes through them."""
+class _GatheredFrames:
+    """The decoded frames of a queue; they are made again in each iteration."""
 
     def __init__(self, queue: SpillQueue, plain_data: PlainData) -> None:
         self._queue = queue
         self._plain_data = plain_data
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PlainValue]:
         return map(self._plain_data.decode, self._queue.snapshot().frames())
 
 
-def _key(step: Step, edge: Edge) -> tuple[Any, ...]:
+def _key(step: Step, edge: Edge) -> tuple[str, str, str | None, int]:
     tag = None if edge.tag is None else edge.tag.name
     return edge.input_name, edge.upstream.name, tag, edge_number(step, edge)
 
@@ -297,11 +315,8 @@ def _topic_of(edge: Edge) -> Topic:
     return edge.feedback_topic
 
 
-def fits(old: OldJob, tasks: Sequence[Task]) -> bool:
-    """Whether the tasks are those of the snapshot, with the same channels between them.
-
-    The states of the new tasks, step by step.
-    """
+def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
+    """Return whether the new job has the tasks of the snapshot, with the same channels between them."""
     before = {(head, task.subtask): task for head, of_head in old.tasks.items() for task in of_head}
     if len(before) != len(tasks):
         return False
@@ -314,91 +329,89 @@ def fits(old: OldJob, tasks: Sequence[Task]) -> bool:
     return True
 
 
-async def redistributed(
-    old: OldJob, tasks: Sequence[Task], plain_data: PlainData
-) -> dict[str, dict[str, Any]]:
-    """The state of each task by its name. Raises CheckpointError for what cannot be shared out anew."""
-    shares = _Shares(old, tasks, plain_data)
-    states: dict[str, dict[str, Any]] = {}
-    for head in shares.heads:
-        states.update(shares.of(head))
+async def redistribute_states(old: OldJob, tasks: Sequence[Task], plain_data: PlainData) -> TaskStates:
+    """Return the state of each new task by its name. Raises CheckpointError for state that cannot be redistributed."""
+    redistribution = _Redistribution(old, tasks, plain_data)
+    states: TaskStates = {}
+    for head in redistribution.heads:
+        states.update(redistribution.states_of(head))
         await asyncio.sleep(0)
     return states
 
 
-class _Shares:
+class _Redistribution:
     def __init__(self, old: OldJob, tasks: Sequence[Task], plain_data: PlainData) -> None:
         self._old = old
         self._plain_data = plain_data
         self.heads: dict[str, list[Task]] = {}
         self._steps: dict[str, OperatorInstance] = {}
-        """An instance of each step, upstream first."""
+        """One instance of each step, upstream first."""
         for task in tasks:
             self.heads.setdefault(task.first.step.name, []).append(task)
             for instance in task.instances:
                 self._steps.setdefault(instance.step.name, instance)
         self._check_held()
-        self._standings: dict[str, list[SubtaskProgress]] = {}
+        self._progress: dict[str, list[SubtaskProgress]] = {}
         for instance in self._steps.values():
-            self._standings[instance.step.name] = self._standing(instance.step, instance.operator)
+            self._progress[instance.step.name] = self._find_progress(instance.step, instance.operator)
 
     def _check_held(self) -> None:
-        """Nothing that was on its way between two steps may be lost because other steps head the tasks now."""
+        """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
         for head, of_head in self._old.tasks.items():
             if head not in self.heads and any(
                 task.state["gate"]["held"] or task.state["gate"]["aside"] or list(task.logged)
                 for task in of_head
             ):
-                raise self._old.refused(
+                raise self._old.refusal(
                     head,
                     "records wait before it, which is now chained to another or gone; restore the flow as it was, and "
                     "stop it where less waits",
                 )
 
-    def _standing(self, step: Step, operator: Operator) -> list[SubtaskProgress]:
-        before = self._old.standings(step.name)
+    def _find_progress(self, step: Step, operator: Operator) -> list[SubtaskProgress]:
+        before = self._old.progress_of(step.name)
         if before is None:
             upstream = [
-                standing.behind_loop(BEFORE_ALL_EPOCHS) if leaves_loop(edge, step) else standing
+                progress.behind_loop(BEFORE_ALL_EPOCHS) if leaves_loop(edge, step) else progress
                 for edge in step.inputs
                 if edge.feedback is None
-                for standing in self._standings[edge.upstream.name]
+                for progress in self._progress[edge.upstream.name]
             ]
-            return [behind_all(upstream)] * step.parallelism
+            return [progress_behind(upstream)] * step.parallelism
         if len(before) == step.parallelism:
             return before
         if isinstance(operator, Boundary) and operator.gives_epochs:
-            furthest = max(standing.watermark for standing in before)
-            return [joined(before)._replace(watermark=furthest)] * step.parallelism
+            furthest = max(progress.watermark for progress in before)
+            return [join_progress(before)._replace(watermark=furthest)] * step.parallelism
         hears_epochs = not isinstance(operator, Boundary) and (
             self._steps[step.name].is_listener or _is_per_round(step, operator)
         )
-        if hears_epochs and len({standing.watermark for standing in before}) > 1:
-            epochs = ", ".join(str(standing.watermark) for standing in before)
-            raise self._old.not_between(
+        if hears_epochs and len({progress.watermark for progress in before}) > 1:
+            epochs = ", ".join(str(progress.watermark) for progress in before)
+            raise self._old.refusal_at_this_point(
                 step.name, step.parallelism, f"they have heard of different epochs as the last ({epochs})"
             )
-        if step.loop is not None and len({standing.ended for standing in before}) > 1:
-            raise self._old.not_between(
+        if step.loop is not None and len({progress.ended for progress in before}) > 1:
+            raise self._old.refusal_at_this_point(
                 step.name,
                 step.parallelism,
                 "some of them have ended with their iteration and others have not",
             )
         hears_ends = not isinstance(operator, Boundary) and hasattr(operator, "input_ended")
         if hears_ends and step.name not in self.heads and len({each.data_ended for each in before}) > 1:
-            raise self._old.not_between(
+            raise self._old.refusal_at_this_point(
                 step.name,
                 step.parallelism,
                 "some of them have heard that their input has ended and others have not",
             )
-        if step.name not in self.heads:  # All operators of a task stand where it does.
-            return self._standings[step.inputs[0].upstream.name]
-        return [joined(before)] * step.parallelism
+        if step.name not in self.heads:  # All operators of a task have the same progress.
+            return self._progress[step.inputs[0].upstream.name]
+        return [join_progress(before)] * step.parallelism
 
     # -- the tasks of one step -----------------------------------------------------------------------------
 
-    def of(self, head: str) -> dict[str, dict[str, Any]]:
-        """The states of the tasks that a step stands at the head of, by their names."""
+    def states_of(self, head: str) -> TaskStates:
+        """Return the states of the tasks with this first step, by their names."""
         tasks = self.heads[head]
         first = tasks[0].first
         step, before = first.step, self._old.tasks.get(head, [])
@@ -407,34 +420,36 @@ class _Shares:
         operators = {
             instance.step.name: shared
             for instance in chain
-            if (shared := self._of_instances(instance.step, instance.operator)) is not None
+            if (shared := self._operator_states(instance.step, instance.operator)) is not None
         }
         is_new_source = step.source is not None and not before
         if is_new_source and not operators:
             return {}
         rounds = self._rounds(step, first.operator) if per_round else [None] * len(tasks)
-        # Those of a new source are where it begins, whatever the steps behind it in its tasks go on from.
-        positions: Sequence[Any] = [None if is_new_source else {}] * len(tasks)
+        # A new source starts at its own start, whatever state the steps behind it in its tasks have.
+        positions: Sequence[PlainValue] = [None if is_new_source else {}] * len(tasks)
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
-            positions = positions_for(self._old, step, feeder, [task.state["positions"] for task in before])
+            positions = redistribute_positions(
+                self._old, step, feeder, [task.state["positions"] for task in before]
+            )
         gates = GateShares(
             self._old,
             step,
             first.operator,
-            self._standings,
+            self._progress,
             self._plain_data,
             in_order=per_round or first.operator.epochs_in_order,
         )
-        states: dict[str, dict[str, Any]] = {}
+        states: TaskStates = {}
         for subtask, task in enumerate(tasks):
-            standing = self._standings[head][subtask]
+            progress = self._progress[head][subtask]
             gate, logged = self._gate(gates, task)
             states[task.name] = {
                 "operators": {name: of_step[subtask] for name, of_step in operators.items()},
                 "round": rounds[subtask],
-                "watermark": standing.watermark,
-                "ended": standing.ended,
-                "interior input ended": standing.data_ended,
+                "watermark": progress.watermark,
+                "ended": progress.ended,
+                "interior input ended": progress.data_ended,
                 "positions": None if positions[subtask] is None else dict(positions[subtask]),
                 "turns": [None] * len(task.writers),
                 "gate": gate,
@@ -442,34 +457,36 @@ class _Shares:
             }
         return states
 
-    def _gate(self, gates: GateShares, task: Task) -> tuple[Any, Any]:
-        """As it was, where nothing has changed before it."""
+    def _gate(self, gates: GateShares, task: Task) -> tuple[PlainValue, PlainValue]:
+        """Return the gate of a task and its logged feedback: unchanged if the steps before it are unchanged."""
         step, subtask = task.first.step, task.first.subtask
         before = self._old.tasks.get(step.name, [])
         upstream = [edge.upstream.name for edge in step.inputs]
         if (
             len(before) == step.parallelism
             and origins(before[subtask]) == [port.origin for port in task.gate.ports]
-            and all(self._old.standings(name) == self._standings[name] for name in upstream)
+            and all(self._old.progress_of(name) == self._progress[name] for name in upstream)
         ):
             return before[subtask].state["gate"], before[subtask].logged
-        return gates.of(subtask, task.gate.ports)
+        return gates.state_of(subtask, task.gate.ports)
 
-    def _of_instances(self, step: Step, operator: Operator) -> list[Any] | None:
+    def _operator_states(self, step: Step, operator: Operator) -> list[PlainValue] | None:
         states = self._old.instances.get(step.name)
         if states is None or len(states) == step.parallelism:
             return states
         return self._shared_out(step, operator, states)
 
-    def _shared_out(self, step: Step, operator: Operator, states: Sequence[Any]) -> list[Any]:
-        return shared_out(self._old, step, operator, states, EdgeSharing(step, self._plain_data))
+    def _shared_out(self, step: Step, operator: Operator, states: Sequence[PlainValue]) -> list[PlainValue]:
+        return redistribute_operators(self._old, step, operator, states, EdgeSharing(step, self._plain_data))
 
-    def _rounds(self, step: Step, operator: Operator) -> Sequence[Any]:
+    def _rounds(self, step: Step, operator: Operator) -> Sequence[PlainValue]:
         rounds = [task.state["round"] for task in self._old.tasks.get(step.name, [])]
         if len(rounds) == step.parallelism:
             return rounds
         share_out = functools.partial(self._shared_out, step, operator)
-        return rounds_for(self._old, step, rounds, share_out, hears_ends=hasattr(operator, "input_ended"))
+        return redistribute_rounds(
+            self._old, step, rounds, share_out, hears_ends=hasattr(operator, "input_ended")
+        )
 
 
 def _is_per_round(step: Step, operator: Operator) -> bool:

@@ -1,4 +1,9 @@
-"""The restore of a job: which snapshot, and its parts as states of tasks."""
+"""The restore of a job: the choice of a checkpoint, and the states of the tasks from its snapshot.
+
+:class:`JobRestore` is the start of one run: it shuts out older runs, chooses a checkpoint (:func:`choose_checkpoint`),
+compares the steps of its snapshot with those of the flow, and turns the parts of the snapshot into states of tasks
+(:func:`states_of_tasks`). If the parallelism or the chains have changed, the states are redistributed.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +13,47 @@ import functools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
 from streamiter.clock import Clock
+from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob
-from streamiter.runtime.checkpointing.redistribute import fits, redistributed, with_batches
-from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, task_state
+from streamiter.runtime.checkpointing.redistribute import (
+    fetch_topic_batches,
+    has_same_tasks,
+    redistribute_states,
+)
+from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
 
 __all__ = [
     "JobRestore",
     "Restore",
     "check_restore_option",
-    "chosen_checkpoint",
+    "choose_checkpoint",
 ]
 
 
 Restore = Literal["last"] | int | None
-"""The last checkpoint that was committed (none, if this is the first run), one by its number, or none."""
+"""The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
 
 
 def check_restore_option(flow: str, restore: object) -> None:
-    """Raise ConfigurationError for anything else.
-
-    Which checkpoint a run goes on from.
-    """
+    """Raise ConfigurationError unless ``restore`` is a valid option."""
     if restore in ("last", None) or (isinstance(restore, int) and not isinstance(restore, bool)):
         return
     raise ConfigurationError(
         f'flow {flow!r}: expected restore="last", None or the number of a checkpoint, given {restore!r}; '
-        "None begins anew"
+        "None starts without state"
     )
 
 
-def chosen_checkpoint(
+def choose_checkpoint(
     flow: str,
     restore: Restore,
     *,
@@ -55,10 +62,10 @@ def chosen_checkpoint(
     stored: Sequence[SnapshotHeader],
     commits_in: str | None,
 ) -> CheckpointId | None:
-    """The checkpoint to go on from, None to begin anew.
+    """Return the checkpoint that the run starts from; None for no checkpoint.
 
-    ``record`` is the last commit record of ``commits_in``, the topic that is the truth where there are
-    transactional outputs; otherwise it is the store's ``pointer``. ``stored`` is what the store has of the flow.
+    With transactional outputs, ``record``, the last commit record in the topic ``commits_in``, says what is committed;
+    otherwise the store's ``pointer`` does. ``stored`` are the snapshots of the flow in the store.
     """
     if restore is None:
         return None
@@ -78,7 +85,7 @@ def _committed(
         if pointer is None and stored:
             raise CheckpointError(
                 f"flow {flow!r}: the store has checkpoints ({numbers_of(stored)}), but does not say which one is "
-                "committed; choose one with restore=<number>, or begin anew with restore=None"
+                "committed; choose one with restore=<number>, or start without state with restore=None"
             )
         return None if pointer is None else pointer.committed
     if record is not None:
@@ -86,8 +93,8 @@ def _committed(
     if stored:
         raise CheckpointError(
             f"flow {flow!r}: the store has checkpoints ({numbers_of(stored)}), but {commits_in} has no commit record "
-            "of this flow, so nobody knows what was committed: is it another server, or was the topic deleted? Go on "
-            "from one with restore=<number> (outputs since then come twice), or begin anew with restore=None"
+            "of this flow, so it is unknown what was committed: is it another server, or was the topic deleted? Resume "
+            "from one with restore=<number> (later outputs are written twice), or start without state with restore=None"
         )
     return None
 
@@ -106,12 +113,12 @@ def _by_number(
             "one of these"
         )
     last = record.checkpoint if record is not None else None
-    # Two runs may have used a number: one of them was never committed.
+    # Two runs may have used the same number; then one of them was never committed.
     committed = [each for each in found if _was_committed(each, last, pointer)]
     if not committed:
         raise CheckpointError(
             f"flow {flow!r}: checkpoint {number} was never committed: its run ended before, and what it had written "
-            'was taken back, so outputs would be missing; go on with restore="last", or from one that was committed'
+            'was aborted, so outputs would be missing; resume with restore="last", or from one that was committed'
         )
     return committed[-1]
 
@@ -119,25 +126,25 @@ def _by_number(
 def _was_committed(
     checkpoint: CheckpointId, last: CheckpointId | None, pointer: CommitPointer | None
 ) -> bool:
-    """``last`` is what the last commit record names; where nobody knows what was committed, all may be."""
+    """Return whether a checkpoint was committed, or may be if that is unknown; ``last`` is of the last commit
+    record.
+    """
     if last is not None and checkpoint.run == last.run and checkpoint.number <= last.number:
         return True
     return pointer is None or checkpoint == pointer.committed or pointer.has_led_to_commit(checkpoint)
 
 
 def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
-    """For messages: which checkpoints there are."""
+    """Return the numbers of the stored checkpoints, for messages."""
     return ", ".join(str(header.id.number) for header in stored) or "none"
 
 
 def check_steps(
     header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
 ) -> None:
-    """Raise CheckpointError unless the snapshot is one of the flow that has these steps.
+    """Raise CheckpointError unless the snapshot and the flow have the same steps with state.
 
-    Of ``changed_steps`` the state may be left behind, or begin anew.
-
-    From a stored snapshot to the states that the tasks of this job take over.
+    The steps in ``changed_steps`` may be in only one of them.
     """
     where = f"flow {header.flow!r}, checkpoint {header.id.number}"
     for name in header.steps:
@@ -154,12 +161,12 @@ def check_steps(
             )
 
 
-def left_behind(
+def steps_left_behind(
     header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
 ) -> list[str]:
-    """The steps whose state is not taken over: those that are gone, and sources, which begin where they are told to.
+    """Return the steps of the snapshot whose state is dropped: steps that are gone, and sources, which start again.
 
-    A step that is on both sides keeps its state, so that the option does no harm where it is left in a program.
+    Other steps in ``changed_steps`` keep their state, so the option may stay in a program.
     """
     return [
         name
@@ -180,32 +187,34 @@ async def states_of_tasks(
     *,
     dropped: Collection[str],
     queues: ExitStack,
-) -> dict[str, dict[str, Any]]:
-    """The state of each task and service by its name. What is deferred is read from ``stored`` as they take it over.
+) -> TaskStates:
+    """Return the state of each task and service by its name. Deferred pieces are read from ``stored`` when needed.
 
-    Where the parallelism of steps has changed, or other steps are chained, it is shared out anew; what was fed back
-    through topics may wait in ``queues`` then, to be closed when the tasks have taken over.
+    If the parallelism or the chains of steps have changed, the state is redistributed. Then feedback that was in topics
+    may wait in ``queues``, which the caller closes when the tasks have restored their states.
     """
-    states: dict[str, Any] = {}
+    states: dict[str, PlainValue] = {}
     for name in stored.part_names():
         if PartName.of(name).step in dropped:
             continue
         content = await stored.content(name)
-        states[name] = plain_data.decode_state(content, functools.partial(_Again, stored, name, plain_data))
+        states[name] = plain_data.decode_state(
+            content, functools.partial(_DecodedFrames, stored, name, plain_data)
+        )
         await asyncio.sleep(0)
     services = {
         f"{part.kind} {part.step}": states.pop(name)
         for name in list(states)
         if (part := PartName.of(name)).kind == SERVICE
     }
-    old = OldJob.of(stored.header, states)
-    if not fits(old, tasks):
+    old = OldJob.from_states(stored.header, states)
+    if not has_same_tasks(old, tasks):
         heads = dict.fromkeys(task.first.step for task in tasks)
-        shared_out = await redistributed(
-            await with_batches(old, heads, plain_data, clock, queues), tasks, plain_data
+        shared_out = await redistribute_states(
+            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data
         )
         return {**shared_out, **services}
-    found: dict[str, dict[str, Any]] = dict(services)
+    found: TaskStates = dict(services)
     for task in tasks:
         steps = [instance.step.name for instance in task.instances]
         state = task_state(task.first.step.name, task.first.subtask, steps, states)
@@ -215,8 +224,8 @@ async def states_of_tasks(
 
 
 @final
-class _Again:
-    """The decoded frames of a deferred piece, read anew whenever one goes through them."""
+class _DecodedFrames:
+    """The decoded frames of a deferred piece; they are read again in each iteration."""
 
     def __init__(self, stored: StoredSnapshot, part: str, plain_data: PlainData, number: int) -> None:
         self._stored = stored
@@ -224,7 +233,7 @@ class _Again:
         self._plain_data = plain_data
         self._number = number
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PlainValue]:
         return map(self._plain_data.decode, self._stored.frames(self._part, self._number))
 
 
@@ -233,9 +242,8 @@ _log = logging.getLogger("streamiter.job")
 
 @final
 class JobRestore:
-    """Of one run. ``find``, then the tasks take over their states, then ``settle``; ``close`` in any case.
-
-    Where a run begins: it takes over from older ones, chooses a checkpoint, and says so once all have taken over.
+    """The start of one run: ``load_states``, then the tasks restore their states, then ``confirm``; always
+    ``close``.
     """
 
     def __init__(
@@ -249,7 +257,7 @@ class JobRestore:
         steps: Mapping[str, StepState],
         run_id: str,
     ) -> None:
-        """``steps`` are those that keep state."""
+        """``steps`` are the steps with state."""
         self._flow = flow
         self._store = store
         self._transaction = transaction
@@ -261,21 +269,19 @@ class JobRestore:
         self._pointer: CommitPointer | None = None
         self._snapshot: StoredSnapshot | None = None
         self._queues = contextlib.ExitStack()
-        """In which that waits which tasks take over."""
+        """Queues that are part of the states of tasks."""
         self.checkpoint: CheckpointId | None = None
-        """The one to go on from; None to begin anew."""
+        """The checkpoint that the run starts from; None for no checkpoint."""
         self.highest_number = 0
-        """Of the checkpoints that are there already."""
+        """The highest number of the existing checkpoints."""
 
-    async def find(
-        self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock
-    ) -> dict[str, dict[str, Any]]:
-        """Fence older runs, and load the states of the tasks, by their names; none to begin anew."""
+    async def load_states(self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock) -> TaskStates:
+        """Shut out older runs, and return the states of the tasks by their names; no states without a checkpoint."""
         if self._transaction is not None:
             self._record = await self._last_commit(self._transaction)
         self._pointer = await self._claimed()
         stored = await self._store.list(self._flow)
-        self.checkpoint = chosen_checkpoint(
+        self.checkpoint = choose_checkpoint(
             self._flow,
             self._restore,
             record=self._record,
@@ -291,8 +297,8 @@ class JobRestore:
             return {}
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
         check_steps(snapshot.header, self._steps, self._changed_steps)
-        dropped = left_behind(snapshot.header, self._steps, self._changed_steps)
-        self._tell(snapshot.header, dropped)
+        dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
+        self._warn(snapshot.header, dropped)
         return await states_of_tasks(snapshot, tasks, plain_data, clock, dropped=dropped, queues=self._queues)
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
@@ -318,21 +324,21 @@ class JobRestore:
         try:
             return await self._store.open(self._flow, checkpoint)
         except CheckpointError as error:
-            # Newer ones were never committed: what was written between is nowhere.
+            # Newer checkpoints were never committed, so outputs between them and this one would be missing.
             older = [header for header in stored if header.id.number < checkpoint.number]
             another = (
-                f"or go on from an older one with restore=<number>, there is {numbers_of(older)} (outputs since then "
-                "come twice); "
+                f"or resume from an older one with restore=<number>, there is {numbers_of(older)} (later outputs are "
+                "written twice); "
                 if older
                 else ""
             )
             raise CheckpointError(
-                f"flow {self._flow!r}: checkpoint {checkpoint}, the one to go on from, cannot be read: {error}. "
-                f"Give the folder that the last run had; {another}or begin anew with restore=None (outputs that are "
-                "committed stay)"
+                f"flow {self._flow!r}: checkpoint {checkpoint}, from which the run should resume, cannot be read: "
+                f"{error}. Give the folder that the last run had; {another}or start without state with restore=None "
+                "(outputs that are committed stay)"
             ) from error
 
-    def _tell(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
+    def _warn(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
         if unknown := [
             name for name in self._changed_steps if name not in header.steps and name not in self._steps
         ]:
@@ -351,15 +357,15 @@ class JobRestore:
         if header.job_ended:
             _log.warning(
                 "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
-                "start with restore=None to begin anew",
+                "start without state with restore=None",
                 self._flow,
                 header.id.number,
             )
 
-    async def settle(self) -> None:
-        """All tasks have taken over: only now it counts for the runs that come.
+    async def confirm(self) -> None:
+        """Make the chosen checkpoint the committed one, when all tasks have restored their states.
 
-        Before, a start that failed, or was made with a wrong option, leaves all as it was.
+        A start that fails before, for example because of a wrong option, changes nothing.
         """
         await self.close()
         chosen, pointer = self.checkpoint, self._pointer
@@ -369,11 +375,11 @@ class JobRestore:
             await self._store.claim(self._flow, self._run_id, begin_anew=True)
         elif pointer is None or pointer.committed != chosen:
             await self._store.commit(self._flow, chosen)
-        what = "begins anew" if chosen is None else f"goes on from checkpoint {chosen.number}"
+        what = "starts without state" if chosen is None else f"resumes from checkpoint {chosen.number}"
         _log.info("flow %r: %s", self._flow, what)
 
     async def close(self) -> None:
-        """Let go of the snapshot. May be called more than once."""
+        """Close the snapshot and the queues. May be called more than once."""
         self._queues.close()
         if self._snapshot is not None:
             snapshot, self._snapshot = self._snapshot, None

@@ -3,24 +3,17 @@
 A snapshot consists of parts: one for each operator of a task, and one for the task itself. Parts are named after
 steps, so that a chain may have other operators in the next run:
 
-===================  ==========================================================================================
-name                 content
-===================  ==========================================================================================
-``step NAME[i]``     the state of subtask i of an operator
-``task NAME[i]``     the state of the task that begins with subtask i of this step
-``feedback NAME[i]`` the feedback that this task has received between its barrier and the barrier's return
-``service NAME[0]``  the state of a parameter server
-===================  ==========================================================================================
+===================  ===================================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
-from streamiter.deferred import Deferred, release_all
+from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import PlainDataError
 from streamiter.operators.operator import Boundary, ServiceWorker
 from streamiter.operators.output import RecordFailure
@@ -33,6 +26,8 @@ from streamiter.runtime.gate import Gate
 __all__ = [
     "PartName",
     "TaskBarriers",
+    "TaskState",
+    "TaskStates",
     "encode_log",
     "encode_service",
     "encode_task",
@@ -40,6 +35,12 @@ __all__ = [
     "release_parts",
     "task_state",
 ]
+
+TaskState: TypeAlias = dict[str, PlainValue]
+"""The state of a task: the entries of ``Task.snapshot``, as plain data."""
+
+TaskStates: TypeAlias = dict[str, TaskState]
+"""The states of tasks, and of parameter servers, by name."""
 
 STEP, TASK, FEEDBACK, SERVICE = "step", "task", "feedback", "service"
 
@@ -68,7 +69,7 @@ class TaskBarriers:
         gate: Gate,
         boundary: Boundary | None,
         reader: StopsReading | None,
-        take_state: Callable[[], Awaitable[dict[str, Any]]],
+        take_state: Callable[[], Awaitable[dict[str, PlainValue]]],
         pass_on: Callable[[Control], None],
         acknowledge: Callable[[int, list[SnapshotPart]], None],
         plain_data: PlainData,
@@ -190,31 +191,34 @@ class TaskBarriers:
 
 
 class PartName(NamedTuple):
-    """The name of a part: its kind, the step, and the subtask.
+    """The name of a part.
 
     >>> PartName.of("step per user[3]")
     PartName(kind='step', step='per user', subtask=3)
     """
 
     kind: str
+    """``step``, ``task``, ``feedback`` or ``service``."""
     step: str
+    """The name of the step."""
     subtask: int
+    """The number of the subtask."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.step}[{self.subtask}]"
 
     @classmethod
     def of(cls, name: str) -> PartName:
-        """Parse a name that ``str`` returned."""
+        """Return the name from its text."""
         kind, _, rest = name.partition(" ")
         step, _, subtask = rest.removesuffix("]").rpartition("[")
         return cls(kind, step, int(subtask))
 
 
 def encode_task(
-    first_step: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData
+    first_step: str, subtask: int, state: Mapping[str, PlainValue], plain_data: PlainData
 ) -> list[SnapshotPart]:
-    """Encode the state of a task now, so that later changes to its objects have no effect."""
+    """Encode the result of ``Task.snapshot``; later changes of the state do not affect the parts."""
     parts: list[SnapshotPart] = []
     of_task = {key: value for key, value in state.items() if key != "operators"}
     pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
@@ -228,23 +232,23 @@ def encode_task(
 
 
 def release_parts(parts: Iterable[SnapshotPart]) -> None:
-    """Release the deferred pieces of these parts, which are not needed any more."""
+    """Release all deferred pieces of these parts."""
     for part in parts:
         for deferred in part.deferred:
             deferred.release()
 
 
-def encode_log(first_step: str, subtask: int, logged: Any, plain_data: PlainData) -> SnapshotPart:
-    """Encode the feedback log of a task."""
+def encode_log(first_step: str, subtask: int, logged: PlainValue, plain_data: PlainData) -> SnapshotPart:
+    """Encode the feedback that belongs to the snapshot of a head."""
     return _encoded(PartName(FEEDBACK, first_step, subtask), logged, plain_data)
 
 
-def encode_service(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
+def encode_service(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
     """Encode the state of a parameter server."""
     return _encoded(name, state, plain_data)
 
 
-def _encoded(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
+def _encoded(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
     try:
         content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
     except PlainDataError as error:
@@ -261,9 +265,9 @@ def held_in_memory(deferred: Deferred) -> list[bytes]:
 
 
 def task_state(
-    first_step: str, subtask: int, steps: Iterable[str], states: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the state that ``Task.open`` takes, from the states of all parts by name; None for an unknown task."""
+    first_step: str, subtask: int, steps: Iterable[str], states: Mapping[str, PlainValue]
+) -> TaskState | None:
+    """Return the state for ``Task.open`` from states by the names of their parts; None if the task has no state."""
     of_task = states.get(str(PartName(TASK, first_step, subtask)))
     if of_task is None:
         return None
