@@ -39,7 +39,7 @@ class BodyLoop(StepLoop, Protocol):
 
     @property
     def round_scope(self) -> object | None:
-        """The part of the body that is being built now and whose operators are made anew for each epoch, or None."""
+        """The part of the body that is being built now and gives each epoch operators of its own, or None."""
 
     def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
         """Raise GraphError if a step would read a stream across the border of such a part."""

@@ -381,8 +381,8 @@ def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: obje
     for option, given in (("snapshot", snapshot), ("worker", worker)):
         if checkpoints is not None and given is not None:
             raise ConfigurationError(
-                f"flow {flow!r}: expected either checkpoints= or {option}=, given both; a checkpoint is of one "
-                "process, and goes on from the last one by itself"
+                f"flow {flow!r}: expected either checkpoints= or {option}=, given both; a job with checkpoints "
+                "is a single process, and resumes from the last checkpoint by itself"
             )
 
 

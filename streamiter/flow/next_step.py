@@ -276,7 +276,7 @@ def add_publisher(
     if (topic.url, model) in published:
         raise GraphError(
             f"publish_model: expected one publisher of the model {model!r} to {topic.name!r}, given a second "
-            f"beside the one at {published[topic.url, model]}; give each model a name of its own"
+            f"one; the first is at {published[topic.url, model]}; give each model a name of its own"
         )
     at_least_once = delivery == "at_least_once"
     # Imported here: it needs all of its room, and most flows publish no model.

@@ -1,7 +1,7 @@
 """The border of a loop: the operators through which records enter the body of an iteration.
 
-A *head* stands before each variable stream: it passes on the initial variables, then the feedback. A *criteria head*
-receives the termination criteria. An *entrance* stands before each data stream. They are boundary operators, which see
+A *head* is before each variable stream: it passes on the initial variables, then the feedback. A *criteria head*
+receives the termination criteria. An *entrance* is before each data stream. They are boundary operators, which see
 control records themselves; they report to the loop's coordinator, and it tells them when an epoch is complete and when
 the iteration ends.
 """
@@ -404,10 +404,10 @@ class Entrance(Boundary):
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
         self.last_complete = -1
-        self._brought = -1
+        self._arrived_watermark = -1
         """The last watermark that has arrived; it is passed on as far as no data of its epochs waits."""
-        self._passed = -1
-        self._end_brought = False
+        self._passed_watermark = -1
+        self._end_arrived = False
         self._data_ended = False
         self._ended_in: int | None = None
         self._throttled = False
@@ -460,9 +460,9 @@ class Entrance(Boundary):
             await out.control(EndOfInput(control.epoch))
         elif isinstance(control, (EpochWatermark, InputEnded)):
             if isinstance(control, EpochWatermark):
-                self._brought = control.epoch
+                self._arrived_watermark = control.epoch
             else:
-                self._end_brought = True
+                self._end_arrived = True
             await self._pass(out)
 
     async def _admit_waiting(self, out: BoundaryOutput) -> None:
@@ -478,19 +478,19 @@ class Entrance(Boundary):
 
     async def _pass(self, out: BoundaryOutput) -> None:
         """Pass on the watermark, and the end of the data, as far as no data waits before them."""
-        covered = min([self._brought, *(batch.epoch - 1 for batch in self._waiting)])
-        if self._stamped and covered > self._passed:
-            self._passed = covered
+        covered = min([self._arrived_watermark, *(batch.epoch - 1 for batch in self._waiting)])
+        if self._stamped and covered > self._passed_watermark:
+            self._passed_watermark = covered
             await out.control(EpochWatermark(covered))
             self.coordinator.entrance_passed(self._index, covered)
-        if self._end_brought and not self._waiting and not self._data_ended:
+        if self._end_arrived and not self._waiting and not self._data_ended:
             self._data_ended = True
             await self.data_has_ended(out)
             self.coordinator.entrance_ended(self._index)
 
     async def data_has_ended(self, out: BoundaryOutput) -> None:
         """Tell the body that the data has ended."""
-        await out.control(EndOfData(max(0, self._passed)))
+        await out.control(EndOfData(max(0, self._passed_watermark)))
 
     def _is_too_far_ahead(self, epoch: int) -> bool:
         ahead = self._max_epochs_ahead
@@ -505,9 +505,9 @@ class Entrance(Boundary):
     def snapshot(self) -> dict[str, Any]:
         return {
             "last complete": self.last_complete,
-            "brought": self._brought,
-            "passed": self._passed,
-            "end brought": self._end_brought,
+            "brought": self._arrived_watermark,
+            "passed": self._passed_watermark,
+            "end brought": self._end_arrived,
             "data ended": self._data_ended,
             "ended in": self._ended_in,
             "waiting": [(batch.records, batch.epoch) for batch in self._waiting],
@@ -516,9 +516,9 @@ class Entrance(Boundary):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.last_complete = state["last complete"]
-        self._brought = state["brought"]
-        self._passed = state["passed"]
-        self._end_brought = state["end brought"]
+        self._arrived_watermark = state["brought"]
+        self._passed_watermark = state["passed"]
+        self._end_arrived = state["end brought"]
         self._data_ended = state["data ended"]
         self._ended_in = state["ended in"]
         self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
@@ -535,8 +535,8 @@ class Entrance(Boundary):
         )
 
     def _report_again(self) -> None:
-        if self._passed >= 0:
-            self.coordinator.entrance_passed(self._index, self._passed)
+        if self._passed_watermark >= 0:
+            self.coordinator.entrance_passed(self._index, self._passed_watermark)
         if self._data_ended:
             self.coordinator.entrance_ended(self._index)
 

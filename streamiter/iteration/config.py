@@ -172,7 +172,7 @@ def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[DataStr
             if stream.flow is not initial[0].flow:
                 raise GraphError(
                     f"iteration: expected streams of one flow, given {kind} stream {number} "
-                    f"({stream.name!r}) of flow {stream.flow.name!r} beside flow {initial[0].flow.name!r}; make "
+                    f"({stream.name!r}) of flow {stream.flow.name!r} and flow {initial[0].flow.name!r}; make "
                     "all of them with methods of one flow"
                 )
     if initial[0].flow.loop is not None:

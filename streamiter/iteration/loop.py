@@ -1,4 +1,4 @@
-"""The loop of an iteration while the graph is built, and the parts of its body that are made anew in each round.
+"""The loop of an iteration while the graph is built, and ``for_each_round``.
 
 ``Loop`` knows the steps at the border of the body and checks the steps inside. In a part that ``for_each_round`` makes,
 each epoch has operators of its own; ``RoundScope`` marks the steps of such a part.
@@ -74,7 +74,7 @@ class Loop:
 
     @property
     def round_scope(self) -> RoundScope | None:
-        """The part of the body that is being built now and whose operators are made anew for each epoch, or None."""
+        """The part of the body that is being built now and gives each epoch operators of its own, or None."""
         return self._round_scope
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ class Loop:
             self._round_scope = None
 
     def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
-        """Raise GraphError if a step would read a stream across the border of a part that is made anew each round."""
+        """Raise GraphError if a step would read a stream across the border of a ``for_each_round``."""
         for edge in edges:
             scope = edge.upstream.round_scope
             if self.round_scope is not None:
@@ -239,13 +239,13 @@ def _refuse_to_share(step: Step, expected: str, given: str, instead: str) -> Non
     )
 
 
-# -- parts of a body that begin anew in each round -----------------------------------------------------------
+# -- for_each_round ----------------------------------------------------------------------------------------
 
 _StepOutput = tuple[Step, OutputTag | None]
 
 
 class RoundScope:
-    """A part of a body whose operators are made anew for each epoch; it knows which streams may enter and leave."""
+    """A part of a body that gives each epoch its own operators; it knows which streams may enter and leave the part."""
 
     def __init__(self, *, whole_body: bool = False, given: Iterable[Stream] = ()) -> None:
         self.whole_body = whole_body
@@ -278,7 +278,7 @@ class RoundScope:
 def for_each_round(
     streams: Sequence[Stream], sub_body: Callable[[list[Stream]], Sequence[Stream]]
 ) -> list[Stream]:
-    """Make the operators of the steps that ``sub_body`` adds anew in each epoch of a bounded iteration.
+    """Give each epoch of a bounded iteration its own operators of the steps that ``sub_body`` adds.
 
     The operators are made for the first record of an epoch and finish at its end. So steps for bounded input work
     inside a loop: ``reduce_all``, ``sort``, ``join``. Data that is not replayed arrives in epoch 0 only.
@@ -318,9 +318,7 @@ def for_each_round(
         )
     loop = _loop_of(given[0])
     around = loop.round_scope
-    if (
-        around is not None and around.whole_body
-    ):  # The operators of the whole body are made anew in each round.
+    if around is not None and around.whole_body:  # Each round has its own operators of the whole body.
         with given[0].flow.all_or_nothing():
             return _result(sub_body(given))
     if around is not None:

@@ -75,7 +75,7 @@ class EndReason(enum.Enum):
     """Why an iteration has ended."""
 
     NO_FEEDBACK = "nothing was fed back"
-    NO_FEEDBACK_DESPITE_CRITERIA = "nothing was fed back, though the termination criteria asked to go on"
+    NO_FEEDBACK_DESPITE_CRITERIA = "nothing was fed back, though the termination criteria asked to continue"
     NO_CRITERIA = "the termination criteria brought nothing"
     DRAINED = "the job was drained"
 

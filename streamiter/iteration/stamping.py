@@ -1,8 +1,13 @@
-"""Epochs on unbounded data: groups of records, each followed by its epoch watermark."""
+"""Epochs on unbounded data: ``epochs_every`` cuts a stream into groups of records, and a watermark follows each group.
+
+A ``Stamper`` cuts by the number of records or at marks, and a ``TimedStamper`` by the clock. The subtasks of one step
+share an object, so that subtasks without input complete the same epochs: ``StampingPace`` or ``StampingClock``.
+``Silence`` decides when a subtask has no input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
@@ -34,34 +39,34 @@ def epochs_every(
     idle_timeout: float | None = None,
     name: str | None = None,
 ) -> Stream:
-    """Stamp a stream with epochs, so that in an unbounded iteration listeners hear of them on endless input.
+    """Stamp a stream with epochs, so that listeners in an unbounded iteration are told of epochs on endless input.
 
-    The records of each subtask are cut into groups: the first gets epoch 0, the next 1, …, and each is
-    followed in-band by its ``EpochWatermark``. One of these says where a group ends:
+    The records of each subtask are cut into groups. The first group has epoch 0, the next 1, …, and an
+    ``EpochWatermark`` follows each group in-band. One of these options says where a group ends:
 
     - ``records=n``: after n records of the subtask.
-    - ``seconds=s``: every s seconds of the job's clock, at all subtasks at the same time; what has no records
-      in that time goes along. Where nobody has any, no epoch ends.
-    - ``marks=predicate``: at each record for which ``marks(record)`` is true (a row of ``Columns`` is a dict).
-      The mark is not passed on. Two in a row make an epoch without records. What the predicate raises ends
-      the job, naming the record.
+    - ``seconds=s``: every s seconds of the job's clock, at all subtasks at the same time; a subtask without records in
+      that time completes the epoch, too. If no subtask has records, no epoch ends.
+    - ``marks=predicate``: at each record for which ``marks(record)`` is true (a row of ``Columns`` is a dict). The mark
+      is not passed on. Two marks in a row make an epoch without records. If the predicate raises, the job ends, and the
+      error names the record.
 
-    When its input ends, a subtask's last group ends too.
+    When the input of a subtask ends, its last group ends, too.
 
-    **Subtasks without input.** An epoch is complete when every subtask has completed it, so in synchronous
-    training the model waits for the slowest. Not for a subtask that no partition belongs to: it goes along
-    with the others. With ``idle_timeout`` neither for one that nothing has come to for so many seconds, since
-    the start or since its last record: the group it is in ends, smaller than the others, and it goes along
-    with them. Then each epoch is trained on the records of those who have some. What comes to it later is in
-    the epoch after those that all others have completed, so nothing is lost and nothing comes late. The model
-    waits that long once, each time a partition falls silent: choose a time that is longer than the pauses of
-    a healthy one. Without it the others wait for as long as the partition is silent. With ``seconds`` nobody
-    waits for a silent subtask, and it changes nothing.
+    **Subtasks without input.** An epoch is complete when every subtask has completed it, so in synchronous training the
+    model waits for the slowest subtask. A subtask without any partition delays no other: it completes the epochs of the
+    others. With ``idle_timeout``, a subtask is silent if no record has arrived for so many seconds, since the start or
+    since its last record. Its current group ends, smaller than the others, and it then completes the epochs of the
+    others, which are trained on the records of the other subtasks. Later records of the silent subtask belong to the
+    epoch after those that all others have completed, so no record is lost or late. Each time a partition falls silent,
+    the model waits once for that time: choose a time that is longer than the pauses of a healthy partition. Without
+    ``idle_timeout`` the others wait as long as the partition is silent. With ``seconds`` no subtask waits for a silent
+    one, and ``idle_timeout`` has no effect.
 
-    Subtasks go along with others of the same step only: of two streams that are stamped apart, an iteration
-    waits for the slower. Stamp their union where that is not wanted.
+    This holds for the subtasks of one step: if two streams are stamped separately, an iteration waits for the slower
+    one. Stamp their union to avoid this.
 
-    Raises GraphError inside an iteration body, and for other than one of ``records``, ``seconds``, ``marks``.
+    Raises GraphError inside an iteration body, and unless exactly one of ``records``, ``seconds``, ``marks`` is given.
 
     >>> from streamiter import Flow, Operator
     >>> class WithEpoch(Operator):
@@ -145,13 +150,11 @@ def _check_records(records: Any) -> None:
 
 
 class Stamper(Boundary):
-    """Cuts batches where an epoch ends; without input it goes along with the others.
+    """Gives epochs to the records of its subtask by their number or at marks; it cuts batches where an epoch ends.
 
-    Without input is who no partition belongs to, and who nothing has come to for ``idle_timeout_s``. What is
-    posted to it is handled before what is in its channels: when data comes, it has gone along as far as the
-    others have come, and when its input ends, nothing that was posted is still to come.
-
-    The stamper: gives the records of its subtask epochs as they come, by their number or at marks.
+    A subtask without input completes the epochs of the others: one without any partition, or one that no record has
+    reached for ``idle_timeout_s``. Posted control records are handled before records in channels. So when records
+    arrive, the subtask has caught up with the others, and when its input ends, no posted control record is left.
     """
 
     gives_epochs = True
@@ -161,7 +164,7 @@ class Stamper(Boundary):
         self._idle_timeout_s = idle_timeout_s
         self._epoch = 0
         self._count = 0
-        """Records of that epoch."""
+        """The number of records of that epoch."""
         self._idle = False
         self._ended = False
 
@@ -173,15 +176,15 @@ class Stamper(Boundary):
             ("stamping", context.name), lambda: StampingPace(context.parallelism)
         )
         self._silence = Silence(context, self._idle_timeout_s)
-        self._silence.begin()
+        self._silence.start()
 
     def close(self) -> None:
         self._silence.stop()
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if self._idle:
-            self._wake_up()
-        self._silence.broken()
+            self._become_active()
+        self._silence.interrupt()
         for piece, ends_epoch in self._groups.cut(records, self._count, self._step):
             if len(piece):
                 out.emit_batch(piece, self._epoch)
@@ -193,19 +196,19 @@ class Stamper(Boundary):
         if isinstance(control, InputEnded):
             await self._end(out)
         elif isinstance(control, Idle):
-            await self._fall_idle(out)
-        elif isinstance(control, SilenceDue):
-            if self._silence.has_lasted():
-                await self._fall_idle(out)
-        elif isinstance(control, GoAlong):
-            self._pace.told(self._index)
-            await self._go_along(self._pace.reached, out)
+            await self._become_idle(out)
+        elif isinstance(control, CheckSilence):
+            if self._silence.check():
+                await self._become_idle(out)
+        elif isinstance(control, CatchUp):
+            self._pace.handled_catch_up(self._index)
+            await self._catch_up_with(self._pace.reached, out)
         elif isinstance(control, EndOfInput):
             await out.control(EndOfInput())
 
     async def _complete(self, out: BoundaryOutput) -> None:
         await out.control(EpochWatermark(self._epoch))
-        self._pace.has_completed(self._index, self._epoch)
+        self._pace.complete_epoch(self._index, self._epoch)
         self._epoch += 1
         self._count = 0
 
@@ -214,21 +217,21 @@ class Stamper(Boundary):
         if self._count:
             await self._complete(out)
         self._ended = True
-        self._pace.has_ended(self._index, self._epoch - 1)
+        self._pace.end(self._index, self._epoch - 1)
 
-    async def _fall_idle(self, out: BoundaryOutput) -> None:
+    async def _become_idle(self, out: BoundaryOutput) -> None:
         self._silence.stop()
         if self._count:
             await self._complete(out)
         self._idle = True
-        self._pace.is_idle(self._index, self._post)
+        self._pace.set_idle(self._index, self._post)
 
-    def _wake_up(self) -> None:
+    def _become_active(self) -> None:
         self._idle = False
-        self._pace.goes_on(self._index, self._epoch - 1)
-        self._silence.begin()
+        self._pace.set_active(self._index, self._epoch - 1)
+        self._silence.start()
 
-    async def _go_along(self, reached: int, out: BoundaryOutput) -> None:
+    async def _catch_up_with(self, reached: int, out: BoundaryOutput) -> None:
         if reached >= self._epoch:
             await out.control(EpochWatermark(reached))
             self._epoch = reached + 1
@@ -241,27 +244,24 @@ class Stamper(Boundary):
         self._count = state["count"]
         self._idle = state["idle"]
         self._ended = state["ended"]
-        self._pace.has_completed(self._index, self._epoch - 1)
+        self._pace.complete_epoch(self._index, self._epoch - 1)
         if self._ended:
-            self._pace.has_ended(self._index, self._epoch - 1)
+            self._pace.end(self._index, self._epoch - 1)
         elif self._idle:
-            self._pace.is_idle(self._index, self._post)
+            self._pace.set_idle(self._index, self._post)
         if self._ended or self._idle:
             self._silence.stop()
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """All go on in the epoch of whoever has come furthest: nothing comes late, and groups begin anew."""
+        """Continue at all subtasks in the furthest epoch of any: no record is late, and a new group begins."""
         epoch = max(state["epoch"] for state in states)
         ended = all(state["ended"] for state in states)
         return [{"epoch": epoch, "count": 0, "idle": False, "ended": ended} for _ in range(parallelism)]
 
 
 class TimedStamper(Boundary):
-    """Passes records on in the epoch under way, until the clock of its step ends that.
-
-    The timed stamper: gives the records of its subtask epochs by the clock.
-    """
+    """Gives epochs to the records of its subtask by time: all belong to the current epoch of the step's clock."""
 
     gives_epochs = True
 
@@ -269,7 +269,7 @@ class TimedStamper(Boundary):
         self._seconds = seconds
         self._epoch = 0
         self._has_records = False
-        """Whether some are of that epoch."""
+        """Whether it has passed on records of that epoch."""
         self._ended = False
 
     def open(self, context: Context) -> None:
@@ -285,11 +285,11 @@ class TimedStamper(Boundary):
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         out.emit_batch(records, self._epoch)
         self._has_records = True
-        self._clock.has_records(self._epoch)
+        self._clock.add_records(self._epoch)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, GoAlong):
-            self._clock.told(self._index)
+        if isinstance(control, CatchUp):
+            self._clock.handled_catch_up(self._index)
             await self._complete(self._clock.last_ended, out)
         elif isinstance(control, InputEnded):
             if self._has_records:
@@ -317,15 +317,15 @@ class TimedStamper(Boundary):
         self._epoch = state["epoch"]
         self._has_records = state["has records"]
         self._ended = state["ended"]
-        self._clock.go_on_after(self._epoch - 1, state["remaining_s"])
+        self._clock.resume_after(self._epoch - 1, state["remaining_s"])
         if self._has_records:
-            self._clock.has_records(self._epoch)
+            self._clock.add_records(self._epoch)
         if self._ended:
             self._clock.leave(self._index)
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """All go on in the epoch of whoever has come furthest, until the time comes that was to come."""
+        """Continue at all subtasks in the furthest epoch of any, which ends after the shortest remaining time."""
         epoch = max(state["epoch"] for state in states)
         shared = {
             "epoch": epoch,
@@ -337,21 +337,18 @@ class TimedStamper(Boundary):
 
 
 class EpochGrouping(Protocol):
-    """A way to cut. It keeps nothing between two batches.
-
-    Where the records of a subtask are cut into epochs, one class for each way.
-    """
+    """A way to cut the records of a subtask into epochs. It keeps no state between two batches."""
 
     def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """The pieces of a batch (some may be empty), each with whether its epoch ends behind it.
+        """Return the pieces of a batch (some may be empty), each with whether its epoch ends after it.
 
-        ``count`` is how many records the epoch has already; ``step`` is for errors.
+        ``count`` is the number of records that the epoch has already; ``step`` is for errors.
         """
 
 
 @final
 class GroupsOf:
-    """Groups of so many records.
+    """Cuts groups of a number of records.
 
     >>> list(GroupsOf(3).cut(["b", "c", "d", "e"], 1, "stamp"))
     [(['b', 'c'], True), (['d', 'e'], False)]
@@ -361,10 +358,10 @@ class GroupsOf:
         self._records = records
 
     def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`Groups`."""
+        """See :class:`EpochGrouping`."""
         start, length = 0, len(batch)
         while start < length:
-            # A restored step may have been told to make smaller groups than the one it is in.
+            # A restored step may now make smaller groups than its current one is already.
             missing = max(0, self._records - count)
             stop = min(length, start + missing)
             yield slice_batch(batch, start, stop), stop - start == missing
@@ -373,7 +370,7 @@ class GroupsOf:
 
 @final
 class GroupsUpToMarks:
-    """Groups of the records between two marks, which are left out.
+    """Cuts groups of the records between two marks; the marks are left out.
 
     >>> list(GroupsUpToMarks(lambda record: record == "|").cut(["a", "b", "|", "c"], 0, "stamp"))
     [(['a', 'b'], True), (['c'], False)]
@@ -383,7 +380,7 @@ class GroupsUpToMarks:
         self._marks = marks
 
     def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`Groups`."""
+        """See :class:`EpochGrouping`."""
         start = 0
         for mark in self._places(batch, step):
             yield slice_batch(batch, start, mark), True
@@ -399,16 +396,38 @@ class GroupsUpToMarks:
             fail_at(batch, progress, error, Output(step))
 
 
+class _CatchUpPosts:
+    """Posts ``CatchUp`` to subtasks: at most one that a subtask has not handled."""
+
+    def __init__(self) -> None:
+        self._unhandled: set[int] = set()
+
+    def send(self, posts: Mapping[int, Callable[[Control], None]]) -> None:
+        """Post to each of these subtasks, by number."""
+        for subtask, post in posts.items():
+            if subtask not in self._unhandled:
+                self._unhandled.add(subtask)
+                post(CatchUp())
+
+    def handled(self, subtask: int) -> None:
+        """Note that a subtask handles ``CatchUp``, and may be sent the next."""
+        self._unhandled.discard(subtask)
+
+
+@final
+class CatchUp(Control):
+    """Posted to a subtask: other subtasks of its step have completed later epochs."""
+
+    __slots__ = ()
+
+
 @final
 class StampingClock:
-    """Shared by the subtasks of one step, in one event loop.
+    """The clock of a step that ends epochs by time; the subtasks of the step share it, in one event loop.
 
-    Every so many seconds, counted from when the first subtask has joined, the epoch under way ends if any of
-    them has records of it. They are told, with at most one ``GoAlong`` under way to each; one that is blocked
-    meanwhile goes along with several epochs at once. So what comes in at the same time is of the same epoch,
-    at whichever subtask.
-
-    The clock of a stamping step: ends its epochs at all subtasks at once.
+    Every ``seconds`` seconds, counted from the first subtask that joins, the current epoch ends if any subtask has
+    records of it. All subtasks are posted ``CatchUp``. A subtask that is blocked meanwhile completes several epochs at
+    once. So records that arrive at the same time belong to the same epoch at all subtasks.
 
     >>> import asyncio
     >>> from streamiter.testing import VirtualClock
@@ -418,7 +437,7 @@ class StampingClock:
     ...     epochs.join(0, posted.append)
     ...     await clock.advance(5.0)
     ...     before = epochs.last_ended, len(posted)
-    ...     epochs.has_records(0)
+    ...     epochs.add_records(0)
     ...     await clock.advance(5.0)
     ...     return before, (epochs.last_ended, len(posted))
     >>> asyncio.run(main())
@@ -431,169 +450,150 @@ class StampingClock:
         self._due_s = clock.monotonic_s() + seconds
         self._timer: TimerHandle | None = None
         self._posts: dict[int, Callable[[Control], None]] = {}
-        self._told: set[int] = set()
+        self._catch_up = _CatchUpPosts()
         self._last_with_records = BEFORE_ALL_EPOCHS
         self.last_ended = BEFORE_ALL_EPOCHS
+        """The last epoch that has ended."""
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the time comes again."""
+        """The seconds until the clock ends the next epoch."""
         return self._due_s - self._clock.monotonic_s()
 
     def join(self, subtask: int, post: Callable[[Control], None]) -> None:
-        """A subtask is there."""
+        """Add a subtask; with the first one the clock starts."""
         self._posts[subtask] = post
         if self._timer is None:
             self._wait()
 
     def leave(self, subtask: int) -> None:
-        """A subtask has no more records; when all have left, the clock stops."""
+        """Remove a subtask that has no more records; when all have left, the clock stops."""
         self._posts.pop(subtask, None)
         if not self._posts:
             self._stop()
 
-    def has_records(self, epoch: int) -> None:
-        """A subtask has passed on records of ``epoch``."""
+    def add_records(self, epoch: int) -> None:
+        """Note that a subtask has passed on records of ``epoch``."""
         self._last_with_records = max(self._last_with_records, epoch)
 
-    def told(self, subtask: int) -> None:
-        """A subtask has heard ``GoAlong``."""
-        self._told.discard(subtask)
+    def handled_catch_up(self, subtask: int) -> None:
+        """Note that a subtask handles ``CatchUp``."""
+        self._catch_up.handled(subtask)
 
-    def go_on_after(self, epoch: int, remaining_s: float) -> None:
-        """A joined subtask is restored: it had gone along with ``epoch``, so the others have to as well.
+    def resume_after(self, epoch: int, remaining_s: float) -> None:
+        """Resume after a restore of a joined subtask that had completed ``epoch``: the others must complete it, too.
 
-        The time comes again when as much of it has passed as was left at the snapshot.
+        The next epoch ends when as many seconds have passed as were left at the snapshot.
         """
         self.last_ended = max(self.last_ended, epoch)
-        self._tell()
+        self._catch_up.send(self._posts)
         self._due_s = self._clock.monotonic_s() + min(max(0.0, remaining_s), self._seconds)
         self._stop()
         self._wait()
 
     def _wait(self) -> None:
-        self._timer = self._clock.call_later(max(0.0, self.remaining_s), self._time_has_come)
+        self._timer = self._clock.call_later(max(0.0, self.remaining_s), self._end_epoch)
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _time_has_come(self) -> None:
-        # From one due time to the next, whatever it is now: lateness must not add up. After a pause of the
-        # whole machine only once.
+    def _end_epoch(self) -> None:
+        # The next due time follows the last one, not the current time: otherwise delays would add up. After a pause of
+        # the whole machine, only one epoch ends.
         late_s = max(0.0, -self.remaining_s)
         self._due_s += self._seconds * (1 + late_s // self._seconds)
         self._wait()
         if self._last_with_records > self.last_ended:
             self.last_ended = self._last_with_records
-            self._tell()
-
-    def _tell(self) -> None:
-        for subtask, post in self._posts.items():
-            if subtask not in self._told:
-                self._told.add(subtask)
-                post(GoAlong())
-
-
-@final
-class GoAlong(Control):
-    """Posted to a subtask: others have come further."""
-
-    __slots__ = ()
+            self._catch_up.send(self._posts)
 
 
 @final
 class StampingPace:
-    """Shared by the subtasks of one step, in one event loop.
+    """The epochs that the subtasks of a stamping step have completed; the subtasks share it, in one event loop.
 
-    Idle ones are told, with at most one ``GoAlong`` under way to each, when the slowest of the others has
-    completed an epoch. Those that have ended are waited for no more. Where nobody has input, all go along to
-    the last epoch that anyone has completed: what was passed on is not to wait for what may never come.
-
-    How far the subtasks of a stamping step have come, so that those without input hold nobody back.
+    So subtasks without input delay no other. An idle subtask is posted ``CatchUp`` when the slowest of the subtasks
+    with input has completed an epoch. Subtasks that have ended are not waited for. If no subtask has input, all catch
+    up with the last epoch that any subtask has completed: records that were passed on must not wait for input that may
+    never arrive.
 
     >>> pace, posted = StampingPace(subtasks=3), []
-    >>> pace.is_idle(2, posted.append)
-    >>> pace.has_completed(0, 4), len(posted)
+    >>> pace.set_idle(2, posted.append)
+    >>> pace.complete_epoch(0, 4), len(posted)
     (None, 0)
-    >>> pace.has_completed(1, 3), len(posted)
+    >>> pace.complete_epoch(1, 3), len(posted)
     (None, 1)
-    >>> pace.told(2), pace.reached
+    >>> pace.handled_catch_up(2), pace.reached
     (None, 3)
     """
 
     def __init__(self, subtasks: int) -> None:
         self._completed = dict.fromkeys(range(subtasks), BEFORE_ALL_EPOCHS)
-        """By subtask that has input: the last epoch it has completed."""
+        """For each subtask with input the last epoch that it has completed."""
         self._idle: dict[int, Callable[[Control], None]] = {}
         self._furthest = BEFORE_ALL_EPOCHS
-        self._told: set[int] = set()
+        self._catch_up = _CatchUpPosts()
 
     @property
     def reached(self) -> int:
-        """The epoch that those without input go along to."""
+        """The epoch that subtasks without input catch up with."""
         return min(self._completed.values(), default=self._furthest)
 
-    def has_completed(self, subtask: int, epoch: int) -> None:
-        """A subtask with input has completed an epoch."""
+    def complete_epoch(self, subtask: int, epoch: int) -> None:
+        """Note that a subtask with input has completed an epoch."""
         self._completed[subtask] = epoch
         self._furthest = max(self._furthest, epoch)
         if self._idle:
-            self._tell()
+            self._send_catch_up()
 
-    def has_ended(self, subtask: int, epoch: int) -> None:
-        """A subtask completes no further epoch after this one."""
+    def end(self, subtask: int, epoch: int) -> None:
+        """Note that a subtask has ended, with ``epoch`` as the last one that it completed."""
         self._completed.pop(subtask, None)
         self._idle.pop(subtask, None)
         self._furthest = max(self._furthest, epoch)
-        self._tell()
+        self._send_catch_up()
 
-    def is_idle(self, subtask: int, post: Callable[[Control], None]) -> None:
-        """A subtask has no input for now."""
+    def set_idle(self, subtask: int, post: Callable[[Control], None]) -> None:
+        """Note that a subtask has no input now."""
         self._completed.pop(subtask, None)
         self._idle[subtask] = post
-        self._tell()
+        self._send_catch_up()
 
-    def goes_on(self, subtask: int, epoch: int) -> None:
-        """A subtask that was idle has input again; it has gone along up to this epoch."""
+    def set_active(self, subtask: int, epoch: int) -> None:
+        """Note that an idle subtask has input again; it has completed ``epoch``."""
         self._idle.pop(subtask, None)
         self._completed[subtask] = epoch
 
-    def told(self, subtask: int) -> None:
-        """A subtask has heard ``GoAlong``."""
-        self._told.discard(subtask)
+    def handled_catch_up(self, subtask: int) -> None:
+        """Note that a subtask handles ``CatchUp``."""
+        self._catch_up.handled(subtask)
 
-    def _tell(self) -> None:
-        if self.reached == BEFORE_ALL_EPOCHS:
-            return
-        for subtask, post in self._idle.items():
-            if subtask not in self._told:
-                self._told.add(subtask)
-                post(GoAlong())
+    def _send_catch_up(self) -> None:
+        if self.reached != BEFORE_ALL_EPOCHS:
+            self._catch_up.send(self._idle)
 
 
-# Silence counts as over this much early: rounding in the sum of a time and a delay must not put it off.
+# A silence counts as over this much too early, because the sum of a time and a delay may be rounded.
 _ROUNDING_S: Final = 1e-6
 
 
 @final
-class SilenceDue(Control):
-    """Posted to a subtask: it is time to ask whether the silence has lasted."""
+class CheckSilence(Control):
+    """Posted to a subtask: it is time to check whether the silence has lasted."""
 
     __slots__ = ()
 
 
 @final
 class Silence:
-    """Follows how long nothing has come; with ``timeout_s`` None it never lasts long enough.
+    """The time for which no record has arrived at a subtask; with ``timeout_s`` None it never lasts long enough.
 
-    A task that is blocked handles nothing, although there is something for it: what it is posted comes first
-    when it goes on, and only then what has come meanwhile. So silence has lasted only if it was asked for
-    before, half the time earlier, and nothing has come in between. It begins anew in a restored job, whose
-    sources may need a while.
-
-    Silence: when nothing has come to a subtask for so long that nothing is to be expected.
+    A blocked task handles no records, although some wait for it. When it continues, it first handles the control
+    records that were posted, and then the records. So a silence has lasted only if it was checked before, half the
+    timeout earlier, and no record has arrived between. In a restored job the silence starts again, because sources may
+    need some time.
     """
 
     def __init__(self, context: Context, timeout_s: float | None) -> None:
@@ -601,39 +601,39 @@ class Silence:
         self._post = context.post
         self._timeout_s = timeout_s
         self._since_s = 0.0
-        self._was_asked_for = False
+        self._was_checked = False
         self._timer: TimerHandle | None = None
 
-    def begin(self) -> None:
-        """From now on listen: ``SilenceDue`` is posted until it has lasted."""
+    def start(self) -> None:
+        """Start to measure; ``CheckSilence`` is posted until the silence has lasted."""
         if self._timeout_s is not None:
-            self.broken()
-            self._ask_in(self._timeout_s / 2)
+            self.interrupt()
+            self._check_in(self._timeout_s / 2)
 
-    def broken(self) -> None:
-        """Something has come."""
+    def interrupt(self) -> None:
+        """Note that records have arrived."""
         if self._timeout_s is not None:
             self._since_s = self._clock.monotonic_s()
-            self._was_asked_for = False
+            self._was_checked = False
 
-    def has_lasted(self) -> bool:
-        """``SilenceDue`` has come: whether the silence has lasted. If not, it will be asked for again."""
+    def check(self) -> bool:
+        """Handle ``CheckSilence``: return whether the silence has lasted; if not, it is checked again later."""
         assert self._timeout_s is not None
         missing_s = self._since_s + self._timeout_s - self._clock.monotonic_s()
-        if not self._was_asked_for:
-            self._was_asked_for = True
+        if not self._was_checked:
+            self._was_checked = True
             missing_s = self._timeout_s / 2
         elif missing_s <= _ROUNDING_S:
             return True
-        self._ask_in(missing_s)
+        self._check_in(missing_s)
         return False
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop to measure."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _ask_in(self, delay_s: float) -> None:
+    def _check_in(self, delay_s: float) -> None:
         self.stop()
-        self._timer = self._clock.call_later(delay_s, lambda: self._post(SilenceDue()))
+        self._timer = self._clock.call_later(delay_s, lambda: self._post(CheckSilence()))

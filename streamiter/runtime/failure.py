@@ -25,7 +25,7 @@ async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        cancelled = RuntimeError("what it waited for was cancelled, though nobody stopped the job")
+        cancelled = RuntimeError("the awaitable of the step was cancelled, although the job was not stopped")
         cancelled.__cause__ = error
         raise RecordFailure(step) from cancelled
 

@@ -62,7 +62,7 @@ class Step:
     loop: StepLoop | None = None
     """The iteration whose body contains the step, or None."""
     round_scope: object | None = None
-    """The part of that body whose operators are made anew for each epoch; None if the step is in no such part."""
+    """The part of that body that contains the step and gives each epoch its own operators; None for no such part."""
     bounded: bool = True
     """Whether its output ends by itself."""
     stamped: bool = False

@@ -234,7 +234,7 @@ def signal_handlers(handler: Callable[..., None], *numbers: signal.Signals) -> I
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        # None stands for a handler that is not Python's and cannot be restored.
+        # None is returned for a handler that is not Python's and cannot be restored.
         before = {
             number: given
             for number in numbers

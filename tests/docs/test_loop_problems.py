@@ -243,7 +243,7 @@ def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogC
     collected = models.collect()
     [loop] = flow.run().loops
     assert (loop.ended_in, len(collected.items)) == (2, 1)
-    told = "nothing was fed back, though the termination criteria asked to go on"
+    told = "nothing was fed back, though the termination criteria asked to continue"
     assert loop.end_reason == told
     assert told in caplog.text
     assert f"`{told}`" in PAGE.read_text(encoding="utf-8")

@@ -981,6 +981,7 @@ def test_a_model_has_one_publisher() -> None:
     start.publish_model(CLICKS, model="ctr")
     start.publish_model(CLICKS, model="other")
     with pytest.raises(
-        GraphError, match=r"expected one publisher of the model 'ctr' .* given a second beside .*\.py:"
+        GraphError,
+        match=r"expected one publisher of the model 'ctr' .* given a second one; the first is at .*\.py:",
     ):
         start.publish_model(CLICKS, model="ctr")

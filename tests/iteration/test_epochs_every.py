@@ -250,9 +250,9 @@ async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
     stamping = StampingClock(clock, seconds=1.0)
     stamping.join(0, posted.append)
     for _ in range(200):
-        stamping.has_records(stamping.last_ended + 1)
+        stamping.add_records(stamping.last_ended + 1)
         await clock.advance(0.1)
-        stamping.told(0)
+        stamping.handled_catch_up(0)
     assert len(posted) == stamping.last_ended + 1 == epochs
 
 
@@ -364,7 +364,7 @@ async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> No
     stamping = StampingClock(clock, seconds=10.0)
     for subtask, (completed, remaining_s) in enumerate([(3, 0.5), (4, 9.5), (-1, 99.0)]):
         stamping.join(subtask, posted.append)
-        stamping.go_on_after(completed, remaining_s)
+        stamping.resume_after(completed, remaining_s)
     assert stamping.last_ended == 4
     assert len(posted) == 3
     assert stamping.remaining_s == 10.0

@@ -104,7 +104,7 @@ def test_streams_of_two_flows_are_refused() -> None:
     flow, other = Flow("loop"), Flow("other")
     elsewhere = other.from_items([], name="elsewhere")
     with refused(
-        "iteration: expected streams of one flow, given data stream 0 ('elsewhere') of flow 'other' beside flow "
+        "iteration: expected streams of one flow, given data stream 0 ('elsewhere') of flow 'other' and flow "
         "'loop'; make all of them with methods of one flow"
     ):
         iterate(flow, untouched, data=[elsewhere])

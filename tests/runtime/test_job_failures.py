@@ -320,7 +320,7 @@ class TestCancellationByOthers:
         flow.from_items([1]).process(Cancelled, name="ask")
         error = await failure_of(flow)
         assert error.step == "ask"
-        assert "was cancelled, though nobody stopped the job" in str(error)
+        assert "was cancelled, although the job was not stopped" in str(error)
 
     async def test_in_a_source(self) -> None:
         """The same while reading."""
