@@ -1,9 +1,12 @@
-"""Checks of the numbers that settings are."""
+"""Numbers: checks of settings that are numbers, and the names for arrays of numbers.
+
+A check returns the setting as a plain Python number, or raises an error that names the option.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -29,65 +32,66 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
 
-# Every whole number of so many digits fits into 64 bits.
+# Every whole number with at most so many digits fits into 64 bits.
 _DIGITS: Final = 18
 
 
 def whole_number(
     option: str,
-    value: Any,
+    value: object,
     least: int,
     most: int | None = None,
     *,
     error: type[StreamiterError] = ConfigurationError,
     remedy: str | None = None,
 ) -> int:
-    """The value as a plain int; 18.0 and True are refused too, for they are rarely meant.
+    """Return the value as a plain int; 18.0 and True are refused, too, for they are most likely mistakes.
 
-    ``remedy`` is what the error says to do, where there is more to say than the bounds.
+    ``remedy`` is the advice in the error, if the bounds do not explain enough.
 
     >>> whole_number("train(rounds=)", np.int32(5), 1)
     5
     """
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if is_whole and least <= value and (most is None or value <= most):
-        return int(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        if least <= number and (most is None or number <= most):
+            return number
     bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
     to_do = "" if remedy is None else f"; {remedy}"
     raise error(f"{option}: expected a whole number {bounds}, given {value!r}{to_do}")
 
 
-def positive(option: str, value: Any) -> float:
-    """The value as a plain float; refuses one that is not a finite number above 0."""
+def positive(option: str, value: object) -> float:
+    """Return the value as a plain float; refuse a value that is not a finite number above 0."""
     number = plain_float(value)
     if not 0.0 < number < math.inf:
         raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
     return number
 
 
-def not_negative(option: str, value: Any) -> float:
-    """The value as a plain float; refuses one that is not a finite number of 0 or more."""
+def not_negative(option: str, value: object) -> float:
+    """Return the value as a plain float; refuse a value that is not a finite number of 0 or more."""
     number = plain_float(value)
     if not 0.0 <= number < math.inf:
         raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
     return number
 
 
-def fraction(option: str, value: Any) -> float:
-    """The value as a plain float; refuses one that is not from 0 to below 1."""
+def fraction(option: str, value: object) -> float:
+    """Return the value as a plain float; refuse a value that is not from 0 to below 1."""
     number = plain_float(value)
     if not 0.0 <= number < 1.0:
         raise ConfigurationError(f"{option}: expected a number from 0 to below 1, given {value!r}")
     return number
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is one number, of Python or of numpy."""
+def is_number(value: object) -> TypeGuard[float | np.number[Any]]:
+    """Whether the value is a single number, of Python or of numpy."""
     return isinstance(value, (int, float, np.integer, np.floating))
 
 
-def plain_float(value: Any) -> float:
-    """The number as a float, infinity for an int too large for one; NaN for what is no number."""
+def plain_float(value: object) -> float:
+    """Return the number as a float: infinity for an int that is too large, NaN for a value that is no number."""
     try:
         return float(value) if is_number(value) else math.nan
     except OverflowError:
@@ -95,7 +99,7 @@ def plain_float(value: Any) -> float:
 
 
 def has_plain_digits(text: str) -> bool:
-    """Whether a text has no digits of other scripts and no underscores, which Python's ``int`` and ``float`` take.
+    """Whether a text has no digits of other scripts and no underscores; Python's ``int`` and ``float`` accept both.
 
     >>> has_plain_digits("-1.5e3"), has_plain_digits("１８"), has_plain_digits("1_8")
     (True, False, False)
@@ -104,9 +108,9 @@ def has_plain_digits(text: str) -> bool:
 
 
 def whole_number_in(text: str) -> int | None:
-    """The whole number without sign that plain digits spell; None for any other text.
+    """Return the whole number without sign that plain digits spell; None for any other text.
 
-    Python's ``int`` takes digits of all scripts and underscores, and raises an error of its own for a long text.
+    Python's ``int`` accepts digits of all scripts and underscores, and raises a different error for a long text.
 
     >>> whole_number_in("18"), whole_number_in("１８"), whole_number_in("1_8"), whole_number_in("1" * 5000)
     (18, None, None, None)

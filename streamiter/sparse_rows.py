@@ -1,4 +1,4 @@
-"""Rows of which only a few features are there: what hashed one-hot features give.
+"""Sparse rows: rows that name only some of their features, such as rows of hashed features. The others are 0.
 
 >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([], []), ([5, 5], [1.0, 1.0])], width=8)
 >>> rows
@@ -25,20 +25,20 @@ from streamiter.tables import as_floats
 __all__ = ["SparseRow", "SparseRows", "sums_by"]
 
 SparseRow = tuple[Indices, Floats]
-"""The indices of the features that a row names, and their values, as two arrays of one length."""
+"""The indices of the features that a row names, and their values: two arrays of equal length."""
 
 
 @final
 class SparseRows:
-    """A batch of sparse rows of one fixed width (compressed sparse rows); never changed in place.
+    """A batch of sparse rows of one width (compressed sparse rows); it is never changed in place.
 
-    Row r names the columns ``indices[indptr[r]:indptr[r+1]]`` with ``values`` at the same places; what
-    it does not name is 0. Within a row the columns ascend and none comes twice: rows given otherwise
-    are sorted, and values of one column are added. A 0 that is named stays named.
+    Row r names the columns ``indices[indptr[r]:indptr[r+1]]``, with ``values`` at the same places; columns that it does
+    not name are 0. Within a row the columns ascend, and none occurs twice: rows given in another order are sorted, and
+    values of one column are added. A column that is named with the value 0 stays named.
 
-    ``rows[3]`` is the fourth row, the tuple ``(indices, values)``, and iterating gives such a tuple for each row;
-    ``rows[2:5]``, ``rows[[3, 1]]`` and ``rows[mask]`` are ``SparseRows``. All but a choice of rows by positions or mask
-    are views, not copies. Predictors take the rows at once, or any of these tuples.
+    ``rows[3]`` is the fourth row, the tuple ``(indices, values)``, and iterating gives such a tuple for each row.
+    ``rows[2:5]``, ``rows[[3, 1]]`` and ``rows[mask]`` are ``SparseRows``. A choice of rows by positions or mask is a
+    copy, the others are views. Predictors take ``SparseRows`` or these tuples.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([], []), ([5], [2.0])], width=8)
     >>> rows[0], rows[-1]
@@ -48,7 +48,7 @@ class SparseRows:
     >>> [float(values.sum()) for indices, values in rows]
     [4.0, 0.0, 2.0]
 
-    Raises :class:`~streamiter.errors.ModelError` for arrays that do not fit each other or the width.
+    Raises :class:`~streamiter.errors.ModelError` for arrays that do not fit together, or do not fit the width.
     """
 
     __slots__ = ("_row_of_value", "indices", "indptr", "values", "width")
@@ -77,7 +77,7 @@ class SparseRows:
     def from_rows(
         cls, rows: Iterable[tuple[Sequence[int] | Indices, Sequence[float] | Floats]], width: int
     ) -> SparseRows:
-        """From a pair (indices, values) for each row."""
+        """Return sparse rows made of a pair (indices, values) for each row."""
         indices: list[Any] = []
         values: list[Any] = []
         indptr = [0]
@@ -104,7 +104,7 @@ class SparseRows:
 
     @classmethod
     def from_dense(cls, rows: npt.ArrayLike, *, keep_zeros: bool = False) -> SparseRows:
-        """From a matrix (n, width): what is not 0, or everything with ``keep_zeros``."""
+        """Return the rows of a matrix (n, width): the numbers that are not 0, or all numbers with ``keep_zeros``."""
         matrix = as_floats("SparseRows", "rows", rows)
         if matrix.ndim != 2:
             raise ModelError(f"SparseRows: expected a matrix (rows, features), given shape {matrix.shape}")
@@ -115,7 +115,7 @@ class SparseRows:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """One batch of all, in this order; at least one, all of one width."""
+        """Return all parts, at least one, as one batch; all have one width."""
         widths = {part.width for part in parts}
         if len(widths) != 1:
             raise ModelError(f"SparseRows: expected parts of one width, given {sorted(widths)}")
@@ -183,12 +183,12 @@ class SparseRows:
         return self._trusted(indptr, self.indices[source], self.values[source], self.width)
 
     def dot(self, weights: Floats) -> Floats:
-        """Σ values·weights of each row. The result for a row does not depend on the rows beside it."""
+        """Return Σ values·weights of each row. The result of a row does not depend on the other rows."""
         products = self.values * weights[self.indices]
         return sums_by(self.row_of_value, products, len(self))
 
     def transposed_dot(self, by_row: Floats) -> tuple[Indices, Floats]:
-        """Σ over rows of ``by_row``·values: the columns that are named at all, ascending, and their sums."""
+        """Return the columns that any row names, ascending, and their sums Σ over rows of ``by_row``·values."""
         if len(self) == 1:
             return self.indices, self.values * by_row[0]
         products = self.values * by_row[self.row_of_value]
@@ -200,24 +200,24 @@ class SparseRows:
         return ordered[first_of_column], np.add.reduceat(products[order], first_of_column)
 
     def transposed_dot_dense(self, by_row: Floats) -> Floats:
-        """The same sums for all columns: quicker where most columns are named, as in all rows of a training."""
+        """Return these sums for all columns; quicker if most columns are named, as in all rows of a training."""
         return sums_by(self.indices, self.values * by_row[self.row_of_value], self.width)
 
     def rows(self) -> Iterable[tuple[list[int], list[float]]]:
-        """Indices and values of each row as lists, for arithmetic in plain Python."""
+        """Give indices and values of each row as lists, for arithmetic in plain Python."""
         bounds, indices, values = self.indptr.tolist(), self.indices.tolist(), self.values.tolist()
         for start, stop in pairwise(bounds):
             yield indices[start:stop], values[start:stop]
 
     def to_dense(self) -> Floats:
-        """The matrix (n, width); for looking at small ones."""
+        """Return the rows as a matrix (n, width); meant for small matrices."""
         matrix = np.zeros((len(self), self.width))
         matrix[self.row_of_value, self.indices] = self.values
         return matrix
 
     @property
     def row_of_value(self) -> Indices:
-        """For each value the row it belongs to."""
+        """The number of the row of each value."""
         if self._row_of_value is None:
             self._row_of_value = np.repeat(np.arange(len(self)), self.indptr[1:] - self.indptr[:-1])
         return self._row_of_value
@@ -285,7 +285,7 @@ class SparseRows:
 
 
 def sums_by(groups: Indices, values: Floats, count: int) -> Floats:
-    """The sum of the values of each of ``count`` groups, added in the order they come."""
+    """Return the sum of the values of each of ``count`` groups; values are added in their order."""
     return np.asarray(np.bincount(groups, weights=values, minlength=count), dtype=np.float64)
 
 
@@ -299,7 +299,7 @@ def _as_indices(what: str, given: Any) -> Indices:
 
 
 def _joined(parts: list[Any]) -> npt.NDArray[Any]:
-    """One array of all. An empty list is left out: it has a dtype of its own, which all would become."""
+    """Return one array of all parts. Empty lists are left out: their dtype would become the dtype of the result."""
     filled = [part for part in parts if len(part)]
     if not filled:
         return np.zeros(0, dtype=np.intp)
@@ -315,10 +315,10 @@ def _starts_of(lengths: Indices) -> Indices:
 
 
 def _stable_order(indices: Indices, width: int) -> Indices:
-    """The order that sorts ``indices`` and keeps equal ones in sequence.
+    """Return the order that sorts ``indices`` and keeps equal indices in sequence.
 
-    Packed with their positions into one integer each they can be sorted as numbers, which is several
-    times quicker than a stable argsort. 63 bits hold a width of 2**32 with two thousand million values.
+    Each index is packed with its position into one integer; sorting these integers is several times quicker than a
+    stable argsort. 63 bits are enough for a width of 2**32 and two thousand million values.
     """
     position_bits = len(indices).bit_length()
     if width.bit_length() + position_bits > 63:

@@ -275,7 +275,7 @@ class DecisionTree:
         return tree
 
 
-def _gain(given: Any) -> float:
+def _gain(given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < np.inf:
         raise ConfigurationError(
             f"{_NAME}(minimum_gain=): expected a finite number of at least 0, given {given!r}; 0 takes every gain"

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from streamiter.runtime.statistics import JobStatistics
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Decoder, StopPosition, Topic
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = [
     "examples_in_topic",
@@ -54,7 +57,7 @@ def no_path(owner: str, given: str) -> ModelError:
     )
 
 
-def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
+def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: object) -> None:
     """Raise ModelError for an array that was given (is not None) with a topic: the topic brings it."""
     for what, given in arrays.items():
         if given is not None:
@@ -64,7 +67,7 @@ def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
             )
 
 
-def refuse_options_of_topics(owner: str, **options: Any) -> None:
+def refuse_options_of_topics(owner: str, **options: object) -> None:
     """Raise GraphError for an option of topics that was given (is not None) with an array."""
     for option, given in options.items():
         if given is not None:
@@ -195,7 +198,7 @@ class _Bar:
 
     refresh_s = _BAR_REFRESH_S
 
-    def __init__(self, progress: Any, bar: Any) -> None:
+    def __init__(self, progress: Progress, bar: TaskID) -> None:
         self._progress = progress
         self._bar = bar
 

@@ -192,8 +192,6 @@ class FeatureHasher:
     [2.5, 0.01]
     >>> hasher.index("size", 3) in rows[1:].indices
     True
-
-    From records with named fields to rows: ``FeatureHasher``.
     """
 
     def __init__(

@@ -267,7 +267,7 @@ def apriori(
     return item_sets
 
 
-def _check_options(transactions: Any, minimum_support: Any) -> None:
+def _check_options(transactions: object, minimum_support: object) -> None:
     check_stream("apriori", transactions, "transactions", bounded=True)
     if not _is_share(minimum_support):
         raise GraphError(
@@ -276,7 +276,7 @@ def _check_options(transactions: Any, minimum_support: Any) -> None:
         )
 
 
-def _is_share(given: Any) -> bool:
+def _is_share(given: object) -> bool:
     return isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= 1
 
 

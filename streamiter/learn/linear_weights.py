@@ -42,8 +42,6 @@ class Gradient:
     >>> both = first + second
     >>> both.total.tolist(), both.weight, both.records
     ([1.0, 5.0], 4.0, 3)
-
-    Gradients that can be added, so that several workers can take part in one step.
     """
 
     __slots__ = ("indices", "intercept", "records", "total", "weight", "width")
@@ -185,8 +183,8 @@ class LinearWeights:
         np.copyto(self._weights, weights)
         np.copyto(self._bias, intercept)
         for slots, fresh in (
-            (self._slots, self.optimizer.slots_to_go_on(self._weights)),
-            (self._bias_slots, self._bias_optimizer.slots_to_go_on(self._bias)),
+            (self._slots, self.optimizer.slots_for_warm_start(self._weights)),
+            (self._bias_slots, self._bias_optimizer.slots_for_warm_start(self._bias)),
         ):
             for name in self.optimizer.slot_names:
                 np.copyto(slots[name], fresh[name])
@@ -314,7 +312,7 @@ class LinearWeights:
         )
 
 
-def _checked_width(name: str, width: Any) -> int:
+def _checked_width(name: str, width: npt.ArrayLike) -> int:
     if np.ndim(width):
         raise ConfigurationError(
             f"{name}(width=): expected the number of features, given an array of shape {np.shape(width)}; make the "

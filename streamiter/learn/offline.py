@@ -163,11 +163,11 @@ def _worker_of(answer: dict[str, Any]) -> int:
     return worker
 
 
-def _count(option: str, count: Any) -> int:
+def _count(option: str, count: object) -> int:
     return whole_number(f"train_offline({option}=)", count, 1, error=GraphError)
 
 
-def _checked_mini_batch(mini_batch: Any, workers: int) -> int:
+def _checked_mini_batch(mini_batch: object, workers: int) -> int:
     rows = _count("mini_batch", mini_batch)
     if rows < workers:
         raise GraphError(
@@ -177,14 +177,14 @@ def _checked_mini_batch(mini_batch: Any, workers: int) -> int:
     return rows
 
 
-def _check_tolerance(tolerance: Any) -> None:
+def _check_tolerance(tolerance: object) -> None:
     if tolerance is not None and not (is_number(tolerance) and not math.isnan(tolerance)):
         raise GraphError(
             f"train_offline(tolerance=): expected a number, given {tolerance!r}; leave it out for none"
         )
 
 
-def _check_mode(mode: Any, replay: bool) -> None:
+def _check_mode(mode: object, replay: bool) -> None:
     if mode not in ("synchronous", "asynchronous"):
         raise GraphError(
             f'train_offline: expected mode "synchronous" or "asynchronous", given {mode!r}; choose one of them'

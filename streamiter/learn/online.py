@@ -179,7 +179,7 @@ def train_online(
 
 
 def _check_options(
-    examples: Any, model: Any, mode: Any, extract: Extract | None, labels: DelayedLabels | None
+    examples: object, model: object, mode: object, extract: Extract | None, labels: DelayedLabels | None
 ) -> None:
     check_stream("train_online", examples, "examples")
     check_makes_model("train_online", model)

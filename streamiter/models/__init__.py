@@ -1,11 +1,12 @@
-"""Models as records of a topic: published after every update, followed by whoever wants them.
+"""Models as records of a topic: a flow publishes an update after each step, and any program can follow them.
 
-An update is one record: its key is the model's name, its headers say ``model``, ``generation``, ``version``,
-``created_at``, ``content_type`` and, if known, ``epoch``; its value is a JSON document (``model``,
-``generation``, ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays,
-safetensors. An update above the topic's record limit is written in chunks. The topic may be compacted.
-Layers, from below: parameters, update; tree, formats; headers, chunks; encoder; intake, tail; reader, last;
-follower, served.
+An update is one record. Its key is the model's name; its headers are ``model``, ``generation``, ``version``,
+``created_at``, ``content_type`` and, if known, ``epoch``. Its value is a JSON document (``model``, ``generation``,
+``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
+larger than a record of the topic is written in chunks. The topic may be compacted.
+
+Each module imports from those before it: ``update`` (headers, parameters, chunks), ``formats`` (the value), ``reader``,
+``publisher``, ``served``.
 """
 
 from streamiter.models.formats import UpdateFormat

@@ -1,4 +1,18 @@
-"""The predictor used unless another is given: a linear score, through a link."""
+"""The value of a model update: a JSON document, or safetensors with the same document and the arrays.
+
+Parameters become a *tree* that JSON can hold, and that gives back the same parameters exactly. A float64 array is plain
+nested lists, so that any language reads the common case without a manual. Other values, which JSON cannot tell apart,
+carry a tag:
+
+===============================================  =====================================================
+``{"dtype", "shape", "values"}``                 any other array; values in row-major order, flat
+``{"dtype", "value"}``                           a numpy scalar that is not of 64 bits
+``{"tensor": name}``                             an array that is stored next to the tree (safetensors)
+``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
+``{"bytes": base64}``                            bytes
+``{"dict": {...}}``                              a dict whose names happen to be those of a tag
+===============================================  =====================================================
+"""
 
 from __future__ import annotations
 
@@ -14,7 +28,8 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from streamiter.errors import ModelError
-from streamiter.models.update import Array, Parameters
+from streamiter.models.update import Parameters
+from streamiter.records import Array
 
 __all__ = [
     "Document",
@@ -24,122 +39,27 @@ __all__ = [
 ]
 
 
-PlaceArray = Callable[[str, Array], Any]
-"""Gives the tree's node of an array, from its path ("layers.0.weights") and the array."""
-
-_TAGS: Final = (
-    frozenset({"dtype", "shape", "values"}),
-    frozenset({"dtype", "value"}),
-    frozenset({"tensor"}),
-    frozenset({"list"}),
-    frozenset({"tuple"}),
-    frozenset({"bytes"}),
-    frozenset({"dict"}),
-)
-
-
-def to_tree(value: Any, place_array: PlaceArray, path: str = "") -> Any:
-    """The tree of checked parameters; ``place_array`` gives the node of each array.
-
-    Parameters as a tree that JSON can hold, and back, exactly.
-
-    A float64 array is plain nested lists, so that any language reads the common case without a manual.
-    What JSON cannot tell apart carries a tag:
-
-    ===============================================  =====================================================
-    ``{"dtype", "shape", "values"}``                 any other array; values in row-major order, flat
-    ``{"dtype", "value"}``                           a numpy scalar that is not of 64 bits
-    ``{"tensor": name}``                             an array that lies beside the tree (safetensors)
-    ``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
-    ``{"bytes": base64}``                            bytes
-    ``{"dict": {...}}``                              a dict whose names happen to be those of a tag
-    ===============================================  =====================================================
-
-    >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
-    {'w': [[1.0, 0.1]], 'n': {'dtype': 'int32', 'shape': [1], 'values': [3]}}
-    """
-    if isinstance(value, np.ndarray):
-        return place_array(path, value)
-    if isinstance(value, np.generic):
-        return {"dtype": value.dtype.name, "value": value.item()}
-    if isinstance(value, dict):
-        nodes = {name: to_tree(part, place_array, _below(path, name)) for name, part in value.items()}
-        return {"dict": nodes} if frozenset(nodes) in _TAGS else nodes
-    if isinstance(value, (list, tuple)):
-        nodes_in_order = [to_tree(part, place_array, _below(path, index)) for index, part in enumerate(value)]
-        return {type(value).__name__: nodes_in_order}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode("ascii")}
-    return value
-
-
-def _below(path: str, name: str | int) -> str:
-    return f"{path}.{name}" if path else str(name)
-
-
-def inline_array(_path: str, array: Array) -> Any:
-    """The node of an array that is written into the tree itself."""
-    if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
-        return array.tolist()
-    return {"dtype": _dtype_name(array), "shape": list(array.shape), "values": array.ravel().tolist()}
-
-
-def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
-    """What ``to_tree`` was given. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for a broken tree."""
-    if isinstance(node, list):
-        return np.array(node, dtype=np.float64)
-    if not isinstance(node, dict):
-        return node
-    tag = frozenset(node)
-    if tag not in _TAGS:
-        return {name: from_tree(part, tensors) for name, part in node.items()}
-    if "tensor" in tag:
-        return tensors[node["tensor"]]
-    if "dtype" in tag:
-        return _typed(node)
-    if "bytes" in tag:
-        return base64.b64decode(node["bytes"], validate=True)
-    if "dict" in tag:
-        return {name: from_tree(part, tensors) for name, part in node["dict"].items()}
-    return _sequence(node, tensors)
-
-
-def _sequence(node: dict[str, Any], tensors: Mapping[str, Array]) -> list[Any] | tuple[Any, ...]:
-    [(kind, nodes)] = node.items()
-    parts = [from_tree(part, tensors) for part in nodes]
-    return parts if kind == "list" else tuple(parts)
-
-
-def _typed(node: dict[str, Any]) -> Array | np.generic:
-    dtype = np.dtype(node["dtype"])
-    if "value" in node:
-        scalar: np.generic = dtype.type(node["value"])
-        return scalar
-    return np.array(node["values"], dtype=dtype).reshape(node["shape"])
-
-
-def _dtype_name(array: Array) -> str:
-    # The name of a text type ("str160") is not understood when read back, its code ("<U5") is.
-    return array.dtype.newbyteorder("<").str if array.dtype.kind == "U" else array.dtype.name
-
-
 UpdateFormat = Literal["auto", "json", "safetensors"]
+"""How updates are written; ``"auto"`` writes large arrays as safetensors, other parameters as JSON."""
+
 
 JSON_CONTENT_TYPE: Final = "application/json"
+
+
 SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
 
-# One entry only: safetensors writes several in an order that differs from run to run.
+
+# Only one entry of metadata: safetensors writes several entries in an order that differs from run to run.
 _METADATA_NAME: Final = "streamiter.model_update"
+
+
 # A safetensors file begins with the length of its JSON header as 64 bits, little endian.
 _LENGTH_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the value of an update says, in either format.
-
-    The value of a model update: a JSON document, or safetensors with the same document beside the arrays.
-    """
+    """The contents of an update's value; ``ModelUpdate`` describes the fields."""
 
     model: str
     generation: int
@@ -151,9 +71,9 @@ class Document:
 
 
 def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
-    """Content type and value of ``document``; equal documents give equal bytes.
+    """Return content type and value of ``document``; equal documents give equal bytes.
 
-    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in all go into safetensors.
+    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in total are written as safetensors.
     """
     is_small = array_bytes(document.parameters) <= json_bytes_max
     if form == "json" or (form == "auto" and is_small):
@@ -162,7 +82,7 @@ def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int)
 
 
 def decode_document(content_type: str, value: bytes) -> Document:
-    """The document in ``value``. Raises ``ValueError`` with the reason for a value that holds none."""
+    """Return the document in ``value``. Raises ``ValueError`` with the reason for a value that is no document."""
     try:
         if content_type == JSON_CONTENT_TYPE:
             return _document(orjson.loads(value), {})
@@ -178,7 +98,7 @@ def decode_document(content_type: str, value: bytes) -> Document:
 
 
 def array_bytes(value: Any) -> int:
-    """Bytes of all the arrays in ``value``.
+    """Return the number of bytes of all arrays in ``value``.
 
     >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
     96
@@ -204,7 +124,7 @@ def _json(document: Document, tree: Any) -> bytes:
     }
     try:
         return orjson.dumps(fields)
-    except TypeError as error:  # text that is not valid Unicode is what the checks before let through
+    except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
         raise ModelError(
             f"model {document.model!r}, update {document.generation}.{document.version}: cannot be written as"
             f" JSON: {error}"
@@ -218,14 +138,14 @@ class _Tensors:
         self.arrays: dict[str, Array] = {}
 
     def place(self, path: str, array: Array) -> Any:
-        if array.dtype.kind == "U":  # safetensors has no text
+        if array.dtype.kind == "U":  # safetensors cannot hold texts.
             return inline_array(path, array)
         name = self._free_name(path or "parameters")
         self.arrays[name] = np.asarray(array, order="C")
         return {"tensor": name}
 
     def _free_name(self, name: str) -> str:
-        is_taken = name in self.arrays or name == "__metadata__"  # the one name safetensors keeps for itself
+        is_taken = name in self.arrays or name == "__metadata__"  # the only name that safetensors reserves
         return self._free_name(f"{name}'") if is_taken else name
 
 
@@ -277,3 +197,89 @@ def _metrics(given: Any) -> dict[str, float]:
     if not all(math.isfinite(value) for value in metrics.values()):
         raise ValueError("a metric is not a finite number")
     return metrics
+
+
+PlaceArray = Callable[[str, Array], Any]
+"""Returns the tree's node for an array, from its path ("layers.0.weights") and the array."""
+
+
+_TAGS: Final = (
+    frozenset({"dtype", "shape", "values"}),
+    frozenset({"dtype", "value"}),
+    frozenset({"tensor"}),
+    frozenset({"list"}),
+    frozenset({"tuple"}),
+    frozenset({"bytes"}),
+    frozenset({"dict"}),
+)
+
+
+def to_tree(value: Any, place_array: PlaceArray, path: str = "") -> Any:
+    """Return the tree of checked parameters; ``place_array`` returns the node of each array.
+
+    >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
+    {'w': [[1.0, 0.1]], 'n': {'dtype': 'int32', 'shape': [1], 'values': [3]}}
+    """
+    if isinstance(value, np.ndarray):
+        return place_array(path, value)
+    if isinstance(value, np.generic):
+        return {"dtype": value.dtype.name, "value": value.item()}
+    if isinstance(value, dict):
+        nodes = {name: to_tree(part, place_array, _below(path, name)) for name, part in value.items()}
+        return {"dict": nodes} if frozenset(nodes) in _TAGS else nodes
+    if isinstance(value, (list, tuple)):
+        nodes_in_order = [to_tree(part, place_array, _below(path, index)) for index, part in enumerate(value)]
+        return {type(value).__name__: nodes_in_order}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def _below(path: str, name: str | int) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def inline_array(_path: str, array: Array) -> Any:
+    """Return the node of an array that is written into the tree itself."""
+    if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
+        return array.tolist()
+    return {"dtype": _dtype_name(array), "shape": list(array.shape), "values": array.ravel().tolist()}
+
+
+def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
+    """Return the parameters of a tree. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for a broken tree."""
+    if isinstance(node, list):
+        return np.array(node, dtype=np.float64)
+    if not isinstance(node, dict):
+        return node
+    tag = frozenset(node)
+    if tag not in _TAGS:
+        return {name: from_tree(part, tensors) for name, part in node.items()}
+    if "tensor" in tag:
+        return tensors[node["tensor"]]
+    if "dtype" in tag:
+        return _typed(node)
+    if "bytes" in tag:
+        return base64.b64decode(node["bytes"], validate=True)
+    if "dict" in tag:
+        return {name: from_tree(part, tensors) for name, part in node["dict"].items()}
+    return _sequence(node, tensors)
+
+
+def _sequence(node: dict[str, Any], tensors: Mapping[str, Array]) -> list[Any] | tuple[Any, ...]:
+    [(kind, nodes)] = node.items()
+    parts = [from_tree(part, tensors) for part in nodes]
+    return parts if kind == "list" else tuple(parts)
+
+
+def _typed(node: dict[str, Any]) -> Array | np.generic:
+    dtype = np.dtype(node["dtype"])
+    if "value" in node:
+        scalar: np.generic = dtype.type(node["value"])
+        return scalar
+    return np.array(node["values"], dtype=dtype).reshape(node["shape"])
+
+
+def _dtype_name(array: Array) -> str:
+    # numpy cannot read the name of a text type ("str160"), but its code ("<U5").
+    return array.dtype.newbyteorder("<").str if array.dtype.kind == "U" else array.dtype.name

@@ -1,4 +1,9 @@
-"""Publishing."""
+"""Publishing models: a sink that writes each model of a stream as an update, and a source that reads the last one.
+
+``Stream.publish_model`` adds a :class:`ModelPublisher`, :func:`initial_model` is the source. The publisher's
+:class:`ModelUpdateEncoder` numbers the updates, encodes them, and cuts an update that is larger than a record of the
+topic into chunks.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypedDict
-
-import numpy as np
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
@@ -26,6 +29,7 @@ from streamiter.models.update import (
     deletion_headers,
     update_key,
 )
+from streamiter.numbers import plain_float
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
@@ -42,38 +46,153 @@ __all__ = [
 ]
 
 
-# Arrays above it go into safetensors: 8,192 float64 are about 160 KB of JSON, which takes a reader more
-# than a millisecond; beyond that nobody reads the numbers with the eye.
+_log = logging.getLogger("streamiter.models")
+
+
+class ModelPublisher(TopicSink):
+    """Writes one update for each record: an array, a dict of parameters or a ``ModelSnapshot``.
+
+    A run without a checkpoint begins a new generation: the topic's last generation + 1. A restored run continues its
+    generation with the next version. But if the topic has later updates than the checkpoint, the restored run begins a
+    new generation, too: readers would skip its updates as old ones until its versions had caught up. This happens
+    with an older checkpoint, and with ``at_least_once`` after a crash.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        model: str,
+        format: UpdateFormat = "auto",  # noqa: A002
+        *,
+        at_least_once: bool = False,
+    ) -> None:
+        super().__init__(topic, _NotOpenYet(), at_least_once=at_least_once)
+        self._model = model
+        self._format: UpdateFormat = format
+
+    async def open(self, context: Context) -> None:
+        run = self._fresh = await next_run(self.topic, self._model)
+        self._updates = ModelUpdateEncoder(
+            self._model,
+            run.generation,
+            clock=context.clock,
+            format=self._format,
+            record_bytes_max=record_limit(await self.topic.describe()),
+            leftovers=run.leftovers,
+        )
+        self._encoder = self._updates
+        await super().open(context)
+
+    async def snapshot(self) -> EncoderState:
+        await super().snapshot()
+        return self._updates.snapshot()
+
+    def restore(self, state: EncoderState) -> None:
+        restored = (state["generation"], state["next_version"] - 1)
+        if self._fresh.last_rank > restored:
+            _log.info(
+                "model %r: %s has update %d.%d, later than the restored %d.%d; continuing with generation %d",
+                self._model,
+                self.topic.url,
+                *self._fresh.last_rank,
+                *restored,
+                self._fresh.generation,
+            )
+            return  # The encoder stays as ``open`` made it, with the chunks to delete that are in the topic now.
+        self._updates.restore(state)
+
+
+class _NotOpenYet:
+    """The placeholder for the encoder until the topic's last generation is known."""
+
+    def encode(self, batch: Any) -> OutgoingBatch:
+        raise NotImplementedError
+
+
+def initial_model(topic: Topic, *, model: str, default: Any) -> InitialModel:
+    """Return a source of one record for a warm start: the last published parameters, or ``default`` if there are none.
+
+    >>> from streamiter import Flow
+    >>> from streamiter.models import initial_model
+    >>> from streamiter.topics import MemoryBroker
+    >>> flow = Flow("warm start")
+    >>> updates = MemoryBroker().topic("model-updates")
+    >>> initial = flow.from_source(initial_model(updates, model="ctr", default=[0.0]), parallelism=1)
+    """
+    return InitialModel(topic, model, default)
+
+
+class InitialModel:
+    """Makes the source of :func:`initial_model`, for ``flow.from_source``."""
+
+    bounded = True
+
+    def __init__(self, topic: Topic, model: str, default: Any) -> None:
+        self._topic = topic
+        self._model = model
+        self._default = default
+        self.__name__ = f"initial {model}"
+
+    def __call__(self) -> Source:
+        return _InitialModelSource(self._topic, self._model, self._default)
+
+
+class _InitialModelSource(Source):
+    def __init__(self, topic: Topic, model: str, default: Any) -> None:
+        self._topic = topic
+        self._model = model
+        self._default = default
+        self._given = False
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._given = context.subtask_index > 0 or bool(positions)
+
+    async def read(self) -> SourceBatch | None:
+        if self._given:
+            return None
+        self._given = True
+        update = await last_update(self._topic, self._model)
+        parameters = self._default if update is None else update.parameters
+        return SourceBatch([parameters], {"given": True})
+
+
+# Larger arrays are written as safetensors: 8,192 float64 are about 160 KB of JSON, which takes a reader more than a
+# millisecond, and people do not read so many numbers.
 JSON_BYTES_MAX: Final = 64 * 1024
 
-# What a topic adds around a record: Kafka's batch header (61 bytes) and its fields (up to 21), rounded up,
-# and the two lengths in front of each header.
+
+# The bytes that a topic adds to a record: Kafka's batch header (61 bytes) and its fields (up to 21), rounded up; and
+# the two lengths in front of each header.
 _FRAMING_BYTES: Final = 128
+
+
 _HEADER_FRAMING_BYTES: Final = 10
+
 
 _Record = tuple[bytes, bytes | None, Headers]
 
 
 class EncoderState(TypedDict):
-    """The state of an encoder, plain data for a snapshot.
-
-    From what a training operator emits to the records of a topic.
-    """
+    """The state of an encoder, plain data for a snapshot."""
 
     generation: int
+    """The generation of its updates."""
     next_version: int
+    """The version of the next update."""
     leftovers: list[ChunkSet]
+    """The chunks that the next update deletes."""
 
 
 class ModelUpdateEncoder:
     """Turns models into update records of consecutive versions.
 
     A model is an array, a dict of names to arrays, numbers and strings, or a
-    :class:`~streamiter.models.ModelSnapshot`. All records go to one ``partition``, in order.
-    ``format`` is ``"json"``, ``"safetensors"`` or ``"auto"``: safetensors for arrays of more than
-    ``json_bytes_max`` bytes in all. An update whose record would be above ``record_bytes_max`` is written
-    in chunks, and deletes the chunks of the one before it (``leftovers`` names those of an earlier run).
+    :class:`~streamiter.models.ModelSnapshot`. All records go to one ``partition``, in order. ``format`` is ``"json"``,
+    ``"safetensors"`` or ``"auto"``: safetensors for arrays of more than ``json_bytes_max`` bytes in total. An update
+    whose record would be larger than ``record_bytes_max`` is written in chunks. Each update deletes the chunks of the
+    update before; ``leftovers`` names the chunks of an earlier run.
 
+    >>> import numpy as np
     >>> from streamiter.clock import SystemClock
     >>> encoder = ModelUpdateEncoder("ctr", generation=1, clock=SystemClock())
     >>> encoder.encode([np.zeros(2)]).values
@@ -111,11 +230,10 @@ class ModelUpdateEncoder:
         self._leftovers = list(leftovers)
 
     def encode(self, models: Batch, *, epoch: int | None = None) -> OutgoingBatch:
-        """The records of one update for each model, in order; ``epoch`` is for models that name none.
+        """Return the records of one update for each model, in order; ``epoch`` is the epoch of models that name none.
 
-        They are to be written as one batch, or in one transaction. Raises
-        :class:`~streamiter.errors.ModelError` for a model that cannot be published, such as one with
-        NaN; then no version is used up.
+        Write them as one batch, or in one transaction. Raises :class:`~streamiter.errors.ModelError` for a model that
+        cannot be published, such as one with NaN; then no version is used.
         """
         version, leftovers = self.next_version, list(self._leftovers)
         records: list[_Record] = []
@@ -133,7 +251,7 @@ class ModelUpdateEncoder:
         )
 
     def snapshot(self) -> EncoderState:
-        """What a run that is restored goes on from."""
+        """Return the state for a run that is restored."""
         return {
             "generation": self.generation,
             "next_version": self.next_version,
@@ -141,7 +259,7 @@ class ModelUpdateEncoder:
         }
 
     def restore(self, state: EncoderState) -> None:
-        """Go on from a snapshot: the same generation, the version after the last one."""
+        """Take on a snapshot: continue its generation with the next version."""
         self.generation = state["generation"]
         self.next_version = state["next_version"]
         self._leftovers = [(generation, version, count) for generation, version, count in state["leftovers"]]
@@ -189,15 +307,15 @@ class _UpdateRecords:
             yield key, part, self._headers(content_type, chunk).encoded()
 
     def deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
-        """What makes compaction drop the chunks of an earlier update: their keys without a value."""
+        """Give the records that delete the chunks of an earlier update: their keys without a value."""
         generation, version, count = chunk_set
         rank = (generation, version)
         headers = deletion_headers(self.document.model, rank)
-        for index in range(count - 1):  # the last one has the model's own key
+        for index in range(count - 1):  # The last chunk has the model's own key.
             yield chunk_key(self.document.model, rank, index), None, headers
 
     def overhead_bytes(self, content_type: str) -> int:
-        """The most that a record of this update has besides its value."""
+        """Return the largest number of bytes that a record of this update has in addition to its value."""
         widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
         rank = (self.document.generation, self.document.version)
         headers = self._headers(content_type, widest).encoded()
@@ -229,130 +347,17 @@ def _check_size(update: _UpdateRecords, size_bytes: int, room_bytes: int, record
     if size_bytes > UPDATE_BYTES_MAX:
         raise ModelError(
             f"{subject}: expected at most {UPDATE_BYTES_MAX} bytes, given {size_bytes}; store a model of"
-            " this size as a file and publish where it lies"
+            " this size as a file and publish its path"
         )
 
 
-def _checked_metrics(metrics: Mapping[str, Any], subject: str) -> dict[str, float]:
+def _checked_metrics(metrics: Mapping[str, object], subject: str) -> dict[str, float]:
+    checked: dict[str, float] = {}
     for name, value in metrics.items():
-        is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not (isinstance(name, str) and is_number and math.isfinite(value)):
+        if not isinstance(name, str) or isinstance(value, bool) or not math.isfinite(plain_float(value)):
             raise ModelError(
                 f"{subject}: metric {name!r}: expected a finite number, given {value!r}; leave a metric out"
                 " where it is not defined"
             )
-    return {name: float(value) for name, value in metrics.items()}
-
-
-_log = logging.getLogger("streamiter.models")
-
-
-class ModelPublisher(TopicSink):
-    """Writes one update for each record: an array, a dict of parameters or a ``ModelSnapshot``.
-
-    A run that restores nothing begins a new generation, the topic's last one + 1; one that is restored
-    goes on with its generation and the next version. Where the topic has later updates than it was restored
-    with, as of an older checkpoint or before a crash at least once, it begins a new generation, too: readers
-    would take its updates for old ones until its versions had caught up.
-
-    Publishing every model of a stream as an update.
-    """
-
-    def __init__(
-        self,
-        topic: Topic,
-        model: str,
-        format: UpdateFormat = "auto",  # noqa: A002
-        *,
-        at_least_once: bool = False,
-    ) -> None:
-        super().__init__(topic, _NotOpenYet(), at_least_once=at_least_once)
-        self._model = model
-        self._format: UpdateFormat = format
-
-    async def open(self, context: Context) -> None:
-        run = self._fresh = await next_run(self.topic, self._model)
-        self._updates = ModelUpdateEncoder(
-            self._model,
-            run.generation,
-            clock=context.clock,
-            format=self._format,
-            record_bytes_max=record_limit(await self.topic.describe()),
-            leftovers=run.leftovers,
-        )
-        self._encoder = self._updates
-        await super().open(context)
-
-    async def snapshot(self) -> EncoderState:
-        await super().snapshot()
-        return self._updates.snapshot()
-
-    def restore(self, state: EncoderState) -> None:
-        restored = (state["generation"], state["next_version"] - 1)
-        if self._fresh.last_rank > restored:
-            _log.info(
-                "model %r: %s has update %d.%d, later than the restored %d.%d: going on with generation %d",
-                self._model,
-                self.topic.url,
-                *self._fresh.last_rank,
-                *restored,
-                self._fresh.generation,
-            )
-            return  # As it was opened, which is with the chunks to delete that are in the topic now.
-        self._updates.restore(state)
-
-
-class _NotOpenYet:
-    """Stands where the encoder will be once the topic's last generation is known."""
-
-    def encode(self, batch: Any) -> OutgoingBatch:
-        raise NotImplementedError
-
-
-def initial_model(topic: Topic, *, model: str, default: Any) -> InitialModel:
-    """A source of one record: the parameters last published, or ``default`` where there are none.
-
-    >>> from streamiter import Flow
-    >>> from streamiter.models import initial_model
-    >>> from streamiter.topics import MemoryBroker
-    >>> flow = Flow("warm start")
-    >>> updates = MemoryBroker().topic("model-updates")
-    >>> initial = flow.from_source(initial_model(updates, model="ctr", default=[0.0]), parallelism=1)
-
-    A warm start: the last published model as the initial variable of an iteration.
-    """
-    return InitialModel(topic, model, default)
-
-
-class InitialModel:
-    """What :func:`initial_model` gives: makes the source, as ``flow.from_source`` asks."""
-
-    bounded = True
-
-    def __init__(self, topic: Topic, model: str, default: Any) -> None:
-        self._topic = topic
-        self._model = model
-        self._default = default
-        self.__name__ = f"initial {model}"
-
-    def __call__(self) -> Source:
-        return _InitialModelSource(self._topic, self._model, self._default)
-
-
-class _InitialModelSource(Source):
-    def __init__(self, topic: Topic, model: str, default: Any) -> None:
-        self._topic = topic
-        self._model = model
-        self._default = default
-        self._given = False
-
-    def open(self, context: Context, positions: Positions | None) -> None:
-        self._given = context.subtask_index > 0 or bool(positions)
-
-    async def read(self) -> SourceBatch | None:
-        if self._given:
-            return None
-        self._given = True
-        update = await last_update(self._topic, self._model)
-        parameters = self._default if update is None else update.parameters
-        return SourceBatch([parameters], {"given": True})
+        checked[name] = plain_float(value)
+    return checked

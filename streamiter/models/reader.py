@@ -1,4 +1,9 @@
-"""Reading."""
+"""Reading model updates from a topic: ``model_updates`` follows a model, ``last_update`` finds its newest update.
+
+:class:`UpdateIntake` turns records into updates: complete, readable, and never older than the update before. Followers
+and the search both use it. :class:`TailSearch` reads back from the end of the topic, so its time does not depend on the
+length of the history.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +49,240 @@ __all__ = [
 
 
 OnError = Literal["fail", "skip"]
-"""``"fail"``: an error with topic, partition and offset; ``"skip"``: left out and counted."""
+"""What happens to an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts
+it."""
+
+
+UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
+"""Where reading starts: as for any topic, or at the newest complete update (``"latest_model"``)."""
+
+
+def model_updates(
+    topic: Topic,
+    model: str,
+    *,
+    start: UpdateStart = "earliest",
+    follow: bool = True,
+    on_error: OnError = "fail",
+    clock: Clock | None = None,
+) -> ModelUpdates:
+    """Return an async iterator over the updates of ``model`` in ``topic``; it connects at the first ``anext``.
+
+    ``async with`` connects at once. ``start="latest_model"`` starts with the newest complete update, whatever its age,
+    and continues with the updates that follow; the other starts are those of any topic. With ``follow=False`` it ends
+    where the topic ended when it was opened.
+
+    Generation and version never decrease: older updates and repetitions are skipped and counted, and so are updates
+    with missing chunks. Records of other models are ignored. A record that claims to be of this model and cannot be
+    read raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset, after which the iteration can
+    continue; with ``on_error="skip"`` it is counted.
+
+    >>> import asyncio, numpy as np
+    >>> from streamiter.clock import SystemClock
+    >>> from streamiter.models import ModelUpdateEncoder
+    >>> from streamiter.topics.memory import MemoryBroker
+    >>> async def main():
+    ...     topic = MemoryBroker().topic("models")
+    ...     await topic.create()
+    ...     encoder = ModelUpdateEncoder("ctr", generation=1, clock=SystemClock())
+    ...     writer = await topic.open_writer()
+    ...     await writer.write(encoder.encode([np.array([0.5]), np.array([0.75])]))
+    ...     async for update in model_updates(topic, "ctr", follow=False):
+    ...         print(update.generation, update.version, update.parameters)
+    >>> asyncio.run(main())
+    1 1 [0.5]
+    1 2 [0.75]
+
+    Following a model: ``async for update in model_updates(topic(...), model="ctr")``.
+    """
+    check_model_name(model)
+    checked_policy(on_error, topic, model)
+    return ModelUpdates(topic, model, start, follow, on_error, clock or SystemClock())
+
+
+class ModelUpdates:
+    """An async iterator over the updates of one model; :func:`model_updates` makes it.
+
+    Use it in one task only. Waiting for the next update may be cancelled and continued later; no update is lost. It
+    closes the topic at the end of the iteration, with ``aclose()``, at the end of
+    ``async with model_updates(...) as updates``, or when it is garbage-collected, for instance after ``break``.
+    """
+
+    def __init__(
+        self, topic: Topic, model: str, start: UpdateStart, follow: bool, on_error: OnError, clock: Clock
+    ) -> None:
+        if isinstance(start, str) and start not in ("earliest", "latest", "latest_model"):
+            raise ConfigurationError(
+                f"model {model!r} of {topic.url}: expected start 'earliest', 'latest', 'latest_model', a"
+                f" mapping of partition to offset or an aware datetime, given {start!r}"
+            )
+        self._topic = topic
+        self._model = model
+        self._start = start
+        self._follow = follow
+        self._on_error = on_error
+        self._clock = clock
+        self._intake = UpdateIntake(topic, model)
+        self._found: deque[ModelUpdate | DecodeError] = deque()
+        self._records: Iterator[TopicRecord] = iter(())
+        self._reader: TopicReader | None = None
+        self._closer: AsyncGenerator[None, None] | None = None
+        self._is_closed = False
+
+    def statistics(self) -> UpdateStatistics:
+        """Return the counts of the records so far."""
+        return self._intake.statistics
+
+    @property
+    def identities(self) -> Mapping[int, str]:
+        """The identities of the open topic's partitions (:meth:`streamiter.topics.TopicReader.identities`)."""
+        return {} if self._reader is None else self._reader.identities()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelUpdate:
+        if self._is_closed:
+            raise StopAsyncIteration
+        reader = self._reader if self._reader is not None else await self._open()
+        while True:
+            update = self._next_at_hand()
+            if update is not None:
+                return update
+            batch = await reader.read()
+            if batch is None:
+                await self.aclose()
+                raise StopAsyncIteration
+            self._records = iter(batch.records())
+
+    async def aclose(self) -> None:
+        """Close the topic. May be called more than once."""
+        self._is_closed = True
+        if self._closer is not None:
+            await self._closer.aclose()
+
+    async def __aenter__(self) -> Self:
+        if self._reader is None:
+            await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _open(self) -> TopicReader:
+        request = await self._request()
+        self._reader = await self._topic.open_reader(request)
+        # After `break` nothing awaits the closing of the reader. A suspended async generator is closed by the event
+        # loop: when it is garbage-collected, and at the latest when the loop ends.
+        self._closer = _closes(self._reader)
+        await anext(self._closer)
+        return self._reader
+
+    async def _request(self) -> ReadRequest:
+        stop: Literal["latest"] | None = None if self._follow else "latest"
+        if self._start != "latest_model":
+            return self._request_from(self._start, stop)
+        search = TailSearch(self._topic, self._model, self._clock)
+        tail = await search.run()
+        error = tail.error
+        search.intake.restart_counts(
+            updates=int(tail.update is not None),
+            unreadable=int(error is not None),
+            last_error=str(error) if error is not None else None,
+        )
+        self._intake = search.intake
+        if tail.update is not None:
+            self._found.append(tail.update)
+        if error is not None and self._on_error == "fail":
+            self._found.append(error)
+        return replace(
+            self._request_from("earliest", stop), positions=tail.positions, identities=tail.identities
+        )
+
+    def _request_from(self, start: StartPosition, stop: Literal["latest"] | None) -> ReadRequest:
+        return ReadRequest(start=start, stop=stop, max_records=READ_RECORDS, clock=self._clock)
+
+    def _next_at_hand(self) -> ModelUpdate | None:
+        if self._found:
+            found = self._found.popleft()
+            if isinstance(found, DecodeError):
+                raise found
+            return found
+        for record in self._records:
+            update = self._taken(record)
+            if update is not None:
+                return update
+        return None
+
+    def _taken(self, record: TopicRecord) -> ModelUpdate | None:
+        try:
+            return self._intake.take(record)
+        except DecodeError:
+            if self._on_error == "fail":
+                raise
+            return None
+
+
+async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await reader.close()
+
+
+async def last_update(
+    topic: Topic, model: str, *, on_error: OnError = "fail", clock: Clock | None = None
+) -> ModelUpdate | None:
+    """Return the last complete update of ``model``, or None if the topic has no update of it.
+
+    It reads back from the topic's end, so its time does not depend on the length of the history, unless the model was
+    not published for a long time while others were. If a record *after* that update claims to be an update of the model
+    and cannot be read, it raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset; with
+    ``on_error="skip"`` such records are ignored.
+    """
+    check_model_name(model)
+    policy = checked_policy(on_error, topic, model)
+    tail = await TailSearch(topic, model, clock or SystemClock()).run()
+    if tail.error is not None and policy == "fail":
+        raise tail.error
+    return tail.update
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """The settings of a :class:`~streamiter.models.ModelUpdateEncoder` in a run without a checkpoint.
+
+    A restored run continues from its own state, unless ``last_rank`` is higher than the rank of that state.
+    """
+
+    generation: int
+    """The generation of the run."""
+    leftovers: list[ChunkSet]
+    """The chunks that its first update deletes."""
+    last_rank: Rank = (0, 0)
+    """The highest generation and version in the topic; zeros in an empty topic."""
+
+
+async def next_run(topic: Topic, model: str) -> RunStart:
+    """Return the generation after the topic's last one (1 in an empty topic), and the chunks to delete.
+
+    It reads back from the topic's end like :func:`last_update`; incomplete and unreadable updates count, too. Raises
+    :class:`~streamiter.errors.TopicNotFound` for a topic that does not exist.
+    """
+    check_model_name(model)
+    tail = await TailSearch(topic, model, SystemClock()).run()
+    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
+
+
+async def next_generation(topic: Topic, model: str) -> int:
+    """Return the generation of :func:`next_run`."""
+    return (await next_run(topic, model)).generation
 
 
 def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
-    """``given``, or ``ConfigurationError`` for another word.
-
-    What to do about records that claim to be updates of a model and cannot be read.
-    """
+    """Return ``given``; ``ConfigurationError`` for a policy that does not exist."""
     if given not in ("fail", "skip"):
         raise ConfigurationError(
             f"model {model!r} of {topic.url}: expected on_error 'fail' or 'skip', given {given!r}"
@@ -59,31 +290,24 @@ def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
     return given
 
 
-_NO_RANK: Final[Rank] = (0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateStatistics:
-    """What became of the records of a model.
-
-    ``updates``: given out. ``older``: skipped, because a newer one (or the same) had been given out: a
-    superseded writer's, or a repetition after a restart. ``incomplete``: skipped, because chunks were
-    missing when a newer one came. ``unreadable``: records that claim to be of the model and cannot be
-    read; ``last_error`` says why the last of them could not.
-
-    From the records of a topic to the updates of a model: whole, readable, and never going back.
-
-    The reader and the search for the last update share it, so that both mean the same by *an update*.
-    """
+    """Counts of the records of a model."""
 
     updates: int = 0
+    """Updates that were given to the reader."""
     older: int = 0
+    """Updates that were skipped, because a newer one (or the same) had been given to the reader: those of a superseded
+    writer, and repetitions after a restart."""
     incomplete: int = 0
+    """Updates that were skipped, because chunks were missing when a newer update arrived."""
     unreadable: int = 0
+    """Records that claim to be of the model and cannot be read."""
     last_error: str | None = None
+    """Why the last of these could not be read."""
 
     def plus(self, later: UpdateStatistics) -> UpdateStatistics:
-        """The counts of both together."""
+        """Return the sums of both counts."""
         return UpdateStatistics(
             updates=self.updates + later.updates,
             older=self.older + later.older,
@@ -94,7 +318,10 @@ class UpdateStatistics:
 
 
 class UpdateIntake:
-    """Takes records one by one. Used by one task; holds no more than the chunks of unfinished updates."""
+    """Turns the records of a topic, one by one, into the updates of a model; keeps the chunks of incomplete updates.
+
+    Use it in one task only.
+    """
 
     def __init__(self, topic: Topic, model: str) -> None:
         self._topic = topic
@@ -110,11 +337,11 @@ class UpdateIntake:
     def take(
         self, record: TopicRecord, on_headers: Callable[[UpdateHeaders], None] | None = None
     ) -> ModelUpdate | None:
-        """The update that ``record`` completes, if it does and is newer than all given out before.
+        """Return the update that ``record`` completes, if it is newer than all updates returned before; else None.
 
-        ``on_headers`` is told of every record of the model that has readable headers.
-        Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record
-        that claims to be of the model and cannot be read; the next one can be taken after it.
+        ``on_headers`` is called with the headers of every record of the model, if they are readable.
+        Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record that claims to be
+        of the model and cannot be read; the next record can be taken after it.
         """
         if record.value is None or not self._is_of_model(record):
             return None
@@ -127,14 +354,14 @@ class UpdateIntake:
             raise self._unreadable_record(record, error) from error
 
     def restart_counts(self, *, updates: int, unreadable: int, last_error: str | None) -> None:
-        """Count from here on, beginning with these numbers."""
+        """Start to count again, from these numbers."""
         self._updates, self._older, self._unreadable = updates, 0, unreadable
         self._last_error = last_error
         self._assembler.dropped = 0
 
     @property
     def closed_chunks(self) -> int:
-        """How many chunks there are of updates whose last one has come and another has not."""
+        """The number of chunks of incomplete updates whose last chunk has arrived."""
         return self._assembler.closed_chunks
 
     @property
@@ -191,62 +418,61 @@ def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
     )
 
 
-# How far back a superseded writer's records may hide the newest update: at ten updates a second 1,024
-# records are over a minute, and a superseded writer that is fenced writes none at all. 64 MiB are read
-# in under a second.
+_NO_RANK: Final[Rank] = (0, 0)
+
+
+# A superseded writer may have written so many records behind the newest update. At ten updates a second, 1,024 records
+# are over a minute; a superseded writer that is fenced writes no records. 64 MiB are read in under a second.
 _RECORDS: Final = 1024
+
+
 _BYTES: Final = 64 * 1024 * 1024
 
-# Writers whose records may lie between the chunks of an update, it included. Chunks are written at once.
+
+# The number of writers whose records may be mixed with the chunks of an update; a writer writes all chunks at once.
 _INTERLEAVED_WRITERS: Final = 4
 
-# Updates remembered for the chunks that a new run is to delete: the last one, and those of crashes before
-# it. Beyond that some stay in the topic, which costs its space and nothing else.
+
+# A new run deletes the chunks of so many updates: of the last one, and of those that crashes left before it. Chunks of
+# more updates stay in the topic, where they only take space.
 _LEFTOVERS_MAX: Final = 1024
 
+
 _Place = tuple[int, int]
-"""Time stamp and offset: where a record lies, comparable also between partitions."""
+"""Time stamp and offset: the place of a record, comparable also between partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundUpdates:
-    """What the search found.
-
-    ``update``: the last one, or None. ``error``: why a record after it could not be read. ``rank``: the
-    highest generation and version that any record of the model names, be it of an incomplete update; zeros
-    for none. ``leftovers``: the chunks that a new run is to delete. ``positions``: where to read on, by
-    partition, and ``identities`` to which topic these offsets belong.
-
-    The last update of a model, found from the end of its topic: in windows that go back and grow.
-
-    The end of a log is not always its newest update: a superseded writer may have written after the one that
-    took over, chunks may lie across windows, other models between, and a partition may be silent. So the
-    search does not stop at the first update it meets but goes back in each partition until
-
-    * it has read a good stretch (``_RECORDS`` records or ``_BYTES`` bytes) and awaits no chunk, and
-    * what it reads is older than the update found,
-
-    or the partition's beginning is reached. Each record is read once, a small batch at a time.
-    """
+    """The result of a search from the end of a topic."""
 
     update: ModelUpdate | None
+    """The last complete update."""
     error: DecodeError | None
+    """Why a record after that update could not be read."""
     rank: Rank
+    """The highest generation and version that any record of the model names, also of an incomplete update; zeros for
+    a topic without records of the model."""
     leftovers: list[ChunkSet]
+    """The chunks that a new run deletes."""
     positions: dict[int, int]
+    """The offset to continue reading at, by partition."""
     identities: Mapping[int, str]
+    """The identities of the partitions that these offsets belong to."""
 
 
 @dataclass(slots=True)
 class _SeenChunks:
-    """An update in chunks: how many, and where the last of them lies that was met."""
+    """An update in chunks, as far as the search has seen it."""
 
     count: int
+    """The number of its chunks."""
     last_place: _Place
+    """The latest place of a chunk that was read."""
 
 
 class _PartitionTail:
-    """How far back one partition has been read, and how much that was."""
+    """The part of a partition that was read, from its end backwards."""
 
     def __init__(self, reading: BackwardReading) -> None:
         self.reading = reading
@@ -262,7 +488,18 @@ class _PartitionTail:
 
 
 class TailSearch:
-    """One search. ``intake`` can be used on for what comes after: it knows the chunks seen so far."""
+    """Searches the last update of a model, from the end of its topic, in windows that go back and grow.
+
+    The end of a log is not always its newest update: a superseded writer may have written after the new writer, chunks
+    may be in several windows, other models in between, and a partition may be silent. So the search does not stop at
+    the first update that it finds. It goes back in each partition until
+
+    * it has read a long stretch (``_RECORDS`` records or ``_BYTES`` bytes) and waits for no chunk, and
+    * the records it reads are older than the update found,
+
+    or until the partition's beginning. Each record is read once, a small batch at a time. Afterwards ``intake`` takes
+    the records that follow: it has the chunks seen so far.
+    """
 
     def __init__(self, topic: Topic, model: str, clock: Clock) -> None:
         self.intake = UpdateIntake(topic, model)
@@ -276,7 +513,7 @@ class TailSearch:
         self._deleted: dict[Rank, None] = {}
 
     async def run(self) -> FoundUpdates:
-        """Search. Raises what the topic raises, :class:`~streamiter.errors.TopicNotFound` above all."""
+        """Search. Raises the errors of the topic, such as :class:`~streamiter.errors.TopicNotFound`."""
         description = await self._topic.describe()
         partitions = [
             _PartitionTail(BackwardReading(self._topic, description, number, self._clock, waits=False))
@@ -303,7 +540,7 @@ class TailSearch:
 
     def _is_far_enough(self, partition: _PartitionTail) -> bool:
         chunks = self.intake.closed_chunks
-        if chunks:  # all lie before the last one, with records of a few other writers between them
+        if chunks:  # All of them are before the last one, mixed with records of a few other writers.
             return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
         return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
 
@@ -348,232 +585,3 @@ class TailSearch:
         if self._error is None or (self._update is not None and self._update[0] > self._error[0]):
             return None
         return self._error[1]
-
-
-async def last_update(
-    topic: Topic, model: str, *, on_error: OnError = "fail", clock: Clock | None = None
-) -> ModelUpdate | None:
-    """The last complete update of ``model``, or None if the topic has none.
-
-    Reads back from the topic's end, so the time it takes does not depend on the length of its history,
-    unless the model has not been published for long among others. Where a record *after* that update
-    claims to be one and cannot be read, it raises :class:`~streamiter.errors.DecodeError` with topic,
-    partition and offset; with ``on_error="skip"`` such records do not count.
-
-    What a topic of model updates knows by now: the last update, and where a new run begins.
-    """
-    check_model_name(model)
-    policy = checked_policy(on_error, topic, model)
-    tail = await TailSearch(topic, model, clock or SystemClock()).run()
-    if tail.error is not None and policy == "fail":
-        raise tail.error
-    return tail.update
-
-
-@dataclass(frozen=True, slots=True)
-class RunStart:
-    """What a run that restores nothing gives its :class:`~streamiter.models.ModelUpdateEncoder`.
-
-    One that is restored goes on from its state, unless the topic has a higher rank than that:
-    ``last_rank``, the highest generation and version in it (zeros in an empty topic).
-    """
-
-    generation: int
-    leftovers: list[ChunkSet]
-    last_rank: Rank = (0, 0)
-
-
-async def next_run(topic: Topic, model: str) -> RunStart:
-    """The generation after the topic's last one (1 in an empty topic), and the chunks to delete.
-
-    Found from the topic's end as in :func:`last_update`; updates that are incomplete or unreadable count
-    too. A topic that is not there is an error: :class:`~streamiter.errors.TopicNotFound`.
-    """
-    check_model_name(model)
-    tail = await TailSearch(topic, model, SystemClock()).run()
-    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
-
-
-async def next_generation(topic: Topic, model: str) -> int:
-    """The generation of :func:`next_run`."""
-    return (await next_run(topic, model)).generation
-
-
-UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
-"""Where following begins: as for any topic, or with the newest complete update (``"latest_model"``)."""
-
-
-def model_updates(
-    topic: Topic,
-    model: str,
-    *,
-    start: UpdateStart = "earliest",
-    follow: bool = True,
-    on_error: OnError = "fail",
-    clock: Clock | None = None,
-) -> ModelUpdates:
-    """The updates of ``model`` in ``topic``, an async iterator that connects when it is first asked
-    (or entered by ``async with``).
-
-    ``start="latest_model"`` begins with the newest complete update, whatever its age, and goes on with
-    what comes; the other starts are those of any topic. With ``follow=False`` it ends at the end that the
-    topic has when it is opened.
-
-    Generation and version never go back: older updates and repetitions are skipped and counted, as are
-    updates whose chunks are not all there. Records of other models are passed over. A record that claims
-    to be of this model and cannot be read raises :class:`~streamiter.errors.DecodeError` with topic,
-    partition and offset, after which the iteration can go on; with ``on_error="skip"`` it is counted.
-
-    >>> import asyncio, numpy as np
-    >>> from streamiter.clock import SystemClock
-    >>> from streamiter.models import ModelUpdateEncoder
-    >>> from streamiter.topics.memory import MemoryBroker
-    >>> async def main():
-    ...     topic = MemoryBroker().topic("models")
-    ...     await topic.create()
-    ...     encoder = ModelUpdateEncoder("ctr", generation=1, clock=SystemClock())
-    ...     writer = await topic.open_writer()
-    ...     await writer.write(encoder.encode([np.array([0.5]), np.array([0.75])]))
-    ...     async for update in model_updates(topic, "ctr", follow=False):
-    ...         print(update.generation, update.version, update.parameters)
-    >>> asyncio.run(main())
-    1 1 [0.5]
-    1 2 [0.75]
-
-    Following a model: ``async for update in model_updates(topic(...), model="ctr")``.
-    """
-    check_model_name(model)
-    checked_policy(on_error, topic, model)
-    return ModelUpdates(topic, model, start, follow, on_error, clock or SystemClock())
-
-
-class ModelUpdates:
-    """An iterator over the updates of one model; made by :func:`model_updates`.
-
-    Used by one task. Waiting for the next update may be cancelled and taken up again; nothing is lost.
-    It lets go of the topic at the end of the iteration, with ``aclose()``, at the end of
-    ``async with model_updates(...) as updates``, or when it is dropped, as after ``break``.
-    """
-
-    def __init__(
-        self, topic: Topic, model: str, start: UpdateStart, follow: bool, on_error: OnError, clock: Clock
-    ) -> None:
-        if isinstance(start, str) and start not in ("earliest", "latest", "latest_model"):
-            raise ConfigurationError(
-                f"model {model!r} of {topic.url}: expected start 'earliest', 'latest', 'latest_model', a"
-                f" mapping of partition to offset or an aware datetime, given {start!r}"
-            )
-        self._topic = topic
-        self._model = model
-        self._start = start
-        self._follow = follow
-        self._on_error = on_error
-        self._clock = clock
-        self._intake = UpdateIntake(topic, model)
-        self._found: deque[ModelUpdate | DecodeError] = deque()
-        self._records: Iterator[TopicRecord] = iter(())
-        self._reader: TopicReader | None = None
-        self._closer: AsyncGenerator[None, None] | None = None
-        self._is_closed = False
-
-    def statistics(self) -> UpdateStatistics:
-        """What became of the records so far."""
-        return self._intake.statistics
-
-    @property
-    def identities(self) -> Mapping[int, str]:
-        """Of the topic that is open, as :meth:`streamiter.topics.TopicReader.identities`; empty while none is."""
-        return {} if self._reader is None else self._reader.identities()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ModelUpdate:
-        if self._is_closed:
-            raise StopAsyncIteration
-        reader = self._reader if self._reader is not None else await self._open()
-        while True:
-            update = self._next_at_hand()
-            if update is not None:
-                return update
-            batch = await reader.read()
-            if batch is None:
-                await self.aclose()
-                raise StopAsyncIteration
-            self._records = iter(batch.records())
-
-    async def aclose(self) -> None:
-        """Let go of the topic. May be called more than once."""
-        self._is_closed = True
-        if self._closer is not None:
-            await self._closer.aclose()
-
-    async def __aenter__(self) -> Self:
-        if self._reader is None:
-            await self._open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def _open(self) -> TopicReader:
-        request = await self._request()
-        self._reader = await self._topic.open_reader(request)
-        # An iterator that is dropped by `break` cannot wait for its reader to close. A suspended async
-        # generator can: the event loop closes it when it is collected, and at the latest at its own end.
-        self._closer = _closes(self._reader)
-        await anext(self._closer)
-        return self._reader
-
-    async def _request(self) -> ReadRequest:
-        stop: Literal["latest"] | None = None if self._follow else "latest"
-        if self._start != "latest_model":
-            return self._request_from(self._start, stop)
-        search = TailSearch(self._topic, self._model, self._clock)
-        tail = await search.run()
-        error = tail.error
-        search.intake.restart_counts(
-            updates=int(tail.update is not None),
-            unreadable=int(error is not None),
-            last_error=str(error) if error is not None else None,
-        )
-        self._intake = search.intake
-        if tail.update is not None:
-            self._found.append(tail.update)
-        if error is not None and self._on_error == "fail":
-            self._found.append(error)
-        return replace(
-            self._request_from("earliest", stop), positions=tail.positions, identities=tail.identities
-        )
-
-    def _request_from(self, start: StartPosition, stop: Literal["latest"] | None) -> ReadRequest:
-        return ReadRequest(start=start, stop=stop, max_records=READ_RECORDS, clock=self._clock)
-
-    def _next_at_hand(self) -> ModelUpdate | None:
-        if self._found:
-            found = self._found.popleft()
-            if isinstance(found, DecodeError):
-                raise found
-            return found
-        for record in self._records:
-            update = self._taken(record)
-            if update is not None:
-                return update
-        return None
-
-    def _taken(self, record: TopicRecord) -> ModelUpdate | None:
-        try:
-            return self._intake.take(record)
-        except DecodeError:
-            if self._on_error == "fail":
-                raise
-            return None
-
-
-async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await reader.close()

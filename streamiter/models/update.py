@@ -1,4 +1,14 @@
-"""What a training operator publishes (:class:`ModelSnapshot`) and a reader gets (:class:`ModelUpdate`)."""
+"""Model updates: a training step emits a ``ModelSnapshot``, a reader gets a ``ModelUpdate``.
+
+An update is a record of a topic. Its headers name the model, the generation and the version (:class:`UpdateHeaders`),
+and its parameters are checked (:func:`checked_parameters`). An update that is larger than a record is cut into chunks,
+which a :class:`ChunkAssembler` joins again.
+
+All chunks but the last have their own keys (model, generation, version, index), so that compaction keeps each of them.
+The last chunk has the model's key, like an update in one record: it closes the update, and compaction drops it when a
+newer update is closed. Then the publisher deletes the chunks of the update before by their keys. So in a compacted
+topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier update.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +20,14 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.clock import Clock
 from streamiter.errors import ModelError
+from streamiter.records import Array
 from streamiter.topics.topic import Headers
 
 __all__ = [
     "UPDATE_BYTES_MAX",
-    "Array",
     "Chunk",
     "ChunkAssembler",
     "ChunkSet",
@@ -41,79 +50,82 @@ __all__ = [
 
 
 Rank = tuple[int, int]
-"""Generation and version: updates of one model are ordered by it."""
+"""Generation and version; updates of one model are ordered by it."""
 
 ChunkSet = tuple[int, int, int]
 """Generation, version and number of chunks of an update that was written in chunks."""
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):
-    """What a training operator emits when it has more to say than bare parameters.
-
-    ``parameters``: an array, or a dict of names to arrays, numbers and strings. ``records``: how many
-    examples the model has learned from so far. ``metrics``: numbers by name, such as the loss.
-    ``epoch``: the epoch the model belongs to; left out, the one it is published in.
+    """A model with the properties of its training, for a training step to emit; bare parameters may be emitted, too.
 
     >>> ModelSnapshot({"weights": [0.5]}, records=1000, metrics={"loss": 0.31}).records
     1000
     """
 
     parameters: Any
+    """An array, or a dict of names to arrays, numbers and strings."""
     records: int | None = None
+    """The number of examples that the model has learned from so far."""
     metrics: dict[str, float] = {}
+    """Numbers by name, such as the loss."""
     epoch: int | None = None
+    """The epoch of the model; None: the epoch in which it is published."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelUpdate:
-    """One published state of a model, exactly as it was published; its arrays are read-only.
-
-    A *generation* is a run of the publishing flow that began from nothing; within it ``version`` counts
-    up by one. ``created_at_ms`` is the publisher's clock, milliseconds since 1970-01-01 UTC; ``epoch``
-    and ``records`` are None where the publisher did not say.
-    """
+    """One published state of a model, exactly as it was published; its arrays are read-only."""
 
     model: str
+    """The name of the model."""
     generation: int
+    """The number of the run that published it; a run that restores no checkpoint begins a new generation."""
     version: int
+    """The number of the update within its generation."""
     epoch: int | None
+    """The epoch of the model, None if the publisher named none."""
     created_at_ms: int
+    """The publisher's clock, in milliseconds since 1970-01-01 UTC."""
     records: int | None
+    """The number of examples learned from, None if the publisher named none."""
     metrics: dict[str, float]
+    """Numbers by name, such as the loss."""
     parameters: Parameters
+    """An array, or a dict of names to arrays, numbers and strings."""
 
     @property
     def rank(self) -> Rank:
-        """``(generation, version)``: of two updates the one of the higher rank is the newer."""
+        """``(generation, version)``; of two updates the one with the higher rank is newer."""
         return (self.generation, self.version)
 
     def age_s(self, clock: Clock) -> float:
-        """Seconds since it was made; 0 where the publisher's clock is ahead of this one."""
+        """Return the seconds since the update was made; 0 if the publisher's clock is ahead of this one."""
         return max(0, clock.now_ms() - self.created_at_ms) / 1000
 
 
-# Between a model's name and the rest of a chunk's key, so no part of a model's name.
+# It separates a model's name from the rest of a chunk's key, so a model's name must not contain it.
 _KEY_SEPARATOR: Final = "#"
 
-# Generation and version of up to 64 bits, and the point between them; of thousands of digits Python makes no number.
+# Generation and version of up to 64 bits, and the point between them; Python refuses numbers of thousands of digits.
 _RANK_BYTES: Final = 2 * 20 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Which part of a value a record holds; ``sha256`` (hexadecimal) is that of the whole value.
-
-    The headers of a model update, and of the chunks that carry one too large for a single record.
-    """
+    """The part of an update's value that a record holds."""
 
     index: int
+    """The number of the chunk, from 0."""
     count: int
+    """The number of chunks of the update."""
     sha256: str
+    """The SHA-256 of the whole value, hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateHeaders:
-    """What the headers of one record say.
+    """The headers of one record of an update.
 
     >>> headers = UpdateHeaders("ctr", 1, 7, None, 1700000000000, "application/json")
     >>> UpdateHeaders.parse(headers.encoded()) == headers
@@ -135,11 +147,11 @@ class UpdateHeaders:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the record that closes its update: the only one, or the last chunk."""
+        """Whether the record closes its update: it is the only record, or the last chunk."""
         return self.chunk is None or self.chunk.index == self.chunk.count - 1
 
     def encoded(self) -> Headers:
-        """As a record carries them: text and decimal numbers; ``epoch`` is left out where there is none."""
+        """Return the headers as a record carries them: texts and decimal numbers; an ``epoch`` of None is left out."""
         fields: list[tuple[str, str | int]] = [
             ("model", self.model),
             ("generation", self.generation),
@@ -156,7 +168,7 @@ class UpdateHeaders:
 
     @staticmethod
     def parse(headers: Headers) -> UpdateHeaders:
-        """Raises ``ValueError`` with the reason for headers that are not those of an update."""
+        """Return the parsed headers of a record; ``ValueError`` with the reason for headers of no update."""
         fields = {name: value.decode() for name, value in headers}
         try:
             return UpdateHeaders(
@@ -182,7 +194,7 @@ def _parse_chunk(fields: dict[str, str]) -> Chunk | None:
 
 
 def model_of(headers: Headers) -> bytes | None:
-    """The model that a record is about, or None; cheap enough for every record of a shared topic."""
+    """Return the model that a record names, or None; cheap enough for every record of a shared topic."""
     for name, value in headers:
         if name == "model":
             return value
@@ -190,12 +202,12 @@ def model_of(headers: Headers) -> bytes | None:
 
 
 def update_key(model: str) -> bytes:
-    """The key of an update, so that compaction keeps the last one."""
+    """Return the key of an update; compaction keeps the last update with it."""
     return model.encode()
 
 
 def chunk_key(model: str, rank: Rank, index: int) -> bytes:
-    """The key of a chunk: its own, or compaction would keep one chunk of many.
+    """Return the key of a chunk. Each chunk has its own key, or compaction would keep only one chunk of many.
 
     >>> chunk_key("ctr", (2, 17), 0)
     b'ctr#2.17.0'
@@ -204,12 +216,12 @@ def chunk_key(model: str, rank: Rank, index: int) -> bytes:
 
 
 def deletion_headers(model: str, rank: Rank) -> Headers:
-    """The headers of a record without a value that deletes a chunk of the update ``rank``."""
+    """Return the headers of a record without a value, which deletes a chunk of the update ``rank``."""
     return (("model", model.encode()), ("deletes", f"{rank[0]}.{rank[1]}".encode()))
 
 
 def deleted_rank(headers: Headers) -> Rank | None:
-    """The update that a record deletes a chunk of, or None.
+    """Return the rank of the update whose chunk a record deletes, or None.
 
     >>> deleted_rank(deletion_headers("ctr", (2, 17)))
     (2, 17)
@@ -223,7 +235,7 @@ def deleted_rank(headers: Headers) -> Rank | None:
 
 
 def is_key_of(model: str, key: bytes | None) -> bool:
-    """Whether a record of this key belongs to ``model``."""
+    """Whether a record with this key belongs to ``model``."""
     return key is not None and key.partition(_KEY_SEPARATOR.encode())[0] == model.encode()
 
 
@@ -236,14 +248,12 @@ def check_model_name(model: str) -> None:
         )
 
 
-Array = npt.NDArray[Any]
-
 Parameters = Array | dict[str, Any]
 """One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
 
-# bool, signed and unsigned integers, floats, text: what JSON and safetensors can both carry exactly.
+# bool, signed and unsigned integers, floats, text: both JSON and safetensors can hold these exactly.
 _KINDS: Final = "biufU"
-# JSON has no limit, but its readers do: 64 bits is what all of them can be told to take.
+# JSON has no limit, but its readers have: all of them can read 64 bits.
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 # Wider floats (80 and 128 bits) have neither a JSON number nor a safetensors type.
@@ -251,16 +261,14 @@ _FLOAT_BYTES_MAX: Final = 8
 
 
 def checked_parameters(given: object, subject: str) -> Parameters:
-    """The parameters as they are stored; a bare number becomes an array without axes.
+    """Return the parameters as they are stored; they are checked before they are written and after they are read.
 
-    numpy scalars of 64 bits become Python numbers, arrays get the machine's byte order; nothing else
-    changes. Raises :class:`~streamiter.errors.ModelError`, which begins with ``subject``, for a value
-    that is NaN or infinite or cannot be stored exactly.
+    A bare number becomes an array without axes, numpy scalars of 64 bits become Python numbers, and arrays get the
+    machine's byte order; nothing else changes. Raises :class:`~streamiter.errors.ModelError`, whose message begins with
+    ``subject``, for a value that is NaN or infinite or cannot be stored exactly.
 
     >>> checked_parameters({"weights": np.zeros(2), "intercept": np.float64(0.5)}, "model 'ctr'")
     {'weights': array([0., 0.]), 'intercept': 0.5}
-
-    The parameters of a model: what may be published, checked once on the way out and once on the way in.
     """
     if isinstance(given, Mapping):
         return _checked_dict(given, "", subject)
@@ -272,7 +280,7 @@ def checked_parameters(given: object, subject: str) -> Parameters:
 
 
 def freeze_arrays(value: Any) -> None:
-    """Make every array in ``value`` read-only: an update is shared by all who follow the model."""
+    """Make every array in ``value`` read-only, for all readers of a model share its update."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, dict):
@@ -359,30 +367,22 @@ def _named(path: str) -> str:
     return f"parameter {path!r}" if path else "the parameters"
 
 
-# Publishing one larger is refused. Above that a topic is the wrong place, and a reader that holds one
-# update, its joined bytes and the one before needs three times as much memory.
+# Larger updates are refused. A topic is the wrong place for them, and a reader that holds an update, its joined bytes
+# and the update before needs three times as much memory.
 UPDATE_BYTES_MAX: Final = 512 * 1024 * 1024
 
-# What a reader keeps of updates not yet whole: two of the largest, for a writer that was superseded may
-# still be at its own while the new one writes.
+# A reader keeps so many bytes of incomplete updates: two of the largest, because a superseded writer may still write
+# its update while the new writer writes another one.
 _PENDING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
-# Only crashes and superseded writers leave updates that never become whole: a few for each model.
+# Only crashes and superseded writers leave updates that are never completed: a few for each model.
 _PENDING_UPDATES_MAX: Final = 256
 
 
 def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
-    """The chunks of ``value`` in order, none above ``chunk_bytes``.
+    """Return the chunks of ``value`` in order, none longer than ``chunk_bytes``.
 
     >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
     [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
-
-    Updates larger than a record of their topic: cut into chunks, put together again, or never shown.
-
-    All chunks but the last have keys of their own (model, generation, version, index), so that compaction
-    keeps each of them. The last one has the model's key, as an update in one record has: it closes the update,
-    and compaction drops it as soon as a newer update is closed. When one is, the publisher deletes the chunks
-    of the one before by their keys. So in a compacted topic the last closed update is whole at any moment,
-    and a crash while chunks are written harms none that was there before.
     """
     sha256 = hashlib.sha256(value).hexdigest()
     parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
@@ -391,14 +391,14 @@ def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class _UpdateIdentity:
-    """Tells updates of a model apart, also two of one rank by two writers: their contents never mix."""
+    """Identifies an update of a model, also if two writers wrote updates of one rank: their chunks never mix."""
 
     rank: Rank
     sha256: str
 
 
 class _Partial:
-    """The chunks of one update that have come so far."""
+    """The chunks of one update that have arrived so far."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -422,9 +422,9 @@ class _Partial:
 
 
 class ChunkAssembler:
-    """Puts the chunks of one model together, in any order and interleaved with those of other updates.
+    """Joins the chunks of one model's updates, which may arrive in any order and interleaved with other updates.
 
-    Bounded: past ``pending_bytes_max`` the oldest update that is not whole is dropped and counted.
+    Its memory is bounded: beyond ``pending_bytes_max`` the oldest incomplete update is dropped and counted.
     """
 
     def __init__(self, pending_bytes_max: int = _PENDING_BYTES_MAX) -> None:
@@ -433,9 +433,9 @@ class ChunkAssembler:
         self.dropped = 0
 
     def add(self, headers: UpdateHeaders, part: bytes) -> bytes | None:
-        """The whole value if this was its last missing chunk, or None.
+        """Return the whole value if this was its last missing chunk, else None.
 
-        Raises ``ValueError`` with the reason for chunks that do not fit together.
+        Raises ``ValueError`` with the reason for chunks that do not belong together.
         """
         chunk = headers.chunk
         assert chunk is not None
@@ -453,12 +453,12 @@ class ChunkAssembler:
         return _verified(partial.joined(), chunk.sha256)
 
     def drop_up_to(self, rank: Rank) -> None:
-        """Forget what is not newer than ``rank``: it will not be served any more."""
+        """Drop the updates that are not newer than ``rank``: no reader will get them any more."""
         self._drop([one for one in self._pending if one.rank <= rank])
 
     @property
     def closed_chunks(self) -> int:
-        """How many chunks there are, here or missing, of updates whose last chunk is here already."""
+        """The number of chunks, present or missing, of updates whose last chunk has arrived."""
         return sum(partial.count for partial in self._pending.values() if partial.is_closed)
 
     def _drop_oldest_above_limit(self) -> None:

@@ -312,7 +312,7 @@ def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
     The slots fit the given weights; the usual initial slots of FTRL would first set all weights to 0.
     """
     weights = layout.row_of(start, layout.features)
-    slots = layout.optimizer.slots_to_go_on(weights)
+    slots = layout.optimizer.slots_for_warm_start(weights)
     return np.stack([weights, *(slots[name] for name in layout.optimizer.slot_names), np.zeros_like(weights)])
 
 

@@ -1,4 +1,13 @@
-"""Optimizers."""
+"""Optimizers: the base class of update rules, and learning rates.
+
+An optimizer holds settings only. Its state for each weight is in *slots*, arrays of the shape of the weights, which
+belong to the owner of the weights: a model, or a shard of a parameter server. All work is elementwise, in place on the
+given arrays, and never changes the gradient. All arrays are float64, or all are float32; then everything is computed in
+float32, without copies in float64.
+
+A learning rate is a number, or a :class:`LearningRate`, which changes with the number of updates. ``Correction`` and
+``WarmRestarts`` are those of Angel, with the same defaults.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +42,160 @@ __all__ = [
 ]
 
 
+FloatArray = npt.NDArray[np.floating[Any]]
+"""An array of float64 or float32; weights, gradient and slots have the same dtype."""
+
+Slots = Mapping[str, FloatArray]
+"""The optimizer's state for each weight, by the names of its slots."""
+
+
+class FloatView(Protocol):
+    """An array whose numbers are read and written as plain floats; ``view_of`` returns one."""
+
+    def __getitem__(self, index: int, /) -> float: ...
+    def __setitem__(self, index: int, value: float, /) -> None: ...
+
+
+IndexList = Sequence[int]
+"""Positions of some weights, none twice."""
+
+
+Numbers = Sequence[float]
+"""A number for each position."""
+
+
+Views = Sequence[FloatView]
+"""Views of the slots, in the order of ``slot_names``."""
+
+
+class Optimizer(abc.ABC):
+    """The settings of an update rule; weights and slots belong to the caller.
+
+    A rule implements ``update``; ``update_at`` follows from it. A rule may override ``update_few`` if plain Python is
+    quicker than numpy; the results must be the same to the last bit.
+
+    >>> weights = np.array([1.0, -2.0])
+    >>> from streamiter.optimizers import SGD
+    >>> sgd = SGD(0.5)
+    >>> sgd.update(weights, np.array([2.0, 2.0]), sgd.new_slots(weights), step=1)
+    >>> weights.tolist()
+    [0.0, -3.0]
+    """
+
+    name: ClassVar[str]
+    """The name that is stored with the slots, so that a snapshot is not restored into another rule."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ()
+    """The names of the slots."""
+
+    def _check_settings(self, check: Callable[[str, object], float], *options: str) -> None:
+        """Check settings, given by their names, when the optimizer is made, and turn them into plain floats."""
+        for option in options:
+            number = check(f"{type(self).__name__}({option}=)", getattr(self, option))
+            object.__setattr__(self, option, number)
+
+    def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
+        """Return the slots before the first update, for these initial weights."""
+        return {name: np.zeros_like(weights) for name in self.slot_names}
+
+    def slots_for_warm_start(self, weights: FloatArray) -> dict[str, FloatArray]:
+        """Return the slots to continue learning with, for weights that another model has learned."""
+        return self.new_slots(weights)
+
+    @abc.abstractmethod
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        """Apply a gradient of the shape of the weights. ``step`` counts the updates from 1."""
+
+    def update_at(
+        self,
+        indices: npt.NDArray[np.intp],
+        weights: FloatArray,
+        gradient: FloatArray,
+        slots: Slots,
+        step: int,
+    ) -> None:
+        """Apply a sparse gradient: ``gradient[i]`` is the gradient of ``weights[indices[i]]``; no index occurs twice.
+
+        The cost grows with the number of indices only. All other weights and slots stay as they are, so a
+        regularization that shrinks weights (l1 and l2 of SGD) acts on a weight only if its index is named.
+        """
+        gathered = weights[indices]
+        gathered_slots = {name: slots[name][indices] for name in self.slot_names}
+        self.update(gathered, gradient, gathered_slots, step)
+        weights[indices] = gathered
+        for name, slot in gathered_slots.items():
+            slots[name][indices] = slot
+
+    def update_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
+    ) -> None:
+        """Do the same as ``update_at`` for some dozen numbers, on views of the arrays (slots by position)."""
+        arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}
+        at = np.asarray(indices, dtype=np.intp)
+        self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
+
+    def check_width(self, width: int) -> None:
+        """Raise ConfigurationError if a setting has a number for each weight, but not ``width`` of them."""
+        del width
+
+    def part(self, weights: slice | npt.NDArray[np.intp]) -> Optimizer:
+        """Return the rule for some of the weights: a setting with a number for each weight is cut, too."""
+        del weights
+        return self
+
+    def without_regularization(self) -> Optimizer:
+        """Return the rule for weights that must not be shrunk, such as an intercept."""
+        return self
+
+
+def checked_optimizer(owner: str, given: object) -> Optimizer:
+    """Return the argument ``optimizer=``; ConfigurationError for an object that is no optimizer."""
+    if isinstance(given, Optimizer):
+        return given
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        what, advice = f"the class {given.__name__}", f"make one of it: {given.__name__}()"
+    else:
+        what, advice = repr(given), "take one of streamiter.learn: SGD(…), Adam(…), FTRL(…), …"
+    raise ConfigurationError(f"{owner}(optimizer=): expected an Optimizer, given {what}; {advice}")
+
+
+def view_of(array: FloatArray) -> FloatView:
+    """Return a view that reads and writes the array's numbers as plain floats, several times quicker than numpy.
+
+    The array must be float64: with float32, plain floats would compute in another precision than the arrays.
+    """
+    if array.dtype != np.float64:
+        raise ConfigurationError(f"view_of: expected an array of float64, given {array.dtype}; use update_at")
+    return cast(FloatView, array.data)
+
+
+def _array_of(view: FloatView) -> FloatArray:
+    return np.asarray(cast(memoryview, view))
+
+
 @dataclass(frozen=True, slots=True)
 class LearningRate(abc.ABC):
-    """A learning rate by the number of the update; pure, so that it needs no state of its own.
-
-    Learning rates that change with the number of updates.
+    """A learning rate that depends on the number of the update only, so it has no state.
 
     >>> rate = InverseSquareRoot(0.5, decay=1.0)
     >>> rate.at(1), rate.at(3)
     (0.35355339059327373, 0.25)
-
-    ``Correction`` and ``WarmRestarts`` are Angel's, and so are the defaults of their settings.
     """
 
     initial: float
+    """The rate that the formula starts from."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "initial", positive("learning_rate", self.initial))
 
     @abc.abstractmethod
     def at(self, step: int) -> float:
-        """The rate of update ``step``, counted from 1."""
+        """Return the rate of update ``step``, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(LearningRate):
-    """The same rate for ever: what a stream that drifts needs."""
+    """The same rate for all updates: for streams that drift."""
 
     def at(self, step: int) -> float:
         return self.initial
@@ -80,7 +217,7 @@ class InverseSquareRoot(LearningRate):
 
 @dataclass(frozen=True, slots=True)
 class Inverse(LearningRate):
-    """``initial / (1 + decay·step)``: the sum of the steps still diverges, that of their squares does not."""
+    """``initial / (1 + decay·step)``: the sum of the rates diverges, the sum of their squares does not."""
 
     decay: float = 1.0
 
@@ -96,8 +233,8 @@ class Inverse(LearningRate):
 class Correction(LearningRate):
     """``initial / √(1 + decay·step) · (1 − beta) / (1 − betaˢᵗᵉᵖ)``: for :class:`~streamiter.optimizers.Momentum`.
 
-    A velocity sums up to ``1/(1 − beta)`` gradients; this rate takes back what the sum has grown to at each
-    step. ``beta`` is the momentum of the rule.
+    The velocity of momentum sums up to ``1/(1 − beta)`` gradients; this rate divides by the sum reached at each step.
+    ``beta`` is the momentum of the rule.
 
     >>> rate = Correction(0.5, decay=0.0, beta=0.5)
     >>> rate.at(1), rate.at(2)
@@ -119,12 +256,12 @@ class Correction(LearningRate):
 
 @dataclass(frozen=True, slots=True)
 class WarmRestarts(LearningRate):
-    """Half a cosine from ``initial`` down to a tenth of it, again and again, each time over twice as many steps.
+    """Half a cosine from ``initial`` down to a tenth of it, repeated, each time over twice as many steps.
 
     ``low + ½·(high − low)·(1 + cos(π·current/interval))``: ``current`` counts the steps of the interval from 1 to
-    ``interval``, and ``low`` is ``initial/10``. After restart k, ``high`` is divided by ``√(1 + k·decay)`` once more
-    (Loshchilov and Hutter 2017, "SGDR"). Where ``decay`` is large, ``high`` comes below ``low`` some day, and the rate
-    rises to ``low`` from there.
+    ``interval``, and ``low`` is ``initial/10``. At restart k, ``high`` is divided by ``√(1 + k·decay)`` (Loshchilov and
+    Hutter 2017, "SGDR"). With a large ``decay``, ``high`` falls below ``low`` after some restarts; then the rate rises
+    to ``low`` in each interval.
 
     >>> rate = WarmRestarts(1.0, decay=3.0, interval=2)
     >>> [round(rate.at(step), 3) for step in range(1, 7)]
@@ -141,7 +278,7 @@ class WarmRestarts(LearningRate):
 
     def at(self, step: int) -> float:
         current, interval, high, restarts = step, self.interval, self.initial, 0
-        while current > interval:  # doubles, so that even a billion steps are some twenty rounds
+        while current > interval:  # Intervals double, so a billion steps are some twenty rounds.
             current -= interval
             interval *= 2
             restarts += 1
@@ -151,139 +288,5 @@ class WarmRestarts(LearningRate):
 
 
 def rate_of(given: float | LearningRate) -> LearningRate:
-    """A number stands for a constant rate."""
+    """Return the learning rate that was given; a number is a constant rate."""
     return given if isinstance(given, LearningRate) else Constant(given)
-
-
-FloatArray = npt.NDArray[np.floating[Any]]
-"""float64 or float32; weights, gradient and slots are of the same."""
-
-Slots = Mapping[str, FloatArray]
-
-
-class FloatView(Protocol):
-    """One-dimensional numbers that are read and written as plain floats, such as ``view_of`` gives."""
-
-    def __getitem__(self, index: int, /) -> float: ...
-    def __setitem__(self, index: int, value: float, /) -> None: ...
-
-
-IndexList = Sequence[int]
-"""Of some weights, none twice."""
-
-Numbers = Sequence[float]
-"""One for each index."""
-
-Views = Sequence[FloatView]
-"""Of the slots, in the order of their names."""
-
-
-def view_of(array: FloatArray) -> FloatView:
-    """The array's own numbers as plain floats: several times quicker, one by one, than through numpy.
-
-    Only of float64: plain floats would compute in another precision than arrays of float32 do.
-    """
-    if array.dtype != np.float64:
-        raise ConfigurationError(f"view_of: expected an array of float64, given {array.dtype}; use update_at")
-    return cast(FloatView, array.data)
-
-
-class Optimizer(abc.ABC):
-    """Settings of an update rule; the numbers it works on belong to the caller.
-
-    A rule implements ``update``; ``update_at`` follows from it. ``update_few`` may be overridden where
-    plain Python is quicker than numpy, and must give the same numbers to the last bit.
-
-    What all update rules have in common.
-
-    An optimizer holds settings only. What it remembers about each weight is in *slots*, arrays of the shape
-    of the weights that its owner keeps, snapshots and restores: a model, or a shard of a parameter server.
-    All work is elementwise, in place on the arrays given, and never changes the gradient. The arrays are
-    float64, or all of them float32: then all is computed in float32, without copies in float64.
-
-    >>> weights = np.array([1.0, -2.0])
-    >>> from streamiter.optimizers import SGD
-    >>> sgd = SGD(0.5)
-    >>> sgd.update(weights, np.array([2.0, 2.0]), sgd.new_slots(weights), step=1)
-    >>> weights.tolist()
-    [0.0, -3.0]
-    """
-
-    name: ClassVar[str]
-    """Stored with the slots, so that a snapshot is not restored into another rule."""
-
-    slot_names: ClassVar[tuple[str, ...]] = ()
-
-    def _check_settings(self, check: Callable[[str, Any], float], *options: str) -> None:
-        """Have settings checked, each by its name, as the optimizer is made; they become plain floats."""
-        for option in options:
-            number = check(f"{type(self).__name__}({option}=)", getattr(self, option))
-            object.__setattr__(self, option, number)
-
-    def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
-        """Slots for weights that start as given, before the first update."""
-        return {name: np.zeros_like(weights) for name in self.slot_names}
-
-    def slots_to_go_on(self, weights: FloatArray) -> dict[str, FloatArray]:
-        """Slots with which learning goes on from weights that another model has learned."""
-        return self.new_slots(weights)
-
-    @abc.abstractmethod
-    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
-        """Apply a gradient of the weights' own shape. ``step`` counts the updates from 1."""
-
-    def update_at(
-        self,
-        indices: npt.NDArray[np.intp],
-        weights: FloatArray,
-        gradient: FloatArray,
-        slots: Slots,
-        step: int,
-    ) -> None:
-        """Apply a sparse gradient: ``gradient[i]`` is that of ``weights[indices[i]]``; no index twice.
-
-        Costs only what is named: all other weights and slots stay as they are, so a regularization that
-        shrinks weights (the l1 and l2 of SGD) acts on a weight only when its index is named.
-        """
-        gathered = weights[indices]
-        gathered_slots = {name: slots[name][indices] for name in self.slot_names}
-        self.update(gathered, gradient, gathered_slots, step)
-        weights[indices] = gathered
-        for name, slot in gathered_slots.items():
-            slots[name][indices] = slot
-
-    def update_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
-    ) -> None:
-        """The same as ``update_at`` for some dozen numbers, on views of the arrays (slots by position)."""
-        arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}
-        at = np.asarray(indices, dtype=np.intp)
-        self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
-
-    def check_width(self, width: int) -> None:
-        """Raise ConfigurationError where a setting has numbers for another number of weights than these."""
-        del width
-
-    def part(self, weights: slice | npt.NDArray[np.intp]) -> Optimizer:
-        """The same rule for some of the weights; another where a setting has a number for each weight."""
-        del weights
-        return self
-
-    def without_regularization(self) -> Optimizer:
-        """The same rule for weights that must not be shrunk, such as an intercept."""
-        return self
-
-
-def checked_optimizer(owner: str, given: Any) -> Optimizer:
-    """What was given as ``optimizer=``; ConfigurationError for what is none."""
-    if isinstance(given, Optimizer):
-        return given
-    if isinstance(given, type) and issubclass(given, Optimizer):
-        what, advice = f"the class {given.__name__}", f"make one of it: {given.__name__}()"
-    else:
-        what, advice = repr(given), "take one of streamiter.learn: SGD(…), Adam(…), FTRL(…), …"
-    raise ConfigurationError(f"{owner}(optimizer=): expected an Optimizer, given {what}; {advice}")
-
-
-def _array_of(view: FloatView) -> FloatArray:
-    return np.asarray(cast(memoryview, view))

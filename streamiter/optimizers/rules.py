@@ -1,4 +1,8 @@
-"""Rules."""
+"""The update rules: gradient descent, SGD, momentum, and rules with a rate for each weight (AdaGrad to FTRL).
+
+Each rule states its formula: w are the weights, g the gradient, lr the learning rate; ``soft(x, k) = sign(x)·max(|x| −
+k, 0)``. ``_move`` computes with arrays, ``_move_few`` one number at a time; both give the same numbers to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -37,93 +41,27 @@ __all__ = [
 ]
 
 
-def soft(weight: float, threshold: float) -> float:
-    """``sign(w)·max(|w| − threshold, 0)``, the proximal step of l1; never −0.0.
+class _RateRule(Optimizer):
+    """A rule with a learning rate."""
 
-    What l1 and l2 do to weights, and the rules that have them in common.
-    """
-    return math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
-
-
-def soften(weights: FloatArray, threshold: float) -> None:
-    """The same for all weights, in place."""
-    shrunk = np.abs(weights)
-    shrunk -= threshold
-    np.maximum(shrunk, 0.0, out=shrunk)
-    np.copysign(shrunk, weights, out=weights)
-    weights += 0.0  # turns −0.0 into 0.0
-
-
-def with_l2(gradient: FloatArray, weights: FloatArray, l2: float | FloatArray) -> FloatArray:
-    """``g + l2·w``: a new array, of the weights' type also where l2 is an array of another."""
-    total = np.multiply(weights, l2, dtype=weights.dtype, casting="same_kind")
-    total += gradient
-    return total
-
-
-@dataclass(frozen=True)
-class RegularizedRule(Optimizer):
-    """A rule with a learning rate, l2 within the gradient and l1 after the step.
-
-    ``g += l2·w``, then what the rule says (``_move``), then ``w = soft(w, lr·l1)``.
-    """
-
-    learning_rate: float | LearningRate = 0.01
-    l1: float = field(default=0.0, kw_only=True)
-    l2: float = field(default=0.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        self._check_settings(not_negative, "l1", "l2")
-        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
-
-    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
-        rate = self._rate(step)
-        self._move(weights, with_l2(gradient, weights, self.l2) if self.l2 else gradient, slots, rate, step)
-        if self.l1:
-            soften(weights, rate * self.l1)
-
-    def update_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
-    ) -> None:
-        rate, l2 = self._rate(step), self.l2
-        if l2:
-            gradient = [l2 * weights[index] + g for index, g in zip(indices, gradient, strict=True)]
-        self._move_few(indices, weights, gradient, slots, rate, step)
-        if self.l1:
-            threshold = rate * self.l1
-            for index in indices:
-                weights[index] = soft(weights[index], threshold)
-
-    @abc.abstractmethod
-    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
-        """The rule itself, without l1 and l2, in place; the gradient is not to be changed."""
-
-    @abc.abstractmethod
-    def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
-    ) -> None:
-        """The same, to the last bit, one number at a time: the order of operations must be that of ``_move``."""
+    learning_rate: float | LearningRate
+    """The rate, or how it changes; a number becomes a ``Constant``."""
 
     def _rate(self, step: int) -> float:
         assert isinstance(self.learning_rate, LearningRate)
         return self.learning_rate.at(step)
 
-    def without_regularization(self) -> Self:
-        return replace(self, l1=0.0, l2=0.0)
-
 
 @dataclass(frozen=True)
-class GradientDescent(Optimizer):
+class GradientDescent(_RateRule):
     """Gradient descent that shrinks after its step: ``w −= lr·g``, then ``w ·= 1 − lr·l2``, ``w −= lr·l1·sign(w)``.
 
-    What offline training uses unless told otherwise. ``learning_rate`` as for :class:`SGD`; times l2 it is at most 1.
+    The default of offline training. ``learning_rate`` is as for :class:`SGD`; the product with l2 must be at most 1.
 
     >>> weights = np.array([1.0, -1.0])
     >>> GradientDescent(0.5, l2=1.0).update(weights, np.array([-1.0, 0.0]), {}, step=1)
     >>> weights.tolist()
     [0.75, -0.5]
-
-    Gradient descent as offline training does it.
     """
 
     learning_rate: float | LearningRate = 0.1
@@ -143,8 +81,7 @@ class GradientDescent(Optimizer):
             )
 
     def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
-        assert isinstance(self.learning_rate, LearningRate)
-        rate = self.learning_rate.at(step)
+        rate = self._rate(step)
         weights -= rate * gradient
         if self.l2:
             weights *= 1.0 - rate * self.l2
@@ -156,27 +93,24 @@ class GradientDescent(Optimizer):
 
 
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(_RateRule):
     """Stochastic gradient descent: ``w −= lr·(g + l2·w)``, then ``w = soft(w, lr·l1)``.
 
-    ``soft(x, k) = sign(x)·max(|x| − k, 0)``. ``learning_rate`` is a number or a
-    :class:`~streamiter.optimizers.optimizer.LearningRate`. With sparse gradients l1 and l2 shrink the
-    weights of the features that are there, when they are there: rare features are shrunk less often.
+    ``learning_rate`` is a number or a :class:`~streamiter.optimizers.LearningRate`. With sparse gradients l1 and l2
+    shrink only the weights of the features that occur in the mini-batch: rare features are shrunk less often.
 
-    ``l2`` may be an array, one number for each weight: some may forget quickly what was learned from them,
-    such as those that follow the hour's conditions, while others keep it.
+    ``l2`` may be an array, a number for each weight: so some weights forget quickly, such as those that follow the
+    conditions of the hour, and others do not.
 
     >>> weights = np.array([1.0, 1.0])
     >>> SGD(0.5, l2=[0.0, 1.0]).update(weights, np.zeros(2), {}, step=1)
     >>> weights.tolist()
     [1.0, 0.5]
-
-    Stochastic gradient descent.
     """
 
     learning_rate: float | LearningRate = 0.5
     l1: float = 0.0
-    l2: float | npt.ArrayLike = field(default=0.0, hash=False)  # an array has no hash
+    l2: float | npt.ArrayLike = field(default=0.0, hash=False)  # An array has no hash.
 
     name: ClassVar[str] = "sgd"
 
@@ -201,10 +135,6 @@ class SGD(Optimizer):
             raise ConfigurationError(
                 f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}"
             )
-
-    def _rate(self, step: int) -> float:
-        assert isinstance(self.learning_rate, LearningRate)
-        return self.learning_rate.at(step)
 
     def _l2(self) -> float | FloatArray:
         return cast("float | FloatArray", self.l2)
@@ -258,12 +188,12 @@ class SGD(Optimizer):
 
 
 def _checked_l2(l2: float | npt.ArrayLike) -> float | FloatArray:
-    """A number, or an array that nobody changes."""
+    """Return a number, or a read-only array."""
     if is_number(l2):
         return not_negative("SGD(l2=)", l2)
     try:
         each = np.array(l2, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):  # no numbers, or rows of different lengths
+    except (TypeError, ValueError, OverflowError):  # It holds no numbers, or rows of different lengths.
         raise _refused_l2(repr(l2)) from None
     if each.ndim != 1 or not each.size:
         raise _refused_l2(f"an array of shape {each.shape}")
@@ -280,12 +210,59 @@ def _refused_l2(given: str) -> ConfigurationError:
 
 
 @dataclass(frozen=True)
+class RegularizedRule(_RateRule):
+    """A rule with a learning rate, with l2 in the gradient and l1 after the step.
+
+    ``g += l2·w``, then the step of the rule (``_move``), then ``w = soft(w, lr·l1)``.
+    """
+
+    learning_rate: float | LearningRate = 0.01
+    l1: float = field(default=0.0, kw_only=True)
+    l2: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check_settings(not_negative, "l1", "l2")
+        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        rate = self._rate(step)
+        self._move(weights, with_l2(gradient, weights, self.l2) if self.l2 else gradient, slots, rate, step)
+        if self.l1:
+            soften(weights, rate * self.l1)
+
+    def update_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
+    ) -> None:
+        rate, l2 = self._rate(step), self.l2
+        if l2:
+            gradient = [l2 * weights[index] + g for index, g in zip(indices, gradient, strict=True)]
+        self._move_few(indices, weights, gradient, slots, rate, step)
+        if self.l1:
+            threshold = rate * self.l1
+            for index in indices:
+                weights[index] = soft(weights[index], threshold)
+
+    @abc.abstractmethod
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        """Make the step of the rule, without l1 and l2, in place; the gradient must not be changed."""
+
+    @abc.abstractmethod
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        """Do the same one number at a time, to the last bit: with the operations of ``_move`` in the same order."""
+
+    def without_regularization(self) -> Self:
+        return replace(self, l1=0.0, l2=0.0)
+
+
+@dataclass(frozen=True)
 class Momentum(RegularizedRule):
     """Gradient descent with momentum (Polyak 1964): ``g += l2·w``; ``v = momentum·v + g``; ``w −= lr·v``.
 
-    Then ``w = soft(w, lr·l1)``. The velocity adds up to ``1/(1 − momentum)`` gradients: the learning rate is
-    to be so much smaller than that of SGD, or a :class:`~streamiter.optimizers.optimizer.Correction`. A
-    sparse gradient moves what it names; the velocity of other weights waits.
+    Then ``w = soft(w, lr·l1)``. The velocity v adds up to ``1/(1 − momentum)`` gradients. So the learning rate must be
+    smaller than that of SGD by this factor, or a :class:`~streamiter.optimizers.Correction`. A sparse gradient moves
+    the weights that it names; the velocity of other weights does not change.
 
     >>> import numpy as np
     >>> momentum, weights = Momentum(0.5, momentum=0.5), np.array([1.0])
@@ -294,8 +271,6 @@ class Momentum(RegularizedRule):
     >>> momentum.update(weights, np.array([0.0]), slots, step=2)
     >>> weights.tolist(), slots["v"].tolist()
     ([0.25], [0.5])
-
-    Gradient descent with momentum.
     """
 
     learning_rate: float | LearningRate = 0.01
@@ -338,7 +313,7 @@ class _ScaledBySquares(RegularizedRule):
 
     @abc.abstractmethod
     def _shares(self) -> tuple[float, float]:
-        """How much of n is kept, and how much of g² is taken."""
+        """Return the factors of n and of g²."""
 
     def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
         n, (kept, taken) = slots["n"], self._shares()
@@ -367,16 +342,12 @@ class _ScaledBySquares(RegularizedRule):
 class AdaGrad(_ScaledBySquares):
     """AdaGrad (Duchi et al. 2011): ``n += g²``; ``w −= lr·g / (√n + epsilon)``; rare features learn in larger steps.
 
-    ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+    ``g`` includes ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
 
     >>> adagrad, weights = AdaGrad(0.5), np.array([1.0, 1.0])
     >>> adagrad.update(weights, np.array([1.0, 100.0]), adagrad.new_slots(weights), step=1)
     >>> weights.round(6).tolist()
     [0.5, 0.5]
-
-    Gradient descent in steps that are scaled by the size of each weight's gradients.
-
-    Optimizers with a rate for each parameter: AdaGrad, AdaDelta, Adam, FTRL.
     """
 
     learning_rate: float | LearningRate = 0.01
@@ -392,8 +363,8 @@ class AdaGrad(_ScaledBySquares):
 class RMSProp(_ScaledBySquares):
     """RMSProp (Hinton 2012): ``n = beta·n + (1 − beta)·g²``; ``w −= lr·g / (√n + epsilon)``.
 
-    What Angel calls "adagrad". Unlike with :class:`AdaGrad` old gradients are forgotten, and steps do not
-    end. ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+    Angel calls this rule "adagrad". Unlike with :class:`AdaGrad`, old gradients are forgotten, and steps do not shrink
+    to 0. ``g`` includes ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
 
     >>> rule, weights = RMSProp(0.5, beta=0.75), np.array([1.0])
     >>> rule.update(weights, np.array([3.0]), rule.new_slots(weights), step=1)
@@ -417,18 +388,16 @@ class RMSProp(_ScaledBySquares):
 
 @dataclass(frozen=True)
 class AdaDelta(RegularizedRule):
-    """AdaDelta (Zeiler 2012): the step is as large as earlier steps, in the ratio of this gradient to earlier ones.
+    """AdaDelta (Zeiler 2012): the size of earlier steps, times the ratio of this gradient to earlier gradients.
 
     ``n = alpha·n + (1 − alpha)·g²``; ``Δ = g·√((v + epsilon)/(n + epsilon))``; ``w −= lr·Δ``;
-    ``v = beta·v + (1 − beta)·Δ²``. The learning rate is 1 in the paper, and unless given. ``g`` is with ``l2·w``, and
+    ``v = beta·v + (1 − beta)·Δ²``. The default learning rate is 1, as in the paper. ``g`` includes ``l2·w``, and
     ``w = soft(w, lr·l1)`` after the step.
 
     >>> rule, weights = AdaDelta(alpha=0.75, epsilon=1.0), np.array([1.0])
     >>> rule.update(weights, np.array([2.0]), rule.new_slots(weights), step=1)
     >>> weights.round(6).tolist()
     [-0.414214]
-
-    Steps in the unit of the weights, without a learning rate to choose.
     """
 
     learning_rate: float | LearningRate = 1.0
@@ -481,15 +450,13 @@ class Adam(RegularizedRule):
     """Adam (Kingma and Ba 2015): ``m = beta·m + (1 − beta)·g``; ``v = gamma·v + (1 − gamma)·g²``;
     ``w −= lr·(m/(1 − betaᵗ)) / (√(v/(1 − gammaᵗ)) + epsilon)``, t counting all steps from 1.
 
-    gamma is .99 as in Angel, .999 in the paper. A sparse gradient touches what it names; m and v of other weights wait.
-    ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+    gamma is .99 as in Angel; the paper has .999. A sparse gradient changes only m and v of the weights that it names.
+    ``g`` includes ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
 
     >>> adam, weights = Adam(0.5), np.array([1.0, 1.0])
     >>> adam.update(weights, np.array([-1.0, 100.0]), adam.new_slots(weights), step=1)
     >>> weights.round(6).tolist()
     [1.5, 0.5]
-
-    Momentum and scaled steps at once.
     """
 
     learning_rate: float | LearningRate = 0.001
@@ -542,13 +509,10 @@ class FTRL(Optimizer):
     ``δ = (√(n + g²) − √n)/α``; ``n += g²``; ``z += g − δ·w``; ``w = 0`` where ``|z| ≤ l1``, else
     ``w = −(z − sign(z)·l1) / (l2 + (β + √n)/α)``.
 
-    A gradient of 0 changes nothing, so dense and sparse updates are the same. z and n start at 0 also
-    for weights that start elsewhere: those count in the gradient and in ``δ·w`` until their coordinate
-    gets its first gradient, and are given up for what the formula says then. ``keep_start=True``
-    chooses z so that the formula gives the start weights back, and learning goes on from there, as it
-    does in any case after a warm start from a published model.
-
-    Follow the regularized leader.
+    A gradient of 0 changes nothing, so dense and sparse updates are the same. z and n start at 0, also for initial
+    weights that are not 0. Such a weight counts in the gradient and in ``δ·w`` until its first gradient; then the
+    formula replaces it. ``keep_start=True`` chooses z so that the formula gives the initial weights, and learning
+    continues from them, as it always does after a warm start from a published model.
     """
 
     alpha: float = 0.1
@@ -565,9 +529,9 @@ class FTRL(Optimizer):
         self._check_settings(not_negative, "beta", "l1", "l2")
 
     def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
-        return self.slots_to_go_on(weights) if self.keep_start else super().new_slots(weights)
+        return self.slots_for_warm_start(weights) if self.keep_start else super().new_slots(weights)
 
-    def slots_to_go_on(self, weights: FloatArray) -> dict[str, FloatArray]:
+    def slots_for_warm_start(self, weights: FloatArray) -> dict[str, FloatArray]:
         slots = super().new_slots(weights)
         slots["z"] -= weights * (self.l2 + self.beta / self.alpha) + np.sign(weights) * self.l1
         return slots
@@ -586,8 +550,8 @@ class FTRL(Optimizer):
         work -= self.l1
         np.maximum(work, 0.0, out=work)
         np.copysign(work, z, out=work)
-        # 0 − x and not −x: a weight of −0.0 would look odd in a published model. Where n is 0 there
-        # never was a gradient: the start weight stays, and a beta of 0 would divide by 0.
+        # 0 − x and not −x: a weight of −0.0 would look odd in a published model. If n is 0, there was no gradient yet:
+        # the initial weight stays, and a beta of 0 would divide by 0.
         np.subtract(0.0, work, out=work)
         root += self.beta
         root /= self.alpha
@@ -611,3 +575,24 @@ class FTRL(Optimizer):
 
     def without_regularization(self) -> FTRL:
         return replace(self, l1=0.0, l2=0.0)
+
+
+def soft(weight: float, threshold: float) -> float:
+    """Return ``sign(w)·max(|w| − threshold, 0)``, the proximal step of l1; never −0.0."""
+    return math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
+
+
+def soften(weights: FloatArray, threshold: float) -> None:
+    """Apply :func:`soft` to all weights, in place."""
+    shrunk = np.abs(weights)
+    shrunk -= threshold
+    np.maximum(shrunk, 0.0, out=shrunk)
+    np.copysign(shrunk, weights, out=weights)
+    weights += 0.0  # It turns −0.0 into 0.0.
+
+
+def with_l2(gradient: FloatArray, weights: FloatArray, l2: float | FloatArray) -> FloatArray:
+    """Return ``g + l2·w``, a new array of the dtype of the weights, also if l2 is an array of another dtype."""
+    total = np.multiply(weights, l2, dtype=weights.dtype, casting="same_kind")
+    total += gradient
+    return total

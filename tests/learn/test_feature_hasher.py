@@ -74,7 +74,7 @@ def test_places_are_the_same_in_another_process():
     assert int(printed) == FeatureHasher(["a"]).index("a", "text")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -25,8 +25,12 @@ PROGRAM = Path(__file__).with_name("offline_program.py")
 PATIENCE_S = 60.0
 
 on_unix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are those of Unix")
-BOTH = pytest.mark.parametrize("where", ["script", "event loop"])
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+
+
+def ways(**numbers: str) -> pytest.MarkDecorator:
+    """Run a test with one signal in a script, and with the other one in an event loop."""
+    cases = [(where.replace("_", " "), getattr(signal, number)) for where, number in numbers.items()]
+    return pytest.mark.parametrize(("where", "number"), cases, ids=lambda case: getattr(case, "name", case))
 
 
 class Terminal:
@@ -72,8 +76,7 @@ def running(where: str, what: str) -> Iterator[Terminal]:
 
 
 @on_unix
-@BOTH
-@SIGNALS
+@ways(script="SIGINT", event_loop="SIGTERM")
 def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
     where: str, number: signal.Signals
 ) -> None:
@@ -90,8 +93,7 @@ def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
 
 
 @on_unix
-@BOTH
-@SIGNALS
+@ways(script="SIGTERM", event_loop="SIGINT")
 def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: signal.Signals) -> None:
     """Whatever a step waits for, the program can be left, and closes what is open."""
     with running(where, "hang") as terminal:

@@ -192,7 +192,7 @@ def test_no_weights_at_all_may_be_named(rule):
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, FTRL)], ids=repr)
 def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
     """Only FTRL has to work out from weights what they would have come from."""
-    slots, new = rule.slots_to_go_on(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
+    slots, new = rule.slots_for_warm_start(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
     assert slots.keys() == new.keys()
     assert all(np.array_equal(slots[name], new[name]) for name in new)
 

@@ -318,7 +318,7 @@ def _initial(given: npt.ArrayLike) -> Floats:
     return centroids.copy()
 
 
-def _decay(given: Any) -> float:
+def _decay(given: object) -> float:
     decay = plain_float(given)
     if not 0.0 <= decay <= 1.0 or math.isnan(decay):
         raise GraphError(

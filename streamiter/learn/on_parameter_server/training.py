@@ -62,12 +62,12 @@ __all__ = [
 ]
 
 
-def count_of(owner: str, option: str, given: Any) -> int:
+def count_of(owner: str, option: str, given: object) -> int:
     """Return an option that is a whole number of at least 1."""
     return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
 
 
-def check_server(owner: str, server: Any, flow: Flow) -> None:
+def check_server(owner: str, server: object, flow: Flow) -> None:
     """Raise GraphError unless a server is given that no other step uses.
 
     Every worker of a server takes part in every matrix: the training would wait for the workers of the other step,
@@ -85,7 +85,7 @@ def check_server(owner: str, server: Any, flow: Flow) -> None:
         )
 
 
-def check_consistency(owner: str, consistency: Any) -> None:
+def check_consistency(owner: str, consistency: object) -> None:
     """Raise GraphError unless a consistency is given, such as ``BSP()``."""
     if not isinstance(consistency, Consistency) or type(consistency) is Consistency:
         raise GraphError(
@@ -94,14 +94,14 @@ def check_consistency(owner: str, consistency: Any) -> None:
         )
 
 
-def check_dtype(owner: str, dtype: Any) -> None:
+def check_dtype(owner: str, dtype: object) -> None:
     """Raise GraphError for a dtype that cannot hold fractions."""
     floats = [name for name in DTYPES if name.startswith("float")]
     if dtype not in floats:
         raise GraphError(f"{owner}(dtype=): expected {' or '.join(map(repr, floats))}, given {dtype!r}")
 
 
-def check_worker(owner: str, worker: Any) -> None:
+def check_worker(owner: str, worker: object) -> None:
     """Raise GraphError unless a class of workers is given."""
     if not (isinstance(worker, type) and issubclass(worker, ParameterServerWorker)):
         raise GraphError(
@@ -477,7 +477,7 @@ def _optimizer(given: Optimizer | None) -> Optimizer:
         raise GraphError(str(error)) from None
 
 
-def _check_kinds(loss: Any, labels: Any, extract: Any) -> None:
+def _check_kinds(loss: object, labels: object, extract: object) -> None:
     if loss not in _LOSSES:
         raise GraphError(f'{_OWNER}(loss=): expected "log" or "squared", given {loss!r}; choose one of them')
     if labels not in ("0/1", "-1/1"):
