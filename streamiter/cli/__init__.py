@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The program ``streamiter``."""
+    """Run the program ``streamiter``."""
     from streamiter.cli.app import run_app
 
     run_app()

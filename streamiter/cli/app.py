@@ -1,4 +1,7 @@
-"""The commands of ``streamiter`` together, and the demo."""
+"""The program ``streamiter``: all its commands, its own options, and signals.
+
+Modules with a command import what is slow to load inside of functions, so that each command starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ __all__ = ["app", "run_app"]
 
 
 class When(StrEnum):
-    """When labels are known."""
+    """The values of ``--labels``: when the label of a flight is known."""
 
     delayed = "delayed"
     immediate = "immediate"
@@ -30,32 +33,32 @@ class When(StrEnum):
 
 def demo(
     directory: Annotated[
-        Path, typer.Option("--directory", "-d", metavar="DIR", help="Where events and updates are kept.")
+        Path, typer.Option("--directory", "-d", metavar="DIR", help="The folder of events and updates.")
     ] = Path("demo-data"),
     flights: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N flights of the year.")
     ] = None,
     mini_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Events for one step of the model.")
+        int, typer.Option(metavar="N", min=1, help="The number of events for one step of the model.")
     ] = 100,
     labels: Annotated[
         When,
         typer.Option(
-            help="When it is known whether a flight was late: when it has arrived, or (to compare) at once."
+            help="When the label of a flight is known: after its arrival, or at once, for comparison."
         ),
     ] = When.delayed,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete what earlier runs have written there.")
+        bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
 ) -> None:
-    """Learn online which flights will be late; no server needed.
+    """Learn online which flights will be late; no server is needed.
 
-    336,776 flights that left New York in 2013 become events in time order in a topic. A model predicts at each
-    scheduled departure whether the flight will come in more than 15 minutes late, learns when it has
-    arrived, and publishes every update to another topic, where it can be followed. Ctrl-C suspends.
+    336,776 flights that left New York in 2013 become events in a topic, in the order of time. At each scheduled
+    departure a model predicts whether the flight will arrive more than 15 minutes late. It learns after the
+    arrival, and publishes each update to another topic, where programs can follow it. Ctrl-C suspends.
     """
-    # It brings all learners with it, which other commands would load for nothing.
+    # Imports all learners, which other commands do not need.
     from streamiter.cli.demo import run_demo
 
     run_demo(
@@ -78,10 +81,10 @@ app = typer.Typer(
     epilog=examples(
         "streamiter demo                          learn from a year of flights, no server needed",
         "streamiter run clicks.py:flow            run the Flow called flow in clicks.py",
-        "streamiter topics create URL             make a topic",
-        "streamiter topics tail URL --follow      print what comes into a topic",
-        "streamiter models tail URL -m ctr -f     print the updates of a model as they come",
-        "streamiter checkpoints list DIRECTORY    what a flow can go on from",
+        "streamiter topics create URL             create a topic",
+        "streamiter topics tail URL --follow      print the records that arrive",
+        "streamiter models tail URL -m ctr -f     print the updates of a model",
+        "streamiter checkpoints list DIRECTORY    where a flow can resume",
         "streamiter network show deepfm.json      the layers of a network, as a table",
         "streamiter train --config deepfm.json --data train.dummy    train it, and save the model",
         "",
@@ -127,7 +130,7 @@ app.add_typer(network_app, name="network")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        # Slow to import, for it reads headers of e-mails; no other command needs it.
+        # Slow to import, because it parses e-mail headers; no other command needs it.
         from importlib.metadata import version
 
         typer.echo(f"streamiter {version('streamiter')}")
@@ -137,20 +140,20 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")
+        bool, typer.Option("--debug", help="Show the traceback of an error. May be given anywhere.")
     ] = False,
     show_version: Annotated[
         bool,
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Learning on streams: run flows, look into topics, follow models."""
+    """Learning on streams: run flows, read and write topics, follow models."""
 
 
 def run_app() -> None:
     """Run the command that the arguments name, and exit."""
-    # A service manager ends a command the way its user does: what is under way is stored, files are closed. A signal
-    # that is ignored stays so, as Ctrl-C is in the background of a script.
+    # A service manager ends a command with SIGTERM, as a user does with Ctrl-C: state is stored, files are closed. A
+    # signal that is ignored stays ignored, such as Ctrl-C in the background of a script.
     interruption = Interruption(INTERRUPTED)
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:

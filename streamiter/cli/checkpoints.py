@@ -1,4 +1,4 @@
-"""Arguments that the commands on checkpoints share, and what they stand for."""
+"""The commands ``streamiter checkpoints list · show · verify · prune`` on checkpoints."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ __all__ = [
 
 Directory = Annotated[
     Path,
-    typer.Argument(metavar="DIRECTORY", help="Where the flow keeps them.", show_default=False),
+    typer.Argument(metavar="DIRECTORY", help="The folder of the checkpoints.", show_default=False),
 ]
 FlowName = Annotated[
-    str | None, typer.Option("--flow", metavar="NAME", help="Those of this flow.", show_default=False)
+    str | None,
+    typer.Option("--flow", metavar="NAME", help="Only the checkpoints of this flow.", show_default=False),
 ]
 Number = Annotated[
     int | None,
@@ -38,7 +39,7 @@ Number = Annotated[
         "--checkpoint",
         metavar="N",
         min=0,
-        help="The one of this number, as list shows it.",
+        help="The number of a checkpoint, as list shows it.",
         show_default=False,
     ),
 ]
@@ -46,19 +47,22 @@ Number = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ListedCheckpoint:
-    """One checkpoint in a directory, by the name of its file."""
+    """A checkpoint in a directory."""
 
     folder: FlowFolder
+    """The folder of its flow."""
     id: CheckpointId
+    """Its number and run."""
     size_bytes: int
+    """The size of its file."""
     header: SnapshotHeader | None
-    """None where the file cannot be read."""
+    """The header of its file; None if it cannot be read."""
     committed: CheckpointId | None
-    """The one of its flow that is committed; None where none is, or nobody knows."""
+    """The committed checkpoint of its flow; None if there is none, or it is not known."""
 
     @property
     def created(self) -> str:
-        """When it was taken, in local time."""
+        """Return when the checkpoint was taken, in local time."""
         if self.header is None:
             return ""
         return (
@@ -69,7 +73,7 @@ class ListedCheckpoint:
 
     @property
     def state(self) -> str:
-        """What is special about it."""
+        """Return the special states of the checkpoint as text."""
         states = {
             "unreadable": self.header is None,
             "committed": self.id == self.committed,
@@ -85,11 +89,11 @@ class ListedCheckpoint:
 
     @property
     def is_perhaps_committed(self) -> bool:
-        """Whether a topic may say so: a job that was killed could not tell the store any more."""
+        """Whether a topic may hold its commit record: a killed job could not write it to the store."""
         return self._is_newer and self.header is not None and "commits in" in self.header.notes
 
     def document(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the checkpoint as a JSON object."""
         return {
             "flow": self.folder.flow,
             "checkpoint": self.id.number,
@@ -103,7 +107,7 @@ class ListedCheckpoint:
 
 
 def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
-    """Those of all flows, or of the one that is named."""
+    """Return the folders of all flows, or of the named one."""
     if not directory.is_dir():
         given = "a file" if directory.exists() else "none of that name"
         raise typer.BadParameter(
@@ -119,7 +123,7 @@ def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
 
 
 def one_folder(directory: Path, flow: str | None) -> FlowFolder:
-    """That of the flow that is named, or of the only one."""
+    """Return the folder of the named flow, or of the only one."""
     folders = all_folders(directory, flow)
     if not folders:
         raise typer.BadParameter(f"expected checkpoints in {directory}, given none", param_hint="'DIRECTORY'")
@@ -134,7 +138,7 @@ def _one_of(folders: Sequence[FlowFolder]) -> str:
 
 
 def listed_checkpoints(folder: FlowFolder) -> list[ListedCheckpoint]:
-    """All checkpoints of a flow, oldest first; those that a job removes meanwhile are left out."""
+    """Return all checkpoints of a flow, oldest first, without those that a job removes meanwhile."""
     committed = _committed(folder)
     found: list[ListedCheckpoint] = []
     for checkpoint in folder.snapshots():
@@ -151,7 +155,7 @@ def listed_checkpoints(folder: FlowFolder) -> list[ListedCheckpoint]:
 
 
 def numbered(listed: Sequence[ListedCheckpoint], number: int) -> list[ListedCheckpoint]:
-    """Those of a number: one, or where a run did not come to commit its own, those of two runs."""
+    """Return the checkpoints with a number: one, or several if a run did not commit its own."""
     found = [each for each in listed if each.id.number == number]
     if not found:
         there = ", ".join(dict.fromkeys(str(each.id.number) for each in listed)) or "none"
@@ -160,7 +164,7 @@ def numbered(listed: Sequence[ListedCheckpoint], number: int) -> list[ListedChec
 
 
 def _committed(folder: FlowFolder) -> CheckpointId | None:
-    """What is committed; where that cannot be read it is said, and all else is shown."""
+    """Return the committed checkpoint; if that cannot be read, print the error and return None."""
     try:
         record = folder.record()
     except CheckpointError as error:
@@ -170,12 +174,10 @@ def _committed(folder: FlowFolder) -> CheckpointId | None:
 
 
 def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJson = False) -> None:
-    """List the checkpoints in a directory, oldest first.
+    """List the checkpoints in a directory, oldest first, with flow, number, run, time and size in bytes.
 
-    Each with its flow, number, run, time and size in bytes; a flow goes on from the one that is committed. Where the
-    job was killed, a newer one may be committed, too: the next run asks the topic that show calls “commits in”.
-
-    ``streamiter checkpoints list``.
+    A flow resumes from the committed checkpoint. If the job was killed, a newer one may be committed, too: the next run
+    asks the topic that show calls “commits in”.
     """
     found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
     if as_json:
@@ -206,25 +208,26 @@ def prune(
     keep: Annotated[
         int,
         typer.Option(
-            "--keep", metavar="N", min=1, help="How many to keep: the committed one and those before it."
+            "--keep",
+            metavar="N",
+            min=1,
+            help="The number of checkpoints to keep: the committed one and those before it.",
         ),
     ] = 3,
     orphans: Annotated[
         bool,
         typer.Option(
             "--orphans",
-            help="Remove those newer than the committed one, too. Refused while the flow runs, and where one "
-            "is perhaps committed, as list shows.",
+            help="Also remove checkpoints newer than the committed one. Refused while the flow runs, and if one is "
+            "perhaps committed, as list shows.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old checkpoints of a flow, and what was written in part.
+    """Remove old checkpoints of a flow, and incomplete files.
 
-    The one that is committed always stays, and so do newer ones: a job may be about to commit them. A job that is
-    running is not disturbed.
-
-    ``streamiter checkpoints prune``.
+    The committed checkpoint stays, and so do newer ones: a job may be about to commit them. A running job is not
+    disturbed.
     """
     folder = one_folder(directory, flow)
     record = folder.record()
@@ -244,7 +247,7 @@ def prune(
 
 
 def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
-    """A job that was killed may have committed in a topic what the store does not know of yet."""
+    """Raise CheckpointError if a killed job may have committed a checkpoint in a topic, unknown to the store."""
     for listed in listed_checkpoints(folder):
         if listed.is_perhaps_committed:
             raise CheckpointError(
@@ -257,11 +260,9 @@ def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
 def show(
     directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
 ) -> None:
-    """Show what is in a checkpoint: the one that is committed, unless another is named.
+    """Show a checkpoint, by default the committed one.
 
-    Its notes, its steps with their parallelism, and its parts with their sizes.
-
-    ``streamiter checkpoints show``.
+    It prints its notes, its steps with their parallelism, and its parts with their sizes.
     """
     folder = one_folder(directory, flow)
     listed = _chosen(folder.flow, listed_checkpoints(folder), checkpoint)
@@ -280,7 +281,7 @@ def show(
 
 
 def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) -> ListedCheckpoint:
-    """Of two with a number the committed one; without a number that, or the newest."""
+    """Return the checkpoint with this number (None: any): the committed one if possible, else the newest."""
     if not found:
         raise typer.BadParameter(
             f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet",
@@ -300,7 +301,7 @@ def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, Any
 
 
 def _fields(listed: ListedCheckpoint, snapshot: SnapshotFile) -> list[tuple[str, str]]:
-    """Pairs, for a note may be called as something else, too."""
+    """Return names and values as pairs, because a note may have the name of another field."""
     header = snapshot.header
     return [
         ("flow", header.flow),
@@ -323,11 +324,9 @@ def _described(step: StepState) -> str:
 def verify(
     directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
 ) -> None:
-    """Read checkpoints as a whole and compare all checksums.
+    """Read checkpoints completely and compare all checksums.
 
-    Exit code 1 where something is damaged or missing; each such file is named.
-
-    ``streamiter checkpoints verify``.
+    The exit code is 1 if a file is damaged or missing; each such file is named.
     """
     listed = [each for folder in all_folders(directory, flow) for each in listed_checkpoints(folder)]
     sound = [
@@ -366,7 +365,7 @@ def _problem(listed: ListedCheckpoint) -> str | None:
 
 
 def _verify_record(folder: FlowFolder) -> bool:
-    """Whether it is known what is committed, and that is there; listing has told already where it is not readable."""
+    """Whether the committed checkpoint is known and exists; an unreadable record was reported before."""
     try:
         record = folder.record()
     except CheckpointError:
@@ -380,10 +379,8 @@ def _verify_record(folder: FlowFolder) -> bool:
     return False
 
 
-# ``streamiter checkpoints``: list, show, verify, prune.
-
 checkpoints_app = typer.Typer(
-    help="Look after the checkpoints of flows.", no_args_is_help=True, rich_markup_mode=None
+    help="List, show, verify and remove checkpoints of flows.", no_args_is_help=True, rich_markup_mode=None
 )
 checkpoints_app.command(
     "list",

@@ -1,4 +1,7 @@
-"""What ``streamiter demo`` does: it writes a year of flights as events, learns from them, and sums up the result."""
+"""The command ``demo``: it writes a year of flights as events, learns from them, and prints a summary.
+
+The training itself is in ``demo_training``.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,7 @@ __all__ = [
 def run_demo(
     directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool
 ) -> None:
-    """Write the events unless they are there, learn from them, and say how good that was.
-
-    What ``streamiter demo`` does: events written once, a training, a summary.
-    """
+    """Write the events if they do not exist, learn from them, and print a summary."""
     wanted = Contents(labels, flights)
     topics = DemoTopics.in_directory(directory)
     started_s = time.monotonic()
@@ -78,7 +78,7 @@ def run_demo(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The events that are in the topic."""
+    """The events in the topic."""
 
     events: int
     flights: int
@@ -93,10 +93,10 @@ def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, tell: Callable[[
         events, flights = there
         tell(
             f"The {events:,} events of {flights:,} flights are in {topics.database} already, "
-            "and are used again (--fresh writes them anew)"
+            "and are used again (--fresh writes new ones)"
         )
         return _Prepared(events, flights, reused=True)
-    topics.check_directory()  # Before reading the flights takes seconds.
+    topics.check_directory()  # Before reading the flights, which takes seconds.
     return _write(topics, wanted, tell)
 
 
@@ -127,7 +127,7 @@ def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) ->
     return _Prepared(len(events), events.flights, reused=False)
 
 
-# What ServedModel is asked at the end, as a departure event has it.
+# The question to ServedModel at the end, with the fields of a departure event.
 _QUESTION: Final = {
     "carrier": "UA",
     "origin": "EWR",
@@ -139,12 +139,12 @@ _QUESTION: Final = {
 }
 _QUESTION_IN_WORDS: Final = "UA from EWR to ORD, a Friday in December at 18:00"
 
-# The model lies in a file on this machine: it is there at once, or something is wrong.
+# The model is in a local file: it is ready at once, or something is wrong.
 _READY_TIMEOUT_S: Final = 10.0
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What ServedModel answered."""
+    """The answer of ServedModel."""
 
     question: str
     late: float
@@ -154,10 +154,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class DemoSummary(msgspec.Struct, frozen=True):
-    """What a run has reached. Without ``metrics``: before the first report of the validation.
-
-    What the demo tells at its end.
-    """
+    """The results of a run; ``metrics`` is empty before the first report of the validation."""
 
     state: JobState
     labels: str
@@ -184,7 +181,7 @@ class DemoSummary(msgspec.Struct, frozen=True):
 
     @property
     def always_on_time(self) -> float:
-        """The accuracy of whoever says that no flight is late."""
+        """Return the accuracy of predicting that no flight is late."""
         return 1 - self.late / self.learned_from if self.learned_from else 1.0
 
 
@@ -199,7 +196,7 @@ async def summarize(
     flights: int,
     seconds: float,
 ) -> DemoSummary:
-    """The figures of the run, and a prediction with what it has published."""
+    """Return the results of the run, with a prediction of the published model."""
     training_s = max(statistics.elapsed_s, 1e-9)
     return DemoSummary(
         state=statistics.state,
@@ -238,13 +235,13 @@ async def _served(topics: DemoTopics) -> Served | None:
 
 
 def _size_bytes(database: Path) -> int:
-    """The file with its journal."""
+    """Return the size of the file with its journal."""
     files = (database, database.with_name(f"{database.name}-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
 
 
 def program() -> str:
-    """How this program is called from here, so that a command that is printed works when it is pasted."""
+    """Return the command that runs this program from here, so that a printed command can be pasted."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m streamiter"
@@ -255,7 +252,7 @@ def program() -> str:
 
 
 def print_summary(summary: DemoSummary) -> None:
-    """The summary in words."""
+    """Print the summary in words."""
     say(_headline(summary))
     for name, value, remark in _figures(summary):
         say(f"  {name:<18}{value:>9}  {remark}".rstrip(), hanging=31)
@@ -279,7 +276,7 @@ def _answer(served: Served) -> str:
 
 
 def _figures(summary: DemoSummary) -> list[tuple[str, str, str]]:
-    """Name, value, remark."""
+    """Return the lines of the summary: name, value, remark."""
     when = "at once" if summary.labels == "immediate" else "when they had arrived"
     if summary.state == "finished" and summary.predicted > summary.learned_from:
         when += "; the others were cancelled or diverted"
@@ -297,7 +294,7 @@ def _figures(summary: DemoSummary) -> list[tuple[str, str, str]]:
 
 
 def _size(size_bytes: int) -> str:
-    """In the unit that suits it.
+    """Return a size in kB or MB.
 
     >>> _size(73_728), _size(126_000_000)
     ('74 kB', '126 MB')

@@ -1,4 +1,7 @@
-"""The flights in the demo's topic: written once, and recognised again."""
+"""The training of the demo: the topics of flights, and the flow that learns from them and publishes a model.
+
+The events are written once; their first record has a header by which a later run recognizes them.
+"""
 
 from __future__ import annotations
 
@@ -50,21 +53,21 @@ __all__ = [
 
 DATABASE: Final = "streamiter.db"
 
-# A header of the first record of the events tells what they are, so that they can be used again.
+# A header of the first event describes all events, so that another run can use them again.
 _HEADER: Final = "streamiter_demo"
 
-# The demo's own transactions; a run that was killed leaves one open, and the next takes its id over.
+# The transactions of the demo; a killed run leaves one open, and the next run takes over its id.
 _TRANSACTIONAL_ID: Final = "streamiter demo"
-# Many times what writing takes on a slow disk.
+# Many times the time to write on a slow disk.
 _WRITING_TIMEOUT_S: Final = 600.0
 
-# What is kept of the updates: about 15,000, more than two runs of the demo with mini-batches of 100. With smaller
-# ones there are up to 327,346, over a gigabyte.
+# The size of the kept updates: about 15,000, more than two runs of the demo with mini-batches of 100. Smaller
+# mini-batches make up to 327,346 updates, over a gigabyte.
 UPDATES_BYTES: Final = 64 << 20
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What events were asked for: ``flights`` None is all."""
+    """The events that a run uses; ``flights`` None: all flights."""
 
     labels: Labels
     flights: int | None
@@ -81,20 +84,20 @@ class DemoTopics:
 
     @classmethod
     def in_directory(cls, directory: Path) -> DemoTopics:
-        """Those in ``directory``, which need not be there yet."""
+        """Return the topics in ``directory``, which may not exist yet."""
         database = directory / DATABASE
         url = f"sqlite:///{quote(str(database))}?topic="
         return cls(database, topic(f"{url}flights"), topic(f"{url}model-updates"), topic(f"{url}validation"))
 
     def check_directory(self) -> None:
-        """Raise ``ConfigurationError`` where the directory cannot be, without making it."""
+        """Raise ``ConfigurationError`` if the directory cannot be created; do not create it."""
         directory = self.database.parent
         there = next(folder for folder in (directory, *directory.parents) if folder.exists())
         if not there.is_dir():
             raise ConfigurationError(f"--directory {directory}: it cannot be made: {there} is a file")
 
     async def create(self) -> None:
-        """Make the directory, the file and the topics, as far as they are not there."""
+        """Create the directory, the file and the topics if they do not exist."""
         try:
             self.database.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -107,7 +110,7 @@ class DemoTopics:
 
 
 class _EventsHeader(msgspec.Struct, frozen=True):
-    """What the header says: what was asked for, and how many events and flights there are."""
+    """The content of the header: the wanted events, and the number of events and flights."""
 
     contents: Contents
     events: int
@@ -115,16 +118,16 @@ class _EventsHeader(msgspec.Struct, frozen=True):
 
 
 async def flights_in_topic(topics: DemoTopics, wanted: Contents) -> tuple[int, int] | None:
-    """How many events and flights there are, or None where other ones (or none) are there, to be written anew.
+    """Return the number of events and flights in the topic; None if it has no events or other ones.
 
-    Raises ``ConfigurationError`` where the topic holds what the demo has not written.
+    Raises ``ConfigurationError`` if the topic holds records that the demo has not written.
     """
     found = await _found(topics)
     return (found.events, found.flights) if found is not None and found.contents == wanted else None
 
 
 async def start_over(topics: DemoTopics) -> bool:
-    """Delete the demo's topics, if it has written there before; the events last, as they are what tells."""
+    """Delete the topics of the demo if it has written events; events last, because they show that it has."""
     found = await _found(topics)
     if found is not None:
         for each in (topics.updates, topics.validation, topics.flights):
@@ -135,9 +138,9 @@ async def start_over(topics: DemoTopics) -> bool:
 async def write_flights(
     topics: DemoTopics, wanted: Contents, events: FlightEvents, on_written: Callable[[int], None]
 ) -> None:
-    """Write the events, all or none, in place of other ones of the demo.
+    """Write all events or none, and delete other events of the demo.
 
-    ``on_written(count)`` is told how many so far.
+    ``on_written(count)`` is called with the number of events written so far.
     """
     if await _found(topics) is not None:
         await _delete(topics.flights)
@@ -171,7 +174,7 @@ async def _delete(one: Topic) -> None:
 
 
 async def _found(topics: DemoTopics) -> _EventsHeader | None:
-    """What the demo has written there; None for nothing at all."""
+    """Return the header of the events in the topic; None if there are none."""
     if not topics.database.exists():
         return None
     try:
@@ -207,45 +210,49 @@ def _not_ours(flights: Topic, given: str) -> ConfigurationError:
 
 MODEL: Final = "late-flights"
 
-# Labels between two reports of how good the predictions are: about two days of flights.
+# The number of labels between two reports of the validation: about two days of flights.
 _REPORT_EVERY: Final = 2_000
 
 
 @dataclass
 class TrainingProgress:
-    """What has been reached, counted by the learner itself.
-
-    The demo's training: a flow from the events to the published model, and what can be seen of it on the way.
-    """
+    """The progress of the training, counted by the functions of the flow."""
 
     events_in_all: int
+    """The number of events in the topic."""
     events: int = 0
+    """The number of events so far."""
     predicted: int = 0
+    """The number of predicted flights."""
     learned_from: int = 0
+    """The number of flights that the model has learned from."""
     late: int = 0
+    """The number of flights that were late."""
     updates: int = 0
+    """The number of published updates."""
     reached: str = ""
-    """The time in the data of the last prediction."""
+    """The time of the last prediction in the data."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """The last report of the validation."""
 
     def asked(self, questions: Sequence[dict[str, Any]]) -> None:
-        """Predictions have been made for these events."""
+        """Count the events of predictions."""
         self.predicted += len(questions)
         self.events += len(questions)
         self.reached = questions[-1]["time"]
 
     def answered(self, late: float) -> None:
-        """A label has come."""
+        """Count a label."""
         self.events += 1
         self.late += late > 0
 
     def published(self, model: ModelSnapshot) -> None:
-        """A model is on its way to the topic."""
+        """Count an update of the model."""
         self.updates += 1
         self.learned_from = model.records or 0
 
     def render(self, statistics: JobStatistics) -> RenderableType:
-        """A bar and the figures, in a width of 40 and more."""
+        """Return a bar and the figures, at least 40 columns wide."""
         seconds = max(statistics.elapsed_s, 1e-9)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
@@ -275,7 +282,7 @@ def _number(metrics: dict[str, float], name: str) -> str:
 async def train(
     topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress
 ) -> JobStatistics:
-    """Train on the events in the topic, until its present end or Ctrl-C; with live figures on a terminal."""
+    """Train on the events in the topic until its current end or Ctrl-C, with live figures on a terminal."""
     await topics.create()
     job = await _training_flow(topics, labels, mini_batch, progress).start()
     with stopping_on_signals(job) as stops:
@@ -311,7 +318,7 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
         extract=examples if labels == "immediate" else None,
         labels=delayed if labels == "delayed" else None,
         mini_batch=mini_batch,
-        # One worker in one process has nothing to gain from working ahead with an older model.
+        # A single worker does not gain from working ahead with an older model.
         mode="synchronous",
         report_every=_REPORT_EVERY,
     )
@@ -330,6 +337,6 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
 
 
 def _in_single_precision(model: ModelSnapshot) -> ModelSnapshot:
-    """Half the bytes; predictions change in the seventh digit."""
+    """Return the model in half the bytes; predictions change in the seventh digit."""
     parameters = model.parameters | {"weights": model.parameters["weights"].astype(np.float32)}
     return msgspec.structs.replace(model, parameters=parameters)

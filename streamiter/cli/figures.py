@@ -1,4 +1,8 @@
-"""What commands print."""
+"""The output of commands: live figures of a job, final statistics, tables, sentences, and errors with their exit codes.
+
+Here is also reading lines from a file or standard input, and ``Commands``, which turns each error into a message and
+keeps secrets out of it.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +47,10 @@ __all__ = [
 ]
 
 
-# Often enough to look alive, seldom enough to cost nothing beside the job.
+# Often enough to look live, and seldom enough to cost almost nothing compared with the job.
 _REFRESH_S: Final = 0.25
 
-# Rates are those of the last 3 seconds: they follow what happens, and can still be read.
+# Rates are those of the last 3 seconds: they follow changes, and stay readable.
 _REFRESHES_FOR_A_RATE: Final = 12
 
 _STOPPING: Final[dict[StopMode, str]] = {
@@ -63,11 +67,9 @@ async def watched(
     *,
     stops: Sequence[StopMode] = (),
 ) -> AsyncIterator[None]:
-    """Show the job's figures on the terminal (stderr) while it runs; nothing where there is no terminal.
+    """Show the figures of a job on the terminal (stderr) while it runs; show nothing without a terminal.
 
-    ``stops`` is what signals have asked for so far: that it is heeded is seen at once.
-
-    Live figures of a job, and the summary at its end.
+    ``stops`` are the stops that signals have asked for so far; the last one is shown at once.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -79,7 +81,7 @@ async def watched(
         shown = show(job.statistics())
         return Group(shown, Text(_STOPPING[stops[-1]], style="bold")) if stops else shown
 
-    # What steps print goes where it was sent: into a file, or above the figures.
+    # The output of steps goes to a file if stdout is one, else above the figures.
     is_seen = sys.stdout.isatty()
     with Live(
         picture(), console=console, auto_refresh=False, transient=True, redirect_stdout=is_seen
@@ -100,28 +102,28 @@ async def _refresh(live: Live, render: Callable[[], RenderableType]) -> None:
 
 
 class _Recently:
-    """The table with the rates of the last few seconds: what is slow now is seen, not what was slow an hour ago."""
+    """The table of steps with the rates of the last few seconds, so that it shows what is slow now."""
 
     def __init__(self) -> None:
         self._before: deque[JobStatistics] = deque(maxlen=_REFRESHES_FOR_A_RATE)
 
     def figures(self, statistics: JobStatistics) -> RenderableType:
-        """The statistics, and those of before to compare with."""
+        """Return the table of the statistics, with rates compared with earlier statistics."""
         since = self._before[0] if self._before else None
         self._before.append(statistics)
         return _figures(statistics, since)
 
 
 def _figures(statistics: JobStatistics, since: JobStatistics | None = None) -> RenderableType:
-    """The table of the steps, how far the loops have come, and where checkpoints stand."""
+    """Return the table of the steps, and lines about loops and checkpoints."""
     lines = [*loop_lines(statistics), *checkpoint_lines(statistics)]
     return Group(statistics_table(statistics, since), *map(Text, lines))
 
 
 def statistics_table(statistics: JobStatistics, since: JobStatistics | None = None) -> Table:
-    """A row for each step, all its subtasks together. Columns where there is nothing to tell are left out.
+    """Return a table with a row for each step, with all its subtasks; empty columns are left out.
 
-    Rates are those from ``since`` on, without it those of the whole run.
+    Rates start at ``since``; without it they are those of the whole run.
     """
     rows = _rows(statistics, since)
     there = [column for column in range(1, len(_COLUMNS)) if column <= 2 or any(row[column] for row in rows)]
@@ -175,7 +177,7 @@ def _title(statistics: JobStatistics) -> str:
 
 
 def loop_lines(statistics: JobStatistics) -> list[str]:
-    """A line for each iteration: how far it has come, or where and why it ended."""
+    """Return a line for each iteration: its progress, or where and why it ended."""
     return [
         f"iteration {number} ({', '.join(loop.heads)}): {_progress(loop)}"
         for number, loop in enumerate(statistics.loops, 1)
@@ -188,7 +190,7 @@ def _progress(loop: LoopStatistics) -> str:
 
 
 def checkpoint_lines(statistics: JobStatistics) -> list[str]:
-    """A line that says which checkpoint is committed, and what it took; none for a job without."""
+    """Return a line about the committed checkpoint and its cost; none for a job without checkpoints."""
     checkpoints = statistics.checkpoints
     if checkpoints is None:
         return []
@@ -203,9 +205,9 @@ def checkpoint_lines(statistics: JobStatistics) -> list[str]:
 
 
 def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
-    """The end of a run: a table on a terminal, a line elsewhere, or with ``as_json`` all there is.
+    """Print the final statistics of a run: a table on a terminal, a line elsewhere, or all as JSON.
 
-    Without ``as_json`` a line for each iteration follows, and one for the checkpoints.
+    Lines for each iteration and the checkpoints follow, except with ``as_json``.
     """
     if as_json:
         typer.echo(orjson.dumps(statistics).decode())
@@ -217,7 +219,7 @@ def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
 
 
 def _in_a_line(statistics: JobStatistics) -> str:
-    """For a log: how it ended, how much was read, and whether something was thrown out."""
+    """Return a line for a log: the state, the records read, and the rejected records."""
     written = {channel.name for task in statistics.tasks for channel in task.outputs}
     sources = [task for task in statistics.tasks if any(each.name not in written for each in task.inputs)]
     read = sum(task.steps[0].counts.records_in for task in sources)
@@ -228,15 +230,12 @@ def _in_a_line(statistics: JobStatistics) -> str:
 _READ_BYTES: Final = 1 << 20
 _STANDARD_INPUT: Final = 0
 
-# Chunks that are read ahead: one is written while the next is read.
+# The number of chunks that are read ahead: one is written while the next is read.
 _CHUNKS_AHEAD: Final = 2
 
 
 def open_lines(file: str) -> int:
-    """A descriptor to read ``file`` with; ``-`` is standard input.
-
-    Lines of a file or of standard input, as they come.
-    """
+    """Open ``file`` and return its descriptor; ``-`` is standard input."""
     if file == "-":
         return _STANDARD_INPUT
     if os.path.isdir(file):
@@ -248,10 +247,10 @@ def open_lines(file: str) -> int:
 
 
 async def lines_of(descriptor: int) -> AsyncGenerator[list[bytes], None]:
-    """The lines without their ends, as many at a time as there are; closes the descriptor.
+    """Yield the lines without their ends, as many at a time as are available; close the descriptor.
 
-    They are read in a thread of its own, so that a slow pipe or a terminal holds nothing else up. The thread is a
-    daemon: a read that never returns does not keep the program from ending.
+    A thread reads them, so that a slow pipe or terminal blocks nothing else. The thread is a daemon: a read that never
+    returns does not keep the program running.
     """
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
     reading = (descriptor, chunks, asyncio.get_running_loop())
@@ -268,8 +267,8 @@ async def lines_of(descriptor: int) -> AsyncGenerator[list[bytes], None]:
 
 
 def _read(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:
-    """Put chunks into the queue, at the end an empty one; on an error the error."""
-    with contextlib.suppress(RuntimeError, CancelledError):  # the loop is closed: nobody wants more
+    """Put chunks into the queue, and at the end an empty chunk or the error."""
+    with contextlib.suppress(RuntimeError, CancelledError):  # the loop is closed: no more lines are needed
         try:
             while chunk := os.read(descriptor, _READ_BYTES):
                 asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
@@ -288,11 +287,8 @@ def print_table(
     title: str | None = None,
     caption: str | None = None,
 ) -> None:
-    """A row below the other under ``headings``; the columns of ``numbers`` are aligned on the right.
-
-    Tables on a terminal.
-    """
-    # Slow to import, and most commands print no table.
+    """Print a table on the terminal; the columns in ``numbers`` are aligned on the right."""
+    # Slow to import; most commands print no table.
     from rich.table import Table
 
     table = Table(
@@ -311,7 +307,7 @@ def print_table(
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """A name and what it is, below each other."""
+    """Print names and values, one pair a line."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -323,22 +319,20 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
 
 
 def _print(table: object) -> None:
-    """Names are printed as they are, whatever is in them."""
+    """Print a table; the text of cells is not interpreted as markup."""
     from rich.console import Console
 
     Console(markup=False, emoji=False, highlight=False).print(table)
 
 
-# A terminal that nobody has told how wide it is says 0; this is what terminals were for long.
+# A terminal of unknown width reports 0; 80 columns are the traditional width.
 _UNKNOWN_WIDTH: Final = 80
 
 
 def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
-    """Print a line: on a terminal broken between words (further lines indented), elsewhere whole.
+    """Print a line: on a terminal broken between words, with further lines indented; elsewhere whole.
 
-    What is to be copied, as a command, is better left to the terminal to break.
-
-    Sentences that are printed.
+    Not for text that users copy, such as a command; the terminal breaks it better.
     """
     stream = sys.stderr if err else sys.stdout
     if stream.isatty():
@@ -352,25 +346,22 @@ def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
     typer.echo(line, err=err)
 
 
-# What a shell reports of a program that Ctrl-C ended: 128 and the signal's number.
+# The exit code of a program that Ctrl-C ended: 128 plus the number of the signal.
 INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """The commands of the program. Exit code 1: an error; 2: wrong arguments; 130: Ctrl-C or SIGTERM.
-
-    What becomes of an error: a line or two for whoever typed the command, and an exit code.
-    """
+    """The commands of the program. Exit code 1: an error; 2: wrong arguments; 130: Ctrl-C or SIGTERM."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; its errors become a message, with ``--debug`` a traceback too."""
+        """Run a command; an error becomes a message, with ``--debug`` also a traceback."""
         debug = bool(ctx.params.get("debug"))
         try:
             with _usage_without_secrets():
                 result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            _nobody_reads()
+            _discard_output()
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -382,14 +373,14 @@ class Commands(TyperGroup):
         return result
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Read the arguments that stand before the command."""
+        """Read the arguments before the command."""
         with _usage_without_secrets():
             return super().make_context(*arguments, **options)
 
 
 @contextlib.contextmanager
 def _usage_without_secrets() -> Iterator[None]:
-    """Wrong arguments are repeated by whoever refuses them, and one of them may be a URL with a password."""
+    """Remove secrets from usage errors, which repeat wrong arguments, such as a URL with a password."""
     try:
         yield
     except Exception as error:
@@ -399,7 +390,7 @@ def _usage_without_secrets() -> Iterator[None]:
 
 
 def _without_secrets(text: str) -> str:
-    """The text without what may be secret in the arguments of this program, and in URLs that the text quotes."""
+    """Return the text without secrets of the program's arguments, and of URLs that the text quotes."""
     urls = [argument for argument in sys.argv[1:] if ":" in argument]
     for url in sorted(urls, key=len, reverse=True):
         if (shown := shown_url(url)) != url:
@@ -408,12 +399,12 @@ def _without_secrets(text: str) -> str:
     return _QUOTED_URL.sub(lambda quoted: quoted[1] + shown_url(quoted[2]), text)
 
 
-# In a line of the user's program, as a traceback shows it.
+# A URL in a line of the user's program, as in a traceback.
 _QUOTED_URL: Final = re.compile(r"""(["'])(kafka://[^"'\s]*)""")
 
 
 def _is_of_typer(error: Exception) -> bool:
-    """Wrong arguments, an exit: they know how to show themselves."""
+    """Whether typer shows the error itself: wrong arguments, or an exit."""
     return isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")
 
 
@@ -425,12 +416,14 @@ def _report(error: Exception, *, debug: bool) -> None:
     elif isinstance(error, (StreamiterError, OSError)):
         print_error(str(error))
     else:
-        print_error(f"unexpected {type(error).__name__}: {error}\nPlease report it, with what --debug shows.")
+        print_error(
+            f"unexpected {type(error).__name__}: {error}\nPlease report it, with the output of --debug."
+        )
 
 
 def print_error(message: str) -> None:
-    """The message on stderr, as long as it is: whoever wants to search or copy it gets it unbroken."""
-    # Not for commands that do what they are asked to.
+    """Print an error on stderr in unbroken lines, which can be searched and copied."""
+    # Slow to import; a command without errors does not need it.
     from rich.console import Console
     from rich.markup import escape
 
@@ -439,8 +432,8 @@ def print_error(message: str) -> None:
     )
 
 
-def _nobody_reads() -> None:
-    """Whoever read our output, as in ``… | head``, has gone; what is still buffered goes nowhere, silently."""
+def _discard_output() -> None:
+    """Discard buffered output, because the reader has ended, as in ``… | head``."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

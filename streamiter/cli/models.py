@@ -1,4 +1,4 @@
-"""``streamiter models``: tail, show."""
+"""The commands ``streamiter models tail · show``: they print the updates of a model from a topic."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, 
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="The topic of the updates, as kafka://127.0.0.1:9092/models", show_default=False
+        metavar="URL",
+        help="The topic of the updates, such as kafka://127.0.0.1:9092/models",
+        show_default=False,
     ),
 ]
 Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="NAME", help="The model's name.", show_default=False)
+    str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document for each update, parameters included.")
+    bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")
 ]
 
-# How much further back to look where the last records held fewer updates than were asked for: other models'
-# records, or updates of many chunks.
+# Search this many times further back if the last records have too few updates: the others are of other models, or
+# updates consist of many chunks.
 _FURTHER: Final = 8
 
-# Where names of models are looked for when there is none of the given name.
+# The number of last records that are searched for names of models, for the error about a missing model.
 _LOOKED_AT: Final = 1000
 
-# Values of an array that `show` begins with.
+# The number of values of an array that `show` prints.
 _HEAD: Final = 6
 
 
-# ---- tail
+# -- tail
 
 
 @models_app.command(
@@ -62,17 +64,17 @@ def tail(
     url: Url,
     model: Model,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C or SIGTERM.")
+        bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")
     ] = False,
     count: Annotated[
         int,
-        typer.Option("--count", "-n", metavar="N", min=0, help="How many of the last updates to begin with."),
+        typer.Option("--count", "-n", metavar="N", min=0, help="The number of last updates to start with."),
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Print the last updates of a model.
 
-    Each on a line: generation.version, records learned from, metrics, age.
+    A line has generation.version, the number of records learned from, metrics, and the age.
     """
     try:
         run_in_own_loop(_tail(lasting_topic(url), model, count, follow, as_json))
@@ -88,10 +90,10 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
         typer.echo(show(update))
     if not follow:
         if not updates:
-            await _newest(source, model)  # none were asked for, or there are none, which is its error
+            await _newest(source, model)  # raises if the topic has no update of the model
         return
     sys.stdout.flush()
-    # From where these were found, not behind them: an update may have been written there in part.
+    # Start before the found updates, not after them: another update may be written there only in part.
     shown = updates[-1].rank if updates else (0, 0)
     async for update in model_updates(source, model, start=start):
         if update.rank > shown:
@@ -100,7 +102,7 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
 
 
 async def _last_updates(source: Topic, model: str, count: int) -> tuple[list[ModelUpdate], dict[int, int]]:
-    """The last ``count`` updates, and offsets before them, as near to the end as they can be found."""
+    """Return the last ``count`` updates, and offsets before them that are near to the end."""
     ends = (await source.describe()).offsets
     back = count
     while True:
@@ -119,7 +121,7 @@ async def _no_updates(source: Topic, model: str) -> ConfigurationError:
 
 
 async def _model_names(source: Topic) -> list[str]:
-    """Models that the last records of the topic are about."""
+    """Return the names of models in the last records of the topic."""
     start = last_records((await source.describe()).offsets, _LOOKED_AT)
     reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
     names: dict[str, None] = {}
@@ -141,7 +143,7 @@ def _line(update: ModelUpdate) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit that has one.
+    """Return a duration in the largest unit of which it has at least one.
 
     >>> [_duration(seconds) for seconds in (0.0123, 7.25, 150, 40_000, 400_000)]
     ['12 ms', '7.2 s', '2 min', '11 h', '4 days']
@@ -156,7 +158,7 @@ def _duration(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
-# ---- show
+# -- show
 
 
 @models_app.command(
@@ -167,7 +169,7 @@ def _duration(seconds: float) -> str:
     ),
 )
 def show(url: Url, model: Model, as_json: AsJson = False) -> None:
-    """Print the newest state of a model."""
+    """Print the newest update of a model."""
     update = run_in_own_loop(_newest(lasting_topic(url), model))
     if as_json:
         typer.echo(_json(update))
@@ -186,7 +188,7 @@ async def _newest(source: Topic, model: str) -> ModelUpdate:
 
 
 def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
-    """Pairs, for a metric or a parameter may be called "version" too."""
+    """Return names and values as pairs, because a metric or a parameter may also be called "version"."""
     fields = [
         ("model", update.model),
         ("generation", str(update.generation)),
@@ -203,7 +205,7 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
 
 
 def _described(value: Any) -> str:
-    """On one line; of an array its type, its shape and the first values.
+    """Return a value in one line; for an array its type, its shape and the first values.
 
     >>> _described({"rate": 0.5, "names": np.array(["late", "on time"]), "bias": np.array(3.0)})
     "{rate: 0.5, names: text[2] 'late' 'on time', bias: float64[] 3}"
@@ -238,7 +240,7 @@ def _json(update: ModelUpdate) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """What orjson cannot write itself: arrays of text or without axes, and bytes as in a published update."""
+    """Convert values that orjson cannot write: arrays of text or without axes, and bytes."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, bytes):

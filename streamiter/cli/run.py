@@ -1,4 +1,7 @@
-"""Finding the flow that ``module:flow`` names."""
+"""The commands ``run`` and ``draw``: they find the flow that ``module:flow`` names, and run or draw it.
+
+Options for drawings and the list of examples in a help text are shared with other commands.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FLOW",
-        help="A Flow, or a function without arguments that makes one: clicks:flow, path/to/clicks.py:flow",
+        help="A Flow, or a function without arguments that returns one: clicks:flow, path/to/clicks.py:flow",
         show_default=False,
     ),
 ]
@@ -48,10 +51,10 @@ Result = TypeVar("Result")
 
 
 def load_flow(target: str) -> Flow:
-    """The flow named ``module:name`` or ``path/to/file.py:name``: a Flow, or a function that makes one.
+    """Return the flow ``module:name`` or ``path/to/file.py:name``: a Flow, or a function that returns one.
 
-    The current folder (for a file, its own) is on the import path, as with ``python -m`` (``python file.py``).
-    What goes wrong in the user's own code is a ``ConfigurationError`` with its file and line.
+    The current folder (for a file, its own folder) is on the import path, as with ``python -m`` (``python file.py``).
+    An error in the user's code becomes a ``ConfigurationError`` with its file and line.
     """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
@@ -65,7 +68,7 @@ def load_flow(target: str) -> Flow:
         _check_makes_a_flow(found, target, module)
     flow = _users(found, f"{target} failed") if callable(found) else found
     if inspect.iscoroutine(flow):
-        flow.close()  # Nobody awaits it, and Python would say so.
+        flow.close()  # It is never awaited, about which Python would warn.
     if not isinstance(flow, Flow):
         raise ConfigurationError(
             f"{target}: expected a Flow or a function that returns one, given {_described(found, flow)}"
@@ -74,13 +77,13 @@ def load_flow(target: str) -> Flow:
 
 
 def _check_makes_a_flow(found: Callable[..., object], target: str, module: ModuleType) -> None:
-    """Refuse, before it is called, what cannot be called so or says itself that it returns nothing.
+    """Refuse a function with arguments, or one annotated to return None, before it is called.
 
-    A ``main() -> None`` would run the whole program first.
+    A function ``main() -> None`` would run the whole program first.
     """
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # of some that are not written in Python nothing is known
+    except (TypeError, ValueError):  # some functions that are not written in Python have no signature
         return
     try:
         signature.bind()
@@ -111,7 +114,7 @@ def _attribute(module: ModuleType, module_name: str, name: str) -> object:
 
 
 def _known(module: ModuleType) -> str:
-    """The flows there are, and the functions that say that they return one."""
+    """Return a text with the names of flows, and of functions annotated to return one."""
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow) or _says_flow(value)]
     return f"its flows are {', '.join(flows)}" if flows else "it has no Flow at the top level"
 
@@ -127,7 +130,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists; a module that it imports does not
         raise ConfigurationError(
             f"no module {name!r} in {Path.cwd()} or the installed packages; give module:flow or file.py:flow"
         ) from error
@@ -150,7 +153,7 @@ def _import_file(file: str) -> ModuleType:
 
 
 def _users(call: Callable[[], Result], trouble: str) -> Result:
-    """Run code of the user's; our own errors say what is wrong, all others are told with file and line."""
+    """Run code of the user; an error that is not one of streamiter is reported with file and line."""
     try:
         return call()
     except StreamiterError:
@@ -160,7 +163,7 @@ def _users(call: Callable[[], Result], trouble: str) -> Result:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line that is not of a library."""
+    """Return the innermost line that is not in a library."""
     if isinstance(error, SyntaxError):
         return ""  # its message has file and line
     libraries = (
@@ -177,7 +180,7 @@ def _place(error: BaseException) -> str:
 
 
 class Interrupt(StrEnum):
-    """What ``--on-interrupt`` takes."""
+    """The values of ``--on-interrupt``."""
 
     SUSPEND = "suspend"
     DRAIN = "drain"
@@ -186,47 +189,47 @@ class Interrupt(StrEnum):
 def run(
     target: Target,
     on_interrupt: Annotated[
-        Interrupt, typer.Option("--on-interrupt", help="What the first Ctrl-C or SIGTERM does.")
+        Interrupt, typer.Option("--on-interrupt", help="The effect of the first Ctrl-C or SIGTERM.")
     ] = Interrupt.SUSPEND,
     checkpoints: Annotated[
         str | None,
         typer.Option(
             "--checkpoints",
             metavar="FOLDER",
-            help="Folder of the checkpoints: take them, and go on from the last.",
+            help="Take checkpoints into this folder, and resume from the last one there.",
         ),
     ] = None,
     interval_s: Annotated[
-        float | None, typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10.")
+        float | None,
+        typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10 by default."),
     ] = None,
     restore: Annotated[
         str | None,
         typer.Option(
-            "--restore", help="What to go on from: last, none (begin anew) or a checkpoint's number."
+            "--restore",
+            help="Where to resume: last, none (start from the beginning), or the number of a checkpoint.",
         ),
     ] = None,
     changed_steps: Annotated[
         list[str] | None,
         typer.Option(
             "--changed-step",
-            help="A step that came or went since the checkpoint, or a source that is to begin anew; more than once for "
-            "several.",
+            help="A step that was added or removed since the checkpoint, or a source that must start again; repeat "
+            "for several.",
         ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the final statistics as one JSON document.")
     ] = False,
 ) -> None:
-    """Run a flow until its inputs end, with live figures on a terminal; at the end, how its loops have ended.
+    """Run a flow until its inputs end, with live figures on a terminal; at the end, report how its loops ended.
 
-    Ctrl-C and SIGTERM suspend it (exit code 0): nothing more is read, and what was read is handled, but for
-    mini-batches that wait in a loop; with --checkpoints all of it is kept for the next run. With --on-interrupt
-    drain the inputs end instead, a bounded loop with the epoch under way, and the result so far comes out. A
-    second one aborts it (exit code 130), a third one also where a step does not return.
-
-    ``streamiter run``.
+    The first Ctrl-C or SIGTERM suspends the flow (exit code 0): it reads nothing more and handles what it has read,
+    except for mini-batches that wait in a loop; with --checkpoints these are stored for the next run. With
+    --on-interrupt drain the inputs end instead, a bounded loop ends with the current epoch, and the flow emits its
+    results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
-    # Not for the other commands.
+    # Slow to import; other commands do not need it.
     from streamiter.cli.figures import print_statistics
 
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
@@ -237,7 +240,7 @@ def run(
 
 
 async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, Any]) -> JobStatistics:
-    """Run with live figures on a terminal, quietly elsewhere; ``options`` are those of ``flow.start``."""
+    """Run a flow, with live figures on a terminal; ``options`` are those of ``flow.start``."""
     from streamiter.cli.figures import watched
 
     return await run_jobs(
@@ -262,7 +265,7 @@ def _checkpoint_options(
                 f"{option}: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept"
             )
         return {}
-    # With the stores, which a flow without checkpoints does without.
+    # Imports the stores, which a flow without checkpoints does not need.
     from streamiter.checkpoints.store import Checkpoints
 
     checkpoints = Checkpoints(folder) if interval_s is None else Checkpoints(folder, interval_s=interval_s)
@@ -278,15 +281,12 @@ def _restore(given: str | None) -> Any:
         return number
     raise ConfigurationError(
         f'--restore: expected "last", "none" or the number of a checkpoint, given {given!r}; '
-        "streamiter checkpoints list shows what there is"
+        "streamiter checkpoints list shows the checkpoints"
     )
 
 
 class Format(StrEnum):
-    """What ``--format`` takes.
-
-    What the commands that draw share: the formats, and where a drawing goes.
-    """
+    """The values of ``--format``."""
 
     MERMAID = "mermaid"
     SVG = "svg"
@@ -299,14 +299,14 @@ OutputOption = Annotated[
 ]
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--format", help="What to draw, whatever the file is called.", show_default=False),
+    typer.Option("--format", help="The format, whatever the suffix of the file.", show_default=False),
 ]
 
 _FORMAT_OF_SUFFIX = {".mmd": Format.MERMAID, ".svg": Format.SVG, ".png": Format.PNG}
 
 
 def format_for(output: Path | None, drawing_format: Format | None) -> Format:
-    """The format that is asked for, else the one of the file's suffix; without a file Mermaid."""
+    """Return the given format, else the format of the file's suffix; Mermaid without a file."""
     if drawing_format is not None:
         return drawing_format
     if output is None:
@@ -321,7 +321,7 @@ def format_for(output: Path | None, drawing_format: Format | None) -> Format:
 
 
 def write_drawing(drawing: str | bytes, output: Path | None) -> None:
-    """To the file, or to standard output."""
+    """Write the drawing to the file, or to standard output."""
     content = drawing.encode() if isinstance(drawing, str) else drawing
     if output is None:
         sys.stdout.buffer.write(content)
@@ -333,10 +333,7 @@ def write_drawing(drawing: str | bytes, output: Path | None) -> None:
 
 
 def draw(target: Target, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
-    """Draw the graph of a flow, without running it: as Mermaid text, SVG or PNG.
-
-    ``streamiter draw``.
-    """
+    """Draw the graph of a flow, without running it: as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
     write_drawing(_drawn(load_flow(target), chosen), output)
 
@@ -351,13 +348,10 @@ def _drawn(flow: Flow, drawing_format: Format) -> str | bytes:
             return flow.draw()
 
 
-# What keeps typer from filling lines up.
+# This character keeps typer from joining lines.
 _AS_IT_IS = "\b"
 
 
 def examples(*lines: str, title: str = "Examples:") -> str:
-    """The lines below a title, each as it is.
-
-    Examples at the end of a command's help.
-    """
+    """Return the examples at the end of a command's help: a title, and the lines unchanged."""
     return "\n".join([_AS_IT_IS, title, *(f"  {line}" for line in lines)])

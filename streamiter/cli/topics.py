@@ -1,4 +1,7 @@
-"""Arguments that the commands on topics share."""
+"""The commands ``streamiter topics create · list · produce · tail``.
+
+``lasting_topic`` and ``last_records`` are shared with the commands on models.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +47,19 @@ __all__ = [
 
 Url = Annotated[
     str,
-    typer.Argument(metavar="URL", help="A topic, as kafka://127.0.0.1:9092/clicks", show_default=False),
+    typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document on each line.")]
 
 
 def lasting_topic(url: str) -> Topic:
-    """The topic at ``url``, of which another program can know."""
+    """Return the topic at ``url``; another program can use it, too."""
     check_lasting(url)
     return topic(url)
 
 
 def check_lasting(url: str) -> None:
-    """Topics in memory are those of one program: what this one writes there would be gone at once."""
+    """Refuse topics in memory, which end with the program."""
     if url.lower().startswith("memory:"):
         raise ConfigurationError(
             f"topic {shown_url(url)!r}: expected a topic that lasts, given one in the memory of a single program; "
@@ -66,7 +69,7 @@ def check_lasting(url: str) -> None:
 
 def create(
     url: Url,
-    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="How many partitions it has.")] = 1,
+    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="The number of partitions.")] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,17 +81,15 @@ def create(
         ),
     ] = None,
 ) -> None:
-    """Create a topic, if it is not there.
+    """Create a topic if it does not exist.
 
-    One that is there keeps its records and its settings; if it has fewer partitions it gains the missing ones.
-
-    ``streamiter topics create``.
+    An existing topic keeps its records and settings; if it has fewer partitions, the missing ones are added.
     """
     target, wanted = lasting_topic(url), _parsed(settings or [])
     before, after = run_in_own_loop(_create(target, partitions, wanted))
     typer.echo(_outcome(target.url, before, after), err=True)
     if before is not None and any(after.settings.get(name) != value for name, value in wanted.items()):
-        typer.echo("It keeps the settings that it was created with; --setting changes nothing.", err=True)
+        typer.echo("The topic keeps its settings; --setting changes nothing.", err=True)
 
 
 def _parsed(settings: Sequence[str]) -> dict[str, str]:
@@ -108,7 +109,7 @@ def _parsed(settings: Sequence[str]) -> dict[str, str]:
 async def _create(
     target: Topic, partitions: int, settings: Mapping[str, str]
 ) -> tuple[TopicDescription | None, TopicDescription]:
-    """The topic before (None: it was not there) and after."""
+    """Create the topic; return its descriptions before (None: it did not exist) and after."""
     try:
         before = await target.describe()
     except TopicNotFound:
@@ -126,7 +127,7 @@ def _outcome(url: str, before: TopicDescription | None, after: TopicDescription)
     return f"{url} is there already, with {partitions}"
 
 
-# Of a run that nobody named; as many digits as tell the runs in one topic apart.
+# The id of a run without a name; eight digits are enough to tell runs apart.
 _MADE_RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 _RUN_ID_DIGITS: Final = 8
 
@@ -134,15 +135,12 @@ _JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def is_feedback(record: TopicRecord) -> bool:
-    """Whether a loop wrote it.
-
-    What a loop feeds back through a topic, as ``streamiter topics tail --feedback`` prints it.
-    """
+    """Whether a loop wrote the record."""
     return any(name == RUN_HEADER for name, _ in record.headers)
 
 
 def feedback_line(record: TopicRecord) -> str:
-    """Who fed back what, for people; of another record why it is none."""
+    """Return feedback as text: run, producer, kind, epoch and records; for another record the reason."""
     try:
         fed_back = _decoded(record)
     except DecodeError as error:
@@ -154,7 +152,7 @@ def feedback_line(record: TopicRecord) -> str:
 
 
 def feedback_document(record: TopicRecord) -> bytes:
-    """The same as a JSON object, with all records: bytes as base64, and of what JSON cannot say Python's text."""
+    """Return feedback as JSON with all records: bytes as base64, other values as Python's text."""
     place = {"partition": record.partition, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
     try:
         fed_back = _decoded(record)
@@ -162,12 +160,12 @@ def feedback_document(record: TopicRecord) -> bytes:
         return orjson.dumps({**place, "error": error.failures[0]})
     try:
         return _as_json(place | fed_back)
-    except TypeError:  # such as a number of more than 64 bits, or a key that is a tuple
+    except TypeError:  # for example a number of more than 64 bits, or a tuple as a key
         return _as_json(place | fed_back | {"records": [repr(each) for each in fed_back["records"]]})
 
 
 def _decoded(record: TopicRecord) -> dict[str, Any]:
-    from streamiter.iteration.feedback_through import FeedbackRecords  # only who watches a loop needs it
+    from streamiter.iteration.feedback_through import FeedbackRecords  # only for --feedback
 
     batch = TopicBatch(partition=record.partition, values=[record.value], headers=[record.headers])
     [fed_back] = FeedbackRecords().decode(batch)
@@ -187,29 +185,24 @@ def _for_json(value: Any) -> Any:
 
 
 _Found = list[tuple[str, TopicDescription]]
-"""Topics by the names that their server, file or folder has for them."""
+"""Topics with their names on the server, in the file, or in the folder."""
 
 
 def list_topics(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="A server, file or folder, as kafka://127.0.0.1:9092", show_default=False
+            metavar="URL", help="A server, file or folder, such as kafka://127.0.0.1:9092", show_default=False
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """List the topics of a server, file or folder.
-
-    Each with its partitions and how many records are in it.
-
-    ``streamiter topics list``.
-    """
+    """List the topics of a server, file or folder, each with its number of partitions and records."""
     check_lasting(url)
     try:
         found = run_in_own_loop(_descriptions(url))
     except TopicNotFound as error:
-        raise ConfigurationError(str(error)) from error  # Of a folder: nothing that could be created.
+        raise ConfigurationError(str(error)) from error  # A folder is missing, which no command creates.
     if as_json:
         for name, description in found:
             typer.echo(orjson.dumps(_described(name, description)).decode())
@@ -233,7 +226,7 @@ async def _descriptions(url: str) -> _Found:
 
 
 def _with_topic(url: str, name: str) -> str:
-    """The URL of a topic of that name beside or below ``url``."""
+    """Return the URL of the topic with this name on the server, in the file, or in the folder of ``url``."""
     if url.lower().startswith("sqlite:"):
         return f"{url.partition('?')[0]}?topic={name}"
     place, _, query = url.partition("?")
@@ -262,33 +255,32 @@ def _described(name: str, description: TopicDescription) -> dict[str, Any]:
 def produce(
     url: Url,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Lines to write, a record each; - is standard input.")
+        str, typer.Argument(metavar="FILE", help="A file of lines, a record each; - is standard input.")
     ] = "-",
     key: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field of the (JSON) lines that is the record's key.")
+        str | None,
+        typer.Option(metavar="FIELD", help="The field of the JSON lines that is the key of the record."),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Create the topic if it is not there.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create the topic if it does not exist.")] = False,
     partitions: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Partitions of a topic that is created: 1 unless said.",
+            help="The number of partitions of a created topic; 1 by default.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Write lines to a topic, a record each.
 
-    Empty lines are left out. Ctrl-C and SIGTERM end it when what has been read is stored (exit code 130).
-
-    ``streamiter topics produce``.
+    Empty lines are left out. After Ctrl-C or SIGTERM all lines read so far are stored (exit code 130).
     """
     if partitions is not None and not create:
         raise typer.BadParameter("expected --create with it", param_hint="'--partitions'")
     target = lasting_topic(url)
     producing = _Producing(target, key)
-    # Not in the event loop, which a signal could not cancel while a named pipe waits for its writer.
+    # Opened outside of the event loop: a signal could not cancel it while a named pipe waits for its writer.
     descriptor = open_lines(file)
     try:
         run_in_own_loop(producing.run(descriptor, (partitions or 1) if create else None))
@@ -299,7 +291,7 @@ def produce(
 
 
 class _Producing:
-    """Writes chunk after chunk, and counts what is stored, also where it ends early."""
+    """Writes chunk after chunk, and counts stored records, also if it ends early."""
 
     def __init__(self, target: Topic, key: str | None) -> None:
         self._target = target
@@ -308,7 +300,7 @@ class _Producing:
         self.written = 0
 
     async def run(self, descriptor: int, create_with_partitions: int | None) -> None:
-        """Write all lines that can be read there."""
+        """Write all lines of the descriptor."""
         async with contextlib.aclosing(lines_of(descriptor)) as chunks:
             if create_with_partitions is not None:
                 await self._target.create(partitions=create_with_partitions)
@@ -348,7 +340,7 @@ def _key(line: bytes, field: str, number: int) -> bytes:
 def tail(
     url: Url,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C or SIGTERM.")
+        bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")
     ] = False,
     count: Annotated[
         int,
@@ -357,19 +349,17 @@ def tail(
             "-n",
             metavar="N",
             min=0,
-            help="How many of each partition's last records to begin with.",
+            help="The number of last records of each partition to start with.",
         ),
     ] = 10,
     as_json: AsJson = False,
     feedback: Annotated[
-        bool, typer.Option("--feedback", help="Show what a loop feeds back through the topic.")
+        bool, typer.Option("--feedback", help="Show the feedback of a loop through the topic.")
     ] = False,
 ) -> None:
     """Print the last records of a topic.
 
-    Each on a line: partition:offset, time, key, value; with --feedback who fed back what in which epoch.
-
-    ``streamiter topics tail``.
+    A line has partition:offset, time, key and value; with --feedback the run, producer, epoch and records.
     """
     show: Callable[[TopicRecord], None]
     if feedback:
@@ -397,7 +387,7 @@ async def _tail(source: Topic, follow: bool, count: int, show: Callable[[TopicRe
 
 
 def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
-    """Where the last ``count`` records of each partition begin, as far as offsets have no gaps."""
+    """Return the offset of the last ``count`` records of each partition, exact if offsets have no gaps."""
     return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}
 
 
@@ -408,7 +398,7 @@ def _print_record(record: TopicRecord) -> None:
 
 
 class _Hinting:
-    """Shows records, and says once how to read those of a loop, whose values are no text or none at all."""
+    """Prints records, and once a hint how to read those of a loop, whose values are not text."""
 
     def __init__(self, show: Callable[[TopicRecord], None]) -> None:
         self._show = show
@@ -447,18 +437,14 @@ def _print_record_json(record: TopicRecord) -> None:
 
 
 def _text(name: str, value: bytes | None) -> dict[str, str | None]:
-    """A field with the text, or, of what is no text, one with its base64."""
+    """Return a field with the text, or with base64 for bytes that are no text."""
     try:
         return {name: None if value is None else value.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": b64encode(value or b"").decode()}
 
 
-# ``streamiter topics``: create, list, produce, tail.
-
-topics_app = typer.Typer(
-    help="Look into topics and write to them.", no_args_is_help=True, rich_markup_mode=None
-)
+topics_app = typer.Typer(help="Read topics and write to them.", no_args_is_help=True, rich_markup_mode=None)
 topics_app.command(
     "create",
     epilog=examples(
@@ -490,15 +476,12 @@ topics_app.command(
 )(tail)
 
 
-# A value is shown on a terminal up to here; in a pipe or a file, and with --json, it is whole.
+# The longest value on a terminal; in a pipe or a file, and with --json, values are whole.
 _SHOWN_CHARACTERS: Final = 400
 
 
 def shown(value: bytes) -> str:
-    """Text as it is (shortened on a terminal), of anything else its size.
-
-    Values of records, as they are shown.
-    """
+    """Return a value as text, shortened on a terminal; for bytes that are no text, its size."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

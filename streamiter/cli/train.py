@@ -1,4 +1,4 @@
-"""Train and network."""
+"""The commands on networks: ``train``, ``predict``, and ``network show · draw · check``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def consistency_of(given: str) -> Consistency:
-    """``bsp``, ``asp`` or ``ssp:`` and the staleness.
+    """Parse ``bsp``, ``asp``, or ``ssp:`` with the staleness.
 
     >>> consistency_of("ssp:2")
     SSP(staleness=2)
@@ -51,13 +51,13 @@ def consistency_of(given: str) -> Consistency:
     if name == "ssp" and (mini_batches := whole_number_in(staleness)) is not None:
         return SSP(staleness=mini_batches)
     raise ConfigurationError(
-        f"--consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as ssp:2, given "
+        f"--consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as ssp:2, given "
         f"{given!r}"
     )
 
 
 def initial_of(network: Network, start: Path | None) -> tuple[Network, Start]:
-    """The parameters of a saved model to go on from, where one is named; the network then has its features."""
+    """Return the parameters of the saved model to start from, if any, and the network with its features."""
     from streamiter.networks.serving import load_network
 
     named = network.configuration.model.load_path
@@ -72,7 +72,7 @@ def initial_of(network: Network, start: Path | None) -> tuple[Network, Start]:
 
 
 def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
-    """What is learned from, and what is judged by; both checked, for the message then names the file's option."""
+    """Return the rows for training and for validation, both checked, so that errors name the option of the file."""
     from streamiter.networks.data import part, read_rows
     from streamiter.networks.training import RowChecks, sized
 
@@ -96,17 +96,24 @@ def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[L
 
 
 def train(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The network, as deepfm.json.")],
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", metavar="FILE", help="The configuration file of the network, such as deepfm.json."
+        ),
+    ],
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FILE", help="Rows to learn from; data.path of the network."),
+        typer.Option(
+            "--data", metavar="FILE", help="The rows for training; data.path of the network by default."
+        ),
     ] = None,
     validate: Annotated[
         str | None,
         typer.Option(
             "--validate",
             metavar="FILE",
-            help="Rows to judge by after each epoch, instead of a part of the data (validateratio).",
+            help="The rows for validation after each epoch, instead of a part of the data (validateratio).",
         ),
     ] = None,
     model: Annotated[
@@ -114,34 +121,40 @@ def train(
         typer.Option(
             "--model",
             metavar="DIR",
-            help="Where to save it; model.savepath of the network, else its name and .model.",
+            help="Where to save the model; by default model.savepath of the network, else its name with .model.",
         ),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--start", metavar="DIR", help="A saved model to go on from; model.loadpath."),
+        typer.Option(
+            "--start",
+            metavar="DIR",
+            help="A saved model to start from; model.loadpath of the network by default.",
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, help="How many; train.epoch of the network.")
+        int | None,
+        typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default."),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Workers that share the rows.")] = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")
+    ] = 1,
     consistency: Annotated[
         str, typer.Option("--consistency", help="How workers wait for each other: bsp, asp, or ssp:2.")
     ] = "bsp",
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of all that is random: the same gives the same model.")
+        int,
+        typer.Option(
+            "--seed", min=0, help="The seed of all random numbers: the same seed gives the same model."
+        ),
     ] = 0,
     plot: PlotOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a network on a file of rows, and save it; after each epoch it says how good it is.
+    """Train a network on a file of rows and save it; print an evaluation after each epoch.
 
-    Ctrl-C ends the training early and keeps the model (exit code 0); a second one ends it at once, and keeps nothing
-    (exit code 130). Of a training that diverges the model of the last epoch that was finite is saved (exit code 1).
-
-    ``streamiter train``.
-
-    What ``streamiter train`` is told, made into what training takes.
+    Ctrl-C ends the training early and keeps the model (exit code 0); a second Ctrl-C ends it at once and keeps nothing
+    (exit code 130). If the training diverges, the model of the last epoch with finite numbers is saved (exit code 1).
     """
     from streamiter.networks.losses import Diverged
     from streamiter.networks.serving import check_folder, is_saved_network, save_network
@@ -159,7 +172,7 @@ def train(
 
     def tell(result: EpochResult) -> None:
         if not as_json:
-            # Not typer.echo, which goes past the progress bar: the line would stand behind it, in the same row.
+            # Not typer.echo, which bypasses the progress bar: the line would be printed after it, in the same row.
             sys.stdout.write(f"{_line(result)}\n")
             sys.stdout.flush()
 
@@ -219,17 +232,14 @@ def _documents(results: Sequence[EpochResult]) -> list[dict[str, Any]]:
 
 PlotOption = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw loss, accuracy and AUC per epoch: .svg or .png."),
+    typer.Option("--plot", metavar="FILE", help="Draw loss, accuracy and AUC of each epoch: .svg or .png."),
 ]
 
 _TITLES: Final = {"accuracy": "Accuracy", "auc": "Area under the ROC curve"}
 
 
 def check_plot(output: Path | None) -> None:
-    """Said before the training, not after it.
-
-    The plot of a training: loss, accuracy and AUC, epoch by epoch.
-    """
+    """Raise ConfigurationError, before the training, if the plot cannot be written."""
     if output is None:
         return
     if output.suffix.lower() not in (".svg", ".png"):
@@ -249,7 +259,7 @@ def check_plot(output: Path | None) -> None:
 
 
 def panels(results: Sequence[EpochResult]) -> list[Panel]:
-    """Of what there is: the loss in training and validation, and how good the predictions are."""
+    """Return the charts of a training: loss in training and validation, accuracy, and AUC."""
     from streamiter.charts import Panel
 
     validation = [(result.epoch, result.validation) for result in results if result.validation is not None]
@@ -266,10 +276,10 @@ def panels(results: Sequence[EpochResult]) -> list[Panel]:
 
 
 def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
-    """Write it, where it is wanted."""
+    """Write the plot of a training to a file, if one is given."""
     if output is None:
         return
-    # Not for those who plot nothing, as below.
+    # Imported only for a plot.
     from streamiter.charts import chart
 
     drawing = chart(panels(results))
@@ -293,9 +303,7 @@ def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line
 
 
 def predict(
-    model: Annotated[
-        Path, typer.Option("--model", metavar="DIR", help="A saved model, as streamiter train makes it.")
-    ],
+    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="A saved model of streamiter train.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="The rows.")],
     output: Annotated[
         Path | None,
@@ -303,13 +311,11 @@ def predict(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict with a saved network: a line for each row of a file.
+    """Predict with a saved network, a line for each row of a file.
 
-    Columns, with tabs between them, are what the loss of the network gives: of logloss score, probability and label;
-    of hingeloss score and label; of softmaxloss score and probability of the class that is predicted, and the class
-    as label; of regressions the value. How good they are by the labels of the file is said on stderr.
-
-    ``streamiter predict``.
+    The columns, with tabs between them, depend on the loss of the network. logloss: score, probability and label;
+    hingeloss: score and label; softmaxloss: score and probability of the predicted class, and the class as label;
+    a regression: the value. The quality of the predictions, by the labels of the file, is printed on stderr.
     """
     from streamiter.networks.data import read_rows
     from streamiter.networks.serving import load_network
@@ -331,7 +337,7 @@ def predict(
 
 
 def _columns(predictions: Predictions) -> dict[str, list[Any]]:
-    """Those that there are, by name."""
+    """Return the columns that the loss defines, by name."""
     has_classes = predictions.label is not None
     names = {
         "score" if has_classes else "value": predictions.value,
@@ -355,7 +361,7 @@ def _tell(saved: SavedNetwork, rows: LabelledRows) -> None:
 
     try:
         found = evaluate(saved.network.graph(), saved.parameters, rows)
-    except ModelError as error:  # Labels may be made up where they are to be predicted.
+    except ModelError as error:  # The labels of rows to predict may be placeholders.
         say(f"{len(rows):,} rows; how good they are is not known: {error}", err=True)
         return
     say(f"{len(rows):,} rows: {EpochResult(0, None, found).describe()}", err=True)
@@ -363,16 +369,13 @@ def _tell(saved: SavedNetwork, rows: LabelledRows) -> None:
 
 ConfigurationFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A configuration file, as deepfm.json", show_default=False),
+    typer.Argument(metavar="FILE", help="A configuration file, such as deepfm.json", show_default=False),
 ]
 
 
 def load_network(file: Path) -> Network:
-    """The network of the file; what it says that nothing knows is told on stderr, a line each.
-
-    What the commands on configuration files of networks share.
-    """
-    # Networks are imported by the commands that need them: the others start without.
+    """Read the network of a file; print each warning on stderr."""
+    # Slow to import; only commands on networks need it.
     from streamiter.networks.configuration import read_configuration
     from streamiter.networks.network import Network
 
@@ -383,11 +386,9 @@ def load_network(file: Path) -> Network:
 
 
 def check(file: ConfigurationFile) -> None:
-    """Check a configuration file, without running it: exit code 1 and what is wrong, or how large the network is.
+    """Check a configuration file without running it; print the error (exit code 1), or the size of the network.
 
-    Keys that are unknown are warnings.
-
-    ``streamiter network check``.
+    An unknown key is a warning.
     """
     network = load_network(file)
     summary = network.summary()
@@ -397,10 +398,7 @@ def check(file: ConfigurationFile) -> None:
 def draw_network(
     file: ConfigurationFile, output: OutputOption = None, drawing_format: FormatOption = None
 ) -> None:
-    """Draw the layers of a network: as Mermaid text, SVG or PNG.
-
-    ``streamiter network draw``.
-    """
+    """Draw the layers of a network, as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
     write_drawing(_drawn(load_network(file), chosen), output)
 
@@ -421,14 +419,11 @@ def show(
     as_canonical: Annotated[
         bool,
         typer.Option(
-            "--canonical", help="The file in canonical form instead: all defaults said, layers in order."
+            "--canonical", help="Print canonical JSON instead: with all defaults, and layers in order."
         ),
     ] = False,
 ) -> None:
-    """Show the layers of a network: inputs, outputs, parameters.
-
-    ``streamiter network show``.
-    """
+    """Show the layers of a network: inputs, outputs, parameters."""
     if as_json and as_canonical:
         raise typer.BadParameter(
             "expected one of --json and --canonical, given both", param_hint="'--canonical'"
@@ -477,7 +472,7 @@ def _rows(summary: NetworkSummary) -> list[dict[str, Any]]:
 # ``streamiter network``: show, draw, check.
 
 network_app = typer.Typer(
-    help="Look at configuration files of networks.", no_args_is_help=True, rich_markup_mode=None
+    help="Check, show and draw configuration files of networks.", no_args_is_help=True, rich_markup_mode=None
 )
 network_app.command(
     "show",

@@ -1,29 +1,21 @@
-"""Networks from configuration files: coarse layers, trained by workers that share parameters through a server.
+"""Networks from configuration files: layers with parameters, trained by workers that share a parameter server.
 
-``Network`` reads a file, ``fit_network`` trains it on rows at hand; ``train_network`` and ``train_network_online`` are
-for flows of your own. What is public is imported from here.
+``Network`` reads a file, and ``fit_network`` trains it on rows in memory. ``train_network`` and
+``train_network_online`` add the training to a flow of your own. Public names are imported from here.
 
-======================  =================================================================================
-``configuration``       the file: read, checked whole before anything runs, written in canonical form
-``network``             ``Network``: what the file says; ``summary`` and ``drawing``: what is seen of it
-``training``            ``train_network``: epochs over rows that are there
-``fitting``             ``fit_network``: the same in one call, with progress and a Ctrl-C that keeps the model
-``diverging``           ``Diverged``: what ends a training whose numbers are not finite any more
-``online``              ``train_network_online``: a stream that may never end
-``learner``             a network as one of the learners on the parameter server; ``layout``: which columns are whose
-``mini_batches``        the steps that epochs are made of
-``data``                ``LabelledRows``: from files and arrays, with labels as the loss wants them
-``results``             loss, accuracy, AUC
-``saved_models``        networks on disk; ``versions``: published ones
-``prediction``          ``NetworkPredictor``; ``serving``: ``ServedNetwork``, which follows a topic
-``graph``               the layers of one worker, and the steps of a mini-batch through them
-``layers``              one a file
-``losses``              one a file
-``transfer_functions``  one a file
-``initial_values``      how parameters begin
-``place_holder``        the mini-batch at hand
-``parameters``          what layers and training know of each other
-======================  =================================================================================
+======================  ===================================================================================
+``configuration``       the file: read, checked completely, written as canonical JSON
+``network``             ``Network``; the graph of layers that runs; its summary and its picture
+``layers``              the types of layers
+``transfer_functions``  functions that a layer applies to its outputs
+``losses``              what training minimizes
+``parameters``          arrays by name, their initial values, their place on the parameter server
+``data``                ``LabelledRows``: rows with labels, from files and arrays
+``mini_batches``        the steps of an epoch, and the current mini-batch of a worker
+``learner``             a network as a learner on the parameter server; published versions
+``training``            ``train_network``, ``train_network_online`` and ``fit_network``
+``serving``             predictions, evaluation, saved networks, networks that follow a topic
+======================  ===================================================================================
 """
 
 from streamiter.networks.data import LabelledRows, part, read_rows

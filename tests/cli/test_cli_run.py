@@ -243,7 +243,7 @@ def test_an_unexpected_error_asks_to_be_reported(folder):
     assert ran.returncode == 1
     assert ran.stderr.splitlines() == [
         "error: unexpected KeyError: 'no such thing'",
-        "Please report it, with what --debug shows.",
+        "Please report it, with the output of --debug.",
     ]
 
 

@@ -125,7 +125,7 @@ async def test_a_run_can_go_back_or_begin_anew(folder):
             (
                 (*KEPT, "--restore", given),
                 f'--restore: expected "last", "none" or the number of a checkpoint, given {given!r}; '
-                "streamiter checkpoints list shows what there is",
+                "streamiter checkpoints list shows the checkpoints",
             )
             for given in ("seven", "-1", "", "７", "7" * 5000)
         ),

@@ -47,7 +47,7 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
             1,
             ("--setting", "retention_records=5"),
             f"{EVENTS} is there already, with 1 partition\n"
-            "It keeps the settings that it was created with; --setting changes nothing.\n",
+            "The topic keeps its settings; --setting changes nothing.\n",
         ),
     ],
 )

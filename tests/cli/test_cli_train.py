@@ -165,12 +165,12 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
     [
         (
             ("--consistency", "ssp"),
-            "error: --consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as "
+            "error: --consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as "
             "ssp:2, given 'ssp'",
         ),
         (
             ("--consistency", f"ssp:{'2' * 5000}"),
-            "error: --consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as "
+            "error: --consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as "
             "ssp:2, given 'ssp:222",
         ),
         (

@@ -1,4 +1,4 @@
-"""Configuration files of networks: read and checked whole before anything runs, and written in canonical form."""
+"""Configuration files of networks: read and checked completely before anything runs, and written as canonical JSON."""
 
 from streamiter.networks.configuration.reading import as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import (

@@ -1,4 +1,8 @@
-"""Reads a configuration file and writes it in canonical form."""
+"""Reads a configuration file, checks it completely, and writes a configuration as canonical JSON.
+
+The checks: the file is JSON with known keys, the layers form a graph without a cycle that ends in one loss layer, and
+the dimensions of all layers fit. Each error names the file, the layer and the key.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ _PROBABILITIES: Final = ("sigmoid", "sigmoidwithdropout", "softmax")
 
 
 def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[str]:
-    """A warning for a cross entropy of what need not lie between 0 and 1: its loss falls below 0, without end."""
+    """Return a warning for a cross entropy of values that may be outside of 0 to 1: its loss falls without bound."""
     by_name = {layer.name: layer for layer in layers}
     return [
         f"{file.layer(layer.declared).key('inputlayer')}: expected probabilities for {layer.loss.type}, given "
@@ -60,10 +64,7 @@ _OF_A_MAPPING = "configuration"
 
 
 def read_source(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], Where]:
-    """The object at the top, and the name of the file for messages.
-
-    Where a configuration comes from: a JSON file, or what such a file says.
-    """
+    """Read a JSON file, or take its content; return the top object, and the place of the file for messages."""
     if isinstance(source, Mapping):
         return source, Where(_OF_A_MAPPING)
     if not isinstance(source, (str, PathLike)):
@@ -87,7 +88,7 @@ def read_source(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Mappin
 
 def _parsed(text: str, where: Where) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """The object; plain JSON would keep the last of two layers of one name, and say nothing."""
+        """Return the object. Python's JSON would silently keep the last of two layers with one name."""
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
@@ -113,9 +114,9 @@ def _parsed(text: str, where: Where) -> Any:
 
 
 def in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerConfiguration, ...]:
-    """As they are needed from the loss layer on, inputs first: the same whatever the order of the file.
+    """Return the layers, each after its inputs, the loss layer last. Raises ConfigurationError for a bad graph.
 
-    The order of the layers: each behind its inputs, the loss layer last; and what is wrong with the graph.
+    The order follows from the graph alone; it does not depend on the order in the file.
     """
     by_name = {layer.name: layer for layer in layers}
     loss = _loss_layer(layers, file)
@@ -123,7 +124,7 @@ def in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerCo
     ordered: dict[str, None] = {}
     _visit(loss, by_name, ordered, file)
     needed = tuple(ordered)
-    for layer in layers:  # a cycle is told first, before that nothing leads from it to the loss layer
+    for layer in layers:  # a cycle is reported first, not that it does not lead to the loss layer
         _visit(layer, by_name, ordered, file)
     for layer in layers:
         if layer.name not in needed:
@@ -168,8 +169,8 @@ def _visit(
     ordered: dict[str, None],
     file: Where,
 ) -> None:
-    """Add the layer behind all that it needs; a loop of its own, for a chain may be deeper than Python's stack."""
-    way: dict[str, int] = {start.name: 0}  # from the start down, with the number of the input to go to next
+    """Add the layer after its inputs; not recursive, because a chain may be deeper than Python's stack."""
+    way: dict[str, int] = {start.name: 0}  # the layers on the way, each with the number of its next input
     while way:
         name, next_input = next(reversed(way.items()))
         inputs = () if name in ordered else by_name[name].inputs
@@ -188,7 +189,7 @@ def _visit(
 def _cycle(
     way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], file: Where
 ) -> Exception:
-    """The way of the data, which is against that of the search."""
+    """Return the error about a cycle, in the direction of the data, opposite to the search."""
     members = way[way.index(closes_at) :]
     data_way = [closes_at, *reversed(members)]
     first = by_name[members[-1]]
@@ -207,13 +208,13 @@ def _place_of_input(layer: LayerConfiguration, number: int, file: Where) -> Wher
 
 @dataclass(frozen=True, slots=True)
 class _LayerContext:
-    """What a check looks at beside the layer itself."""
+    """The graph around a layer, for checks."""
 
     file: Where
     data: DataSettings
     layers: Mapping[str, LayerConfiguration]
     vector_widths: dict[str, int]
-    """Of layers whose output is vectors one after the other, as of an embedding."""
+    """The width of vectors by the name of a layer whose output is vectors, such as an embedding."""
 
     def inputs(self, layer: LayerConfiguration) -> list[LayerConfiguration]:
         return [self.layers[name] for name in layer.inputs]
@@ -225,19 +226,19 @@ class _LayerContext:
         return where.key(key)
 
     def require(self, layer: LayerConfiguration, expected: int, because: str) -> None:
-        """One output dimension and no other."""
+        """Raise ConfigurationError for another output dimension."""
         if layer.output_dim != expected:
             raise self.key(layer).error(
                 f"expected {expected}, {because}, given {layer.output_dim}; change it, or its input"
             )
 
     def vectors(self, layer: LayerConfiguration) -> tuple[int, int]:
-        """How many vectors the input has, and how wide they are."""
+        """Return the number of vectors in the input, and their width."""
         (source,) = self.inputs(layer)
         width = self.vector_widths.get(source.name)
         if width is None:
             raise self.key(layer, "inputlayer").error(
-                f"expected vectors, as an embedding gives them, given {source.name!r} ({source.type})"
+                f"expected vectors, such as those of an embedding, given {source.name!r} ({source.type})"
             )
         count = source.output_dim // width
         if count < 2:
@@ -248,10 +249,7 @@ class _LayerContext:
 
 
 def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, file: Where) -> None:
-    """ConfigurationError for the first layer, in order, that does not fit; it names both numbers.
-
-    Whether what each layer gives fits what it takes.
-    """
+    """Raise ConfigurationError for the first layer whose output dimension does not fit its inputs."""
     graph = _LayerContext(file, data, {layer.name: layer for layer in layers}, {})
     for layer in layers:
         check = _CHECKS.get(layer.type)
@@ -259,7 +257,7 @@ def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, f
             check(layer, graph)
 
 
-# ---- inputs
+# -- inputs
 
 
 def _embedding(layer: LayerConfiguration, graph: _LayerContext) -> None:
@@ -273,7 +271,7 @@ def _embedding(layer: LayerConfiguration, graph: _LayerContext) -> None:
     graph.vector_widths[layer.name] = factors
 
 
-# ---- layers of one input
+# -- layers with one input
 
 
 def _scalar_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
@@ -306,7 +304,7 @@ def _outer_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
 
 
 def _shared(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    """The same small layer for each vector: so many vectors come out as go in."""
+    """Check a layer that is applied to each vector: it has as many vectors as its input."""
     (source,), width = graph.inputs(layer), layer.weight_dim or 1
     count, rest = divmod(layer.output_dim, width)
     if rest:
@@ -324,7 +322,7 @@ def _shared(layer: LayerConfiguration, graph: _LayerContext) -> None:
     graph.vector_widths[layer.name] = width
 
 
-# ---- layers of several inputs
+# -- layers with several inputs
 
 
 def _concatenated(layer: LayerConfiguration, graph: _LayerContext) -> None:
@@ -334,7 +332,7 @@ def _concatenated(layer: LayerConfiguration, graph: _LayerContext) -> None:
 
 
 def _inherit_width(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    """Vectors of one width, added up or side by side, are vectors of that width."""
+    """Note that vectors of one width, added or side by side, are vectors of that width."""
     widths = {graph.vector_widths.get(name) for name in layer.inputs}
     width = widths.pop()
     if width is not None and not widths:
@@ -376,7 +374,7 @@ def _weighted_sum(layer: LayerConfiguration, graph: _LayerContext) -> None:
         )
 
 
-# ---- the loss
+# -- the loss
 
 
 def _loss(layer: LayerConfiguration, graph: _LayerContext) -> None:
@@ -415,7 +413,7 @@ _CHECKS: Final[Mapping[str, Callable[[LayerConfiguration, _LayerContext], None]]
 }
 
 
-# Older files of Angel misspell this one.
+# Older files of Angel misspell this key.
 _DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
     "default_optimizer": (OPTIMIZERS, "Momentum", ()),
     "default_transfunc": (TRANSFER_FUNCTIONS, "Identity", ("default_trandfunc",)),
@@ -424,10 +422,10 @@ _DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
 
 
 def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Configuration:
-    """The configuration of a network, from a JSON file or from what one says.
+    """Read the configuration of a network from a JSON file, or from the content of one.
 
-    ConfigurationError for the first thing that is wrong, naming the file, the layer and the key; unknown keys and
-    likely mistakes are ``warnings`` of the result.
+    Raises ConfigurationError for the first error, with the file, the layer and the key. Unknown keys and likely
+    mistakes are ``warnings`` of the result.
 
     >>> configuration = read_configuration({"layers": [
     ...     {"type": "SimpleLossLayer", "name": "loss", "inputlayer": "wide"},
@@ -435,10 +433,6 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Confi
     ... ]})
     >>> [layer.name for layer in configuration.layers], configuration.train.epoch
     (['wide', 'loss'], 30)
-
-    A configuration file, read and checked whole.
-
-    What a file may say, and most likely does not mean.
     """
     document, file = read_source(source)
     keys = Keys(document, file)
@@ -480,12 +474,10 @@ def _default(
 
 
 def canonical(configuration: Configuration) -> dict[str, Any]:
-    """What Angel saves beside a model: read again it is the same configuration, and the same canonical form.
+    """Return the canonical JSON of a configuration: defaults filled in, types in Angel's spelling, layers in order.
 
-    The same for files that differ only in the order of their layers, in case, in what they leave to defaults, or in
-    whether optimizers and functions are names or objects.
-
-    The canonical form of a configuration: defaults filled in, types as Angel spells them, layers in order.
+    Angel saves this with a model. Reading it gives an equal configuration. Files have the same canonical JSON if they
+    differ only in the order of layers, in case, in defaults, or in functions as names or objects.
     """
     return {
         "data": _data(configuration),
@@ -496,7 +488,7 @@ def canonical(configuration: Configuration) -> dict[str, Any]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """JSON as people read it."""
+    """Return JSON with indentation."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -522,7 +514,7 @@ def _model(configuration: Configuration) -> dict[str, Any]:
         "modelsize": model.model_size,
         "blockSize": model.block_size,
     }
-    # Left out where they say nothing, so that what Angel saved stays as it is.
+    # Left out if they have no effect, so that a file of Angel stays the same.
     if model.load_path is not None:
         document["loadpath"] = model.load_path
     if model.save_path is not None:
@@ -545,11 +537,11 @@ def _train(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-# ---- layers
+# -- layers
 
 
 def _layers(layers: tuple[LayerConfiguration, ...]) -> list[dict[str, Any]]:
-    """Folded ones as one again, where the last of them stands."""
+    """Return the layers; those of a folded layer become one again, at the place of the last."""
     parts: dict[str, list[LayerConfiguration]] = {}
     for layer in layers:
         parts.setdefault(layer.declared, []).append(layer)

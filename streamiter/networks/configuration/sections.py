@@ -1,4 +1,4 @@
-"""The optimizers and learning rates that settings stand for."""
+"""Reads the parts of a configuration file: optimizers and other functions, the sections, and the layers."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = 
 }
 
 DECAYS: Final = tuple(_LEARNING_RATES)
-"""What ``decayclass`` may be, as Angel spells it."""
+"""The values of ``decayclass`` in Angel's spelling."""
 
 DECAY_ALIASES: Final = {"Constant": "ConstantLearningRate"}
-"""Other spellings."""
+"""Other spellings of them."""
 
 # Angel's "AdaGrad" forgets old gradients, as RMSProp does.
 _OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
@@ -74,7 +74,7 @@ _OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
     "AdaDelta": AdaDelta,
     "Adam": Adam,
     "FTRL": FTRL,
-    # A step towards the mean of the rows that are nearest to a centre: the gradient of the k-means loss says so.
+    # With the gradient of the k-means loss, a step moves a centre towards the mean of its nearest rows.
     "KmeansOptimizer": SGD,
 }
 _WITH_A_RATE_OF_ITS_OWN: Final = frozenset({"FTRL"})
@@ -82,12 +82,12 @@ _NAMES: Final = {"reg1": "l1", "reg2": "l2"}
 
 
 def learning_rate(train: TrainSettings) -> LearningRate:
-    """``lr`` and how it decays, by the number of the update."""
+    """Return the learning rate, which starts with ``lr`` and decays with the number of updates."""
     return _LEARNING_RATES[train.decay_class](train)
 
 
 def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
-    """The rule itself. FTRL has a rate of its own, ``alpha``; all others go by ``lr``."""
+    """Return the optimizer. FTRL has the learning rate ``alpha``; all others have ``lr``."""
     numbers = {_NAMES.get(name, name): number for name, number in settings.parameters.items()}
     rule = _OPTIMIZERS[settings.type]
     return (
@@ -97,7 +97,7 @@ def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A parameter of a function: its default, and which numbers it may be."""
+    """A parameter of a function: its default and its allowed numbers."""
 
     default: float
     expected: str
@@ -118,25 +118,25 @@ def _not_negative(default: float) -> _Number:
 
 @dataclass(frozen=True, slots=True)
 class FunctionKinds:
-    """All functions for one purpose, as Angel spells them, with their parameters.
+    """All functions for one purpose, in Angel's spelling: optimizers, transfer functions, or losses.
 
-    Optimizers, transfer functions and losses as a file names them: a name, or an object with ``type`` and parameters.
+    A file gives a function as a name, or as an object with ``type`` and parameters.
     """
 
     purpose: str
-    """With its article, for messages."""
+    """The purpose with its article, for messages."""
     kinds: Mapping[str, Mapping[str, _Number]]
     unsaid_when_0: frozenset[str] = frozenset()
-    """Parameters of all kinds that the canonical form has only where they are not 0."""
+    """Parameters of all functions that canonical JSON leaves out if they are 0."""
     overruled: frozenset[str] = frozenset()
-    """Keys of Angel's that say what the engine knows better."""
+    """Keys of Angel that have no effect, because the engine knows their value."""
 
     def find(self, name: str) -> str | None:
-        """How a type is spelled that is given in any case."""
+        """Return the spelling of a type that is given in any case."""
         return next((known for known in self.kinds if known.lower() == name.lower()), None)
 
 
-# Defaults are Angel's (docs/basic/optimizer_on_angel_en.md).
+# The defaults are those of Angel (docs/basic/optimizer_on_angel_en.md).
 _REGULARIZATION: Final = {"reg1": _not_negative(0.0), "reg2": _not_negative(0.0)}
 
 OPTIMIZERS: Final = FunctionKinds(
@@ -165,7 +165,7 @@ TRANSFER_FUNCTIONS: Final = FunctionKinds(
         "SigmoidWithDropout": {"proba": _fraction(0.5)},
         "TanhWithDropout": {"proba": _fraction(0.5)},
     },
-    # Whether this is training or prediction; the network knows.
+    # Training or prediction, which the network knows.
     overruled=frozenset({"actiontype"}),
 )
 
@@ -184,7 +184,7 @@ LOSSES: Final = FunctionKinds(
 
 
 def read_function(given: Any, kinds: FunctionKinds, where: Where) -> tuple[FunctionSettings, list[str]]:
-    """The function, with the defaults of its parameters filled in, and warnings about keys it does not have."""
+    """Return the function with the defaults of its parameters, and warnings about unknown keys."""
     if isinstance(given, str):
         return FunctionSettings(spelled := _known(given, kinds, where), _defaults(kinds.kinds[spelled])), []
     if not isinstance(given, Mapping):
@@ -226,10 +226,7 @@ _MODEL_TYPES: Final = [
 
 
 def read_data(given: Any, where: Where) -> tuple[DataSettings, list[str]]:
-    """``data``, and a warning for each unknown key.
-
-    The sections ``data``, ``model`` and ``train`` of a configuration file.
-    """
+    """Read the section ``data``; return it with a warning for each unknown key."""
     keys, default = Keys(given, where), DataSettings()
     settings = DataSettings(
         format=keys.choice("format", default.format, get_args(DataFormat)),  # type: ignore[arg-type]
@@ -263,7 +260,7 @@ def read_data(given: Any, where: Where) -> tuple[DataSettings, list[str]]:
 
 
 def read_model(given: Any, where: Where) -> tuple[ModelSettings, list[str]]:
-    """``model``, and a warning for each unknown key."""
+    """Read the section ``model``; return it with a warning for each unknown key."""
     keys, default = Keys(given, where), ModelSettings()
     settings = ModelSettings(
         model_type=keys.choice("modeltype", default.model_type, _MODEL_TYPES),
@@ -277,7 +274,7 @@ def read_model(given: Any, where: Where) -> tuple[ModelSettings, list[str]]:
 
 
 def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
-    """``train``, and a warning for each unknown key."""
+    """Read the section ``train``; return it with a warning for each unknown key."""
     keys, default = Keys(given, where), TrainSettings()
     decay = keys.choice("decayclass", default.decay_class, (*DECAYS, *DECAY_ALIASES))
     settings = TrainSettings(
@@ -297,15 +294,12 @@ def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
 
 
 _NO_DIM: Final = -1
-"""The output dimension of a loss layer, as Angel saves it."""
+"""The output dimension of a loss layer in files that Angel saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What layers have that do not say it themselves: Momentum, as in Angel, the identity, the logistic loss.
-
-    The layers as a file has them, an array or an object, each read by the keys of its type.
-    """
+    """The functions of layers that name none; as in Angel: Momentum, the identity, the logistic loss."""
 
     optimizer: FunctionSettings
     transfer_function: FunctionSettings
@@ -314,7 +308,7 @@ class Defaults:
 
 @dataclass(slots=True)
 class LayerReader:
-    """Reads layers one by one; ``warnings`` grows."""
+    """Reads the layers of a file, an array or an object; each is read by the keys of its type."""
 
     file: Where
     defaults: Defaults
@@ -322,7 +316,7 @@ class LayerReader:
     warnings: list[str] = field(default_factory=list)
 
     def read(self, given: Any) -> list[LayerConfiguration]:
-        """All layers, in the order of the file; of a folded one those that it stands for, one after the other."""
+        """Return all layers in the order of the file; a folded layer becomes several."""
         found: list[LayerConfiguration] = []
         names: dict[str, str] = {}
         for layers in self._declared(given):
@@ -378,7 +372,7 @@ class LayerReader:
         self.warnings += keys.unknown()
         return layers
 
-    # ---- the keys of a layer
+    # -- the keys of a layer
 
     def _inputs(self, keys: Keys, kind: LayerKind) -> tuple[str, ...]:
         if kind.inputs == "none":
@@ -425,7 +419,7 @@ class LayerReader:
         return replace(layer, transfer_function=function)
 
     def _unfolded(self, layer: LayerConfiguration, keys: Keys) -> list[LayerConfiguration]:
-        """``name_0``, ``name_1``, …, the last called name: each takes what the one before gives."""
+        """Return the layers ``name_0``, ``name_1``, …, ``name``; each has the one before as its input."""
         has_weight_dims = LAYER_KINDS[layer.type].has_weight_dims
         if "outputdims" not in keys:
             self._refuse_beside(keys, "outputdim", ("transfuncs", "weightdims"))
@@ -466,7 +460,7 @@ class LayerReader:
         _check_length(where, "one for each of outputdims", count, len(functions))
         return functions
 
-    # ---- values
+    # -- values
 
     def _function(
         self, keys: Keys, key: str, kinds: FunctionKinds, default: FunctionSettings

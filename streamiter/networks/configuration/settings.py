@@ -1,4 +1,8 @@
-"""What a configuration file says, checked: the settings of data, model and training, and the layers."""
+"""The settings of a configuration file, and how its objects are read: places for messages, and keys with their types.
+
+``Configuration`` is the result: settings of data, model and training, and the layers. ``Where`` names a place in the
+file, and ``Keys`` reads the keys of one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -38,52 +42,56 @@ InitialWay = Literal["xavier", "angel"]
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """``data``: which rows, and how they are read."""
+    """The section ``data``: the rows, and how they are read."""
 
     format: DataFormat = "dummy"
-    """libsvm: indices from 1 with values; dummy: indices from 0 of ones; dense."""
+    """``libsvm``: indices from 1, with values; ``dummy``: indices from 0, all values 1; ``dense``: all values."""
     path: str | None = None
+    """The file or topic of the rows."""
     index_range: int = -1
-    """Features; −1: as many as the data has."""
+    """The number of features; −1: the number in the data."""
     num_field: int = -1
-    """Features that are there in each row; −1: not said."""
+    """The number of features in each row; −1: unknown."""
     validate_ratio: float = 0.05
     """Every ⌈1/ratio⌉-th row is for validation; 0: none."""
     sample_ratio: float = 1.0
+    """Below 1: each mini-batch is a random sample of this share of the rows."""
     use_shuffle: bool = False
+    """Whether each epoch has another order of rows."""
     pos_neg_ratio: float = -1.0
-    """−1: off."""
+    """The ratio of positive rows to the others in an epoch; −1: all rows."""
     trans_label: LabelTransformation = "NoTrans"
+    """How labels are translated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """``model``: what the parameters are, and where a model is loaded from and saved to."""
+    """The section ``model``: the parameters, and the folders of saved models."""
 
     model_type: str = "T_FLOAT_DENSE"
-    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. The storage behind it is the parameter server's matter."""
+    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. The parameter server chooses dense or sparse storage."""
     model_size: int = -1
     block_size: int = 1_000_000
     load_path: str | None = None
     save_path: str | None = None
     init: InitialWay = "xavier"
-    """How weights begin; Angel's own way has a standard deviation of 1e-4, from which deep branches hardly learn."""
+    """The initial weights; those of Angel have a standard deviation of 1e-4, with which deep networks hardly learn."""
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
-        """Of all parameters, and of the arithmetic."""
+        """Return the dtype of all parameters and all arithmetic."""
         return "float64" if self.model_type.startswith("T_DOUBLE") else "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """``train``: how long, in which steps."""
+    """The section ``train``: epochs, mini-batches and the learning rate."""
 
     epoch: int = 30
     num_update_per_epoch: int = 10
     """A mini-batch has ⌈rows/num_update_per_epoch⌉ rows."""
     batch_size: int = 128
-    """Rows at a time in prediction."""
+    """The number of rows of a mini-batch in prediction."""
     lr: float = 0.5
     decay_class: str = "StandardDecay"
     decay_alpha: float = 0.001
@@ -92,19 +100,19 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSettings:
-    """An optimizer, a transfer function or a loss: its type, and its parameters with their defaults filled in."""
+    """An optimizer, a transfer function or a loss: its type, and its parameters with defaults filled in."""
 
     type: str
-    """As Angel spells it: ``Momentum``, ``Relu``, ``LogLoss``."""
+    """The type in Angel's spelling: ``Momentum``, ``Relu``, ``LogLoss``."""
     parameters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """The type in lower case, as registries have it."""
+        """Return the type in lower case, the key of registries."""
         return self.type.lower()
 
     def __str__(self) -> str:
-        """As people read it: what is 0 is left out.
+        """Return type and parameters for people, without parameters that are 0.
 
         >>> print(FunctionSettings("Momentum", {"momentum": 0.9, "reg1": 0.0, "reg2": 0.001}))
         Momentum(momentum 0.9, reg2 0.001)
@@ -115,54 +123,54 @@ class FunctionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfiguration:
-    """One layer of the graph. Of a folded ``fclayer`` that is one of ``name_0``, ``name_1``, …, ``name``."""
+    """One layer of the graph; a folded ``fclayer`` becomes the layers ``name_0``, ``name_1``, …, ``name``."""
 
     name: str
     type: str
-    """As Angel spells it."""
+    """The type in Angel's spelling."""
     output_dim: int
-    """Of a loss layer −1, as Angel has it, where the file gives none."""
+    """The output dimension; −1 for a loss layer whose file gives none, as in Angel."""
     inputs: tuple[str, ...] = ()
-    """Names of layers of the graph, in the order of the file."""
+    """The names of the input layers, in the order of the file."""
     num_factors: int | None = None
     weight_dim: int | None = None
     transfer_function: FunctionSettings | None = None
     loss: FunctionSettings | None = None
     optimizer_settings: FunctionSettings | None = None
     optimizer: Optimizer | None = None
-    """Of a trainable layer, with the learning rate of the file."""
+    """The optimizer of a layer with parameters, with the learning rate of the file."""
     declared: str = ""
-    """The layer of the file that it comes from."""
+    """The name of the layer in the file."""
     part: int | None = field(default=None, compare=False)
-    """Which of its ``outputdims`` this is, for messages; None where it has ``outputdim``."""
+    """The place of this layer in ``outputdims``, for messages; None for a layer with ``outputdim``."""
 
     @property
     def key(self) -> str:
-        """The type in lower case, as registries have it."""
+        """Return the type in lower case, the key of registries."""
         return self.type.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A whole file. Layers stand behind their inputs, the loss layer last, whatever their order in the file."""
+    """The content of a configuration file. Layers come after their inputs, the loss layer last."""
 
     source: str
-    """The file's name, for messages."""
+    """The name of the file, for messages."""
     data: DataSettings
     model: ModelSettings
     train: TrainSettings
     layers: tuple[LayerConfiguration, ...]
     warnings: tuple[str, ...] = ()
-    """One for each unknown key, and for what is most likely a mistake."""
+    """A warning for each unknown key and each likely mistake."""
 
     @property
     def features(self) -> int | None:
-        """How many there are; None where the data has to say it."""
+        """Return the number of features; None if it depends on the data."""
         return next((n for n in (self.data.index_range, self.model.model_size) if n > 0), None)
 
     @property
     def loss_layer(self) -> LayerConfiguration:
-        """The one that all others lead to."""
+        """Return the loss layer, which all other layers lead to."""
         return self.layers[-1]
 
 
@@ -180,45 +188,43 @@ _LONGEST_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A file, and a part of it: a section, a layer, an object within a key.
+    """The place in a configuration file that a message names: a section, a layer, an object at a key.
 
     >>> str(Where("deepfm.json").layer("fclayer").key("outputdims"))
     "deepfm.json: layer 'fclayer', key 'outputdims'"
-
-    The place in a configuration file that an error or a warning is about.
     """
 
     file: str
     part: str = ""
     path: str = ""
-    """The key, below which others may lie: ``optimizer.momentum``."""
+    """The key, with the keys above it: ``optimizer.momentum``."""
 
     def section(self, name: str) -> Where:
-        """One of the objects at the top of the file."""
+        """Return the place of a section, an object at the top of the file."""
         return Where(self.file, repr(name))
 
     def layer(self, name: str) -> Where:
-        """A layer by its name."""
+        """Return the place of a layer."""
         return Where(self.file, f"layer {name!r}")
 
     def nameless_layer(self, number: int) -> Where:
-        """A layer of which only the position in the array is known, counted from 1."""
+        """Return the place of a layer without a name, by its number in the array, counted from 1."""
         return Where(self.file, f"layer number {number}")
 
     def key(self, name: str) -> Where:
-        """A key here, or within the object at the key that this is."""
+        """Return the place of a key in this object."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def item(self, index: int) -> Where:
-        """An item of the array at this key, counted from 0 as in JSON paths."""
+        """Return the place of an item in the array at this key, counted from 0 as in JSON paths."""
         return replace(self, path=f"{self.path}[{index}]")
 
     def error(self, text: str) -> ConfigurationError:
-        """What is wrong here, to be raised."""
+        """Return an error about this place."""
         return ConfigurationError(f"{self}: {text}")
 
     def wrong_kind(self, expected: str, given: Any) -> ConfigurationError:
-        """The error for a value of another JSON type than the key has."""
+        """Return the error for a value of the wrong JSON type."""
         return self.error(f"expected {expected}, given {json_kind(given)}")
 
     def __str__(self) -> str:
@@ -227,7 +233,7 @@ class Where:
 
 
 def json_kind(given: Any) -> str:
-    """What it is in the words of JSON, with the value where that is short.
+    """Return the JSON type of a value, and the value if it is short.
 
     >>> json_kind("8"), json_kind([1, 2]), json_kind(None), json_kind({"type": "relu"})
     ("the text '8'", 'the array [1, 2]', 'null', "the object {'type': 'relu'}")
@@ -242,7 +248,7 @@ def json_kind(given: Any) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """``; did you mean 'embedding'?``; nothing where no name is as like as that (from 0 to 1, the same).
+    """Return ``; did you mean 'embedding'?``; empty if no name is that similar (0: any name, 1: equal).
 
     >>> did_you_mean("embeding", ["wide", "embedding"]), did_you_mean("x", ["wide", "deep"])
     ("; did you mean 'embedding'?", '')
@@ -253,7 +259,7 @@ def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> 
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """The same, or all that there is where nothing is near.
+    """Return the same text, or a list of all known names if none is similar.
 
     >>> nearest("x", ["wide", "deep"])
     "; there are 'wide', 'deep'"
@@ -265,23 +271,20 @@ def nearest(given: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """The keys of a type beside ``name`` and ``type``.
-
-    The types of layers that a file may name, and the keys that each has.
-    """
+    """The keys that a type of layer has in a file, apart from ``name`` and ``type``."""
 
     inputs: Literal["none", "one", "many"] = "one"
-    """none: reads the mini-batch; one: ``inputlayer``; many: ``inputlayers``."""
+    """``none``: the layer reads the mini-batch; ``one``: ``inputlayer``; ``many``: ``inputlayers``."""
     least_inputs: int = 1
     most_inputs: int | None = None
     folded: bool = False
-    """Has ``outputdims`` and ``transfuncs``, and stands for as many layers."""
+    """Whether ``outputdims`` and ``transfuncs`` make several layers of it."""
     has_transfer_function: bool = False
     is_trainable: bool = False
     has_factors: bool = False
     has_weight_dims: bool = False
     default_dim: int | None = None
-    """Its output dimension where the file gives none; None: it must."""
+    """The output dimension if the file gives none; None: the file must give one."""
     is_loss: bool = False
 
 
@@ -310,31 +313,29 @@ LAYER_KINDS: Final[Mapping[str, LayerKind]] = {
     "SimpleLossLayer": _LOSS,
     "LossLayer": _LOSS,
 }
-"""By type, as Angel spells it."""
+"""The types of layers by their names in Angel's spelling."""
 
 ALIASES: Final = {"biouttercross": "BiOuterCross"}
-"""Other spellings, in lower case."""
+"""Other spellings of types, in lower case."""
 
 
 def find_kind(name: str) -> str | None:
-    """How a type is spelled that is given in any case, or in another spelling."""
+    """Return the spelling of a type that is given in any case or another spelling."""
     lower = name.lower()
     return ALIASES.get(lower) or next((known for known in LAYER_KINDS if known.lower() == lower), None)
 
 
 _MISSING: Final = object()
 
-# Keys begin alike (decayalpha, decaybeta): what is no more like one than that is no typing error.
+# Many keys begin alike (decayalpha, decaybeta); only a key that is more similar is a likely typing error.
 _LIKE_A_TYPING_ERROR: Final = 0.75
 
 
 class Keys:
-    """What an object holds; what nobody asked for is unknown, and told as a warning.
+    """Reads the keys of one object of a configuration file, each with its type and its bounds.
 
-    Keys are lower case, but for a few of older files (``blockSize``, ``loadPath``): case does not count. Two spellings
-    of one key are an error, for which of them counts would be a guess.
-
-    The keys of one object of a configuration file, each taken with its type and its bounds.
+    A key that is never read is unknown, and becomes a warning. Case does not count, because older files have keys such
+    as ``blockSize`` and ``loadPath``. Two spellings of one key are an error.
     """
 
     def __init__(self, given: Any, where: Where) -> None:
@@ -356,17 +357,17 @@ class Keys:
         return self._value(key) is not _MISSING
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """Whatever stands there."""
+        """Return the value of a key, of any type."""
         value = self._value(key)
         return default if value is _MISSING else value
 
     def place(self, key: str) -> Where:
-        """Where it stands, as the file spells it."""
+        """Return the place of a key, as the file spells it."""
         spelled, _ = self._values.get(key.lower(), (key, None))
         return self.where.key(spelled)
 
     def text(self, key: str, default: str | None) -> str | None:
-        """A text that is not empty."""
+        """Return a text that is not empty."""
         if key not in self:
             return default
         value = self.raw(key)
@@ -375,21 +376,21 @@ class Keys:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
             raise self.place(key).wrong_kind("true or false", value)
         return value
 
     def whole(self, key: str, default: int, least: int, *, off: int | None = None) -> int:
-        """A whole number of at least ``least``, or the one that means that there is none."""
+        """Return a whole number of at least ``least``, or ``off``, the number for no value."""
         if key not in self:
             return default
         return self.whole_at(self.place(key), self.raw(key), least, off=off)
 
     @staticmethod
     def whole_at(where: Where, value: Any, least: int, *, off: int | None = None) -> int:
-        """The same for a value that stands elsewhere, in an array."""
+        """Return the same for a value in an array."""
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if is_whole and (value >= least or value == off):
             return int(value)
@@ -397,7 +398,7 @@ class Keys:
         raise where.wrong_kind(expected if off is None else f"{expected}, or {off}", value)
 
     def number(self, key: str, default: float, expected: str, is_allowed: Callable[[float], bool]) -> float:
-        """A finite number that is allowed; ``expected`` says which are."""
+        """Return a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
         value = self.raw(key, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         number = _as_float(value) if is_number else math.nan
@@ -406,7 +407,7 @@ class Keys:
         raise self.place(key).wrong_kind(expected, value)
 
     def choice(self, key: str, default: str, choices: Iterable[str]) -> str:
-        """One of some names, whatever its case, as it is spelled among the choices."""
+        """Return one of the choices, which the file may spell in any case."""
         value, names = self.raw(key, default), list(choices)
         if not isinstance(value, str):
             raise self.place(key).wrong_kind(f"one of {', '.join(map(repr, names))}", value)
@@ -417,11 +418,11 @@ class Keys:
         raise self.place(key).error(expected + did_you_mean(value, names))
 
     def listed(self) -> str:
-        """All keys, as the file spells them, for messages."""
+        """Return all keys in the spelling of the file, for messages."""
         return ", ".join(repr(spelled) for spelled, _ in self._values.values()) or "no keys"
 
     def unknown(self) -> list[str]:
-        """A warning for each key that was not asked for."""
+        """Return a warning for each key that was not read."""
         return [
             self._unknown(spelled) for key, (spelled, _) in self._values.items() if key not in self._asked
         ]
@@ -438,5 +439,5 @@ class Keys:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # an integer may be too large for a float
+    except OverflowError:  # an integer can be too large for a float
         return math.inf

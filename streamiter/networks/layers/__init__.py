@@ -1,15 +1,11 @@
-"""Layers, one a file; all of them are in ``LAYER_TYPES``, by their names in files.
+"""The layers of networks, in ``LAYER_TYPES`` by their names in configuration files.
 
-===========================  ==================================================================
-``layer``                    what all have in common: inputs, consumers, the state machine
-``checks``                   settings that do not fit the inputs
-``settings``                 what a layer is built from
-``input_layer``              what layers that compute with the features have in common
-``joining``                  what layers that join several inputs have in common
-``crossing``, ``pairs``      what layers that cross vectors have in common
-``sparse_products``          sparse mini-batches times matrices
-``products``                 of several inputs
-===========================  ==================================================================
+============  ========================================================================================
+``layer``     ``Layer``, the base of all layers with its state machine; settings and checks; the loss layer
+``inputs``    layers that compute with the features of a mini-batch, such as an embedding
+``hidden``    layers after others: fully connected, pooling, concatenation, cross
+``crossing``  layers that multiply pairs of vectors
+============  ========================================================================================
 """
 
 from __future__ import annotations
@@ -65,4 +61,4 @@ LAYER_TYPES: Final[Mapping[str, type[Layer]]] = MappingProxyType(
     # Files spell the outer cross in two ways.
     {known.type_name: known for known in _LAYERS} | {"biouttercross": BiOuterCross}
 )
-"""By their names in files, in lower case."""
+"""The layers by their names in configuration files, in lower case."""

@@ -1,4 +1,7 @@
-"""Layers that cross vectors."""
+"""Layers that multiply pairs of vectors of their input, such as the vectors of an embedding.
+
+``count`` vectors have ``pairs(count)`` pairs i < j, which are ordered by i and then by j.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,16 @@ __all__ = [
 
 
 def pairs(count: int) -> int:
-    """How many pairs i < j there are of ``count`` vectors.
+    """Return the number of pairs i < j of ``count`` vectors.
 
     >>> pairs(13)
     78
-
-    Pairs of vectors, row by row of the triangle.
     """
     return count * (count - 1) // 2
 
 
 def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
-    """For each i: which j it is paired with, and where these pairs stand among all.
+    """Yield each i, the vectors j of its pairs, and the place of these pairs among all.
 
     >>> [(first, others.start, at.start, at.stop) for first, others, at in pairs_by_first(4)]
     [(0, 1, 0, 3), (1, 2, 3, 5), (2, 3, 5, 6)]
@@ -48,10 +49,7 @@ def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
 
 
 class Crossing(Layer):
-    """Its input is made of vectors of one width, as an embedding is; a layer implements ``_cross`` and ``_uncross``.
-
-    What layers have in common that cross the vectors of one input.
-    """
+    """The base of layers that cross the vectors of one input; a type implements ``_cross`` and ``_uncross``."""
 
     def __init__(self, name: str, output_dim: int, source: Layer) -> None:
         super().__init__(name, output_dim, [source])
@@ -69,15 +67,15 @@ class Crossing(Layer):
     @staticmethod
     @abc.abstractmethod
     def dim_of(count: int, width: int) -> tuple[int, str]:
-        """The output dimension for so many vectors of such a width, and what it is."""
+        """Return the output dimension for ``count`` vectors of this width, and its formula for messages."""
 
     @abc.abstractmethod
     def _cross(self, vectors: Array) -> Array:
-        """The output, of (rows, vectors, width); of any shape that begins with the rows."""
+        """Return the output for vectors of shape (rows, vectors, width); its first axis is the rows."""
 
     @abc.abstractmethod
     def _uncross(self, vectors: Array, gradient: Array) -> Array:
-        """The gradient by the vectors, of the one by the output."""
+        """Return the gradient by the vectors from the gradient by the output."""
 
     def _forward(self, inputs: list[Array]) -> Array:
         return self._cross(self._vectors(inputs[0])).reshape(len(inputs[0]), self.output_dim)
@@ -87,21 +85,18 @@ class Crossing(Layer):
         return [self._uncross(self._vectors(source), gradient).reshape(source.shape)]
 
     def _vectors(self, values: Array) -> Array:
-        """(rows, vectors, width)"""
+        """Return the values as vectors: (rows, vectors, width)."""
         return values.reshape(len(values), -1, self._width)
 
 
 def sum_of_vectors(vectors: Array) -> Array:
-    """Σ over the vectors of a row, of (rows, vectors, width); several times quicker than ``sum(axis=1)``."""
+    """Return the sum of the vectors (rows, vectors, width) of each row; several times faster than ``sum(axis=1)``."""
     total: Array = np.einsum("nkw->nw", vectors)
     return total
 
 
 class BiInnerCross(Crossing):
-    """u_i·u_j for all i < j, row by row of the triangle: (0, 1), (0, 2), …, (1, 2), … (Qu et al., 2016).
-
-    The inner product of each pair of vectors.
-    """
+    """The inner product u_i·u_j of each pair i < j: (0, 1), (0, 2), …, (1, 2), … (Qu et al., 2016)."""
 
     type_name: ClassVar[str] = "biinnercross"
 
@@ -125,10 +120,7 @@ class BiInnerCross(Crossing):
 
 
 class BiInnerSumCross(Crossing):
-    """½(‖Σu‖² − Σ‖u‖²), u the vectors of the input: the sum of all their inner products (Rendle, 2010).
-
-    The second order of a factorization machine, as one number.
-    """
+    """The second order of a factorization machine: the sum of all inner products, ½(‖Σu‖² − Σ‖u‖²) (Rendle, 2010)."""
 
     type_name: ClassVar[str] = "biinnersumcross"
 
@@ -151,10 +143,7 @@ class BiInnerSumCross(Crossing):
 
 
 class BiInteractionCross(Crossing):
-    """½((Σu)² − Σu²), number by number, u the vectors of the input (He and Chua, 2017).
-
-    The second order of a neural factorization machine, as a vector.
-    """
+    """The second order of a neural factorization machine: the vector ½((Σu)² − Σu²) (He and Chua, 2017)."""
 
     type_name: ClassVar[str] = "biinteractioncross"
 
@@ -176,10 +165,7 @@ class BiInteractionCross(Crossing):
 
 
 class BiInteractionCrossTiled(Crossing):
-    """u_i ∘ u_j, number by number, for all i < j, one after the other: what attention weighs (Xiao et al., 2017).
-
-    The product, number by number, of each pair of vectors.
-    """
+    """The product u_i ∘ u_j of each pair i < j, number by number; attention weights them (Xiao et al., 2017)."""
 
     type_name: ClassVar[str] = "biinteractioncrosstiled"
 
@@ -209,10 +195,7 @@ class BiInteractionCrossTiled(Crossing):
 
 
 class BiOuterCross(Crossing):
-    """u_i ⊗ u_j for all i < j, the matrices row by row, one after the other (Qu et al., 2016).
-
-    The outer product of each pair of vectors.
-    """
+    """The outer product u_i ⊗ u_j of each pair i < j; each matrix is written row by row (Qu et al., 2016)."""
 
     type_name: ClassVar[str] = "bioutercross"
 

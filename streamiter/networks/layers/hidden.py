@@ -1,4 +1,4 @@
-"""Layers behind others: fully connected, pooling, joining."""
+"""Layers that compute with the outputs of other layers: fully connected, pooling, concatenation, cross."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ __all__ = [
 
 
 def products_of_others(factors: Sequence[Array]) -> list[Array]:
-    """For each factor the product of all others; nothing is divided, so a factor may be 0. At least two.
+    """Return for each of two or more factors the product of the others; without division, so a factor may be 0.
 
     >>> import numpy as np
     >>> [product.tolist() for product in products_of_others([np.array([2.0]), np.array([0.0]), np.array([5.0])])]
     [[0.0], [10.0], [0.0]]
-
-    Products of several arrays but one.
     """
     before = [factors[0]]
     for factor in factors[1:-1]:
@@ -59,10 +57,7 @@ def products_of_others(factors: Sequence[Array]) -> list[Array]:
 
 
 class FCLayer(Layer):
-    """σ(xW + b).
-
-    The fully connected layer.
-    """
+    """The fully connected layer: σ(xW + b)."""
 
     type_name: ClassVar[str] = "fclayer"
 
@@ -106,12 +101,10 @@ class FCLayer(Layer):
 
 
 class ParamSharedFC(Layer):
-    """σ of uW + b for each vector u of the input, all of them side by side: σ is taken over the whole row.
+    """A fully connected layer with the same weights for each vector u of its input: σ of all uW + b in one row.
 
-    With ``weight_dim`` 1 and a softmax these are the attention weights of an attention factorization machine (Xiao et
-    al., 2017). The input has ``output_dim / weight_dim`` vectors.
-
-    A fully connected layer that has the same weights for each vector of its input.
+    With ``weight_dim`` 1 and a softmax the outputs are the attention weights of an attention factorization machine
+    (Xiao et al., 2017). The input has ``output_dim / weight_dim`` vectors.
     """
 
     type_name: ClassVar[str] = "paramsharedfc"
@@ -143,7 +136,7 @@ class ParamSharedFC(Layer):
         if settings.weight_dim is None:
             raise ConfigurationError(
                 f"layer {settings.name!r}: expected the key 'weightdim', given none; "
-                "set it to the outputs for each vector"
+                "set it to the number of outputs for each vector"
             )
         source = only_input(settings.name, inputs)
         return cls(
@@ -189,10 +182,7 @@ def _width_of_input(name: str, output_dim: int, weight_dim: int, source: Layer) 
 
 
 class SumPooling(Joining):
-    """x₁ + x₂ + …, all of one dimension.
-
-    The sum of several layers.
-    """
+    """The sum x₁ + x₂ + … of inputs of one dimension."""
 
     type_name: ClassVar[str] = "sumpooling"
 
@@ -207,10 +197,7 @@ class SumPooling(Joining):
 
 
 class MulPooling(Joining):
-    """x₁ ∘ x₂ ∘ …, number by number, all of one dimension.
-
-    The product of several layers.
-    """
+    """The product x₁ ∘ x₂ ∘ …, number by number, of inputs of one dimension."""
 
     type_name: ClassVar[str] = "mulpooling"
 
@@ -226,10 +213,7 @@ class MulPooling(Joining):
 
 
 class DotPooling(MulPooling):
-    """Σ (x₁ ∘ x₂ ∘ …) over the row: of two inputs their inner product.
-
-    The sum over the row of the product of several layers.
-    """
+    """The sum over the row of the product of the inputs, Σ (x₁ ∘ x₂ ∘ …): the inner product of two inputs."""
 
     type_name: ClassVar[str] = "dotpooling"
 
@@ -248,10 +232,7 @@ class DotPooling(MulPooling):
 
 
 class WeightedSumLayer(Layer):
-    """Σ a_p·v_p; the first input gives a weight for each vector of the second: what attention makes of its vectors.
-
-    A weighted sum of vectors.
-    """
+    """The weighted sum Σ a_p·v_p: the first input is a weight for each vector of the second, as in attention."""
 
     type_name: ClassVar[str] = "weightedsumlayer"
     least_inputs: ClassVar[int] = 2
@@ -262,7 +243,7 @@ class WeightedSumLayer(Layer):
         cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
     ) -> WeightedSumLayer:
         if len(inputs) != 2:
-            return cls(settings.name, settings.output_dim, inputs)  # which refuses them
+            return cls(settings.name, settings.output_dim, inputs)  # which raises the error
         weights, vectors = inputs
         width, rest = divmod(vectors.output_dim, weights.output_dim)
         if rest or vectors.vector_width not in (None, width):
@@ -286,15 +267,12 @@ class WeightedSumLayer(Layer):
         return [by_weights, by_vectors.reshape(vectors.shape)]
 
     def _vectors(self, values: Array) -> Array:
-        """(rows, vectors, width)"""
+        """Return the values as vectors: (rows, vectors, width)."""
         return values.reshape(len(values), -1, self.output_dim)
 
 
 class ConcatLayer(Joining):
-    """[x₁ x₂ …], the outputs of the inputs one after the other.
-
-    Several layers side by side.
-    """
+    """The inputs side by side: [x₁ x₂ …]."""
 
     type_name: ClassVar[str] = "concatlayer"
     least_inputs: ClassVar[int] = 1
@@ -312,9 +290,9 @@ class ConcatLayer(Joining):
 
 
 class CrossLayer(Layer):
-    """x₀·(xᵀw) + b + x, the inputs x₀ and x in this order; they may be the same layer (Wang et al., 2017).
+    """The cross layer of a deep and cross network: x₀·(xᵀw) + b + x (Wang et al., 2017).
 
-    The cross layer of a deep and cross network.
+    The inputs are x₀ and x in this order; they may be the same layer.
     """
 
     type_name: ClassVar[str] = "crosslayer"
@@ -323,7 +301,7 @@ class CrossLayer(Layer):
 
     def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer], optimizer: Optimizer) -> None:
         super().__init__(name, output_dim, inputs)
-        # One output has all numbers of x as inputs, by way of the one number xᵀw.
+        # Each output depends on all numbers of x, through the one number xᵀw.
         self._weight = Parameter(f"{name}.weight", (output_dim,), False, optimizer, "weight", output_dim, 1)
         self._bias = Parameter(f"{name}.bias", (output_dim,), False, optimizer, "zero", output_dim, 1)
         self.parameters = [self._weight, self._bias]

@@ -1,4 +1,8 @@
-"""Layers that compute with the features."""
+"""Layers that compute with the features of a mini-batch, and products of sparse rows with dense matrices.
+
+These layers have no inputs. They read the mini-batch from the place holder, and most of their parameters have one row
+for each feature.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,12 @@ __all__ = [
 
 
 def column_sums(values: Array) -> Array:
-    """Σ over the rows; as a product several times quicker than ``sum(axis=0)``.
-
-    Products of a sparse mini-batch with dense matrices, in the dtype of the network.
-    """
+    """Return the sum over the rows; as a product it is several times faster than ``sum(axis=0)``."""
     return np.ones(len(values), dtype=values.dtype) @ values
 
 
 def times(place_holder: PlaceHolder, weights: Array) -> Array:
-    """X·W, W (features that are there, n): (rows, n)."""
+    """Return X·W of shape (rows, n), for W of shape (features in the mini-batch, n)."""
     rows, values = place_holder.sparse_rows, place_holder.values
     width = weights.shape[1]
     gathered: Array = weights.take(rows.indices, axis=0)
@@ -50,7 +51,7 @@ def times(place_holder: PlaceHolder, weights: Array) -> Array:
     filled = np.flatnonzero(np.diff(rows.indptr))
     if not len(filled):
         return product
-    if width == 1:  # in one dimension it is several times quicker
+    if width == 1:  # one dimension is several times faster
         product[filled, 0] = np.add.reduceat(gathered[:, 0], rows.indptr[filled])
     else:
         product[filled] = np.add.reduceat(gathered, rows.indptr[filled], axis=0)
@@ -58,7 +59,7 @@ def times(place_holder: PlaceHolder, weights: Array) -> Array:
 
 
 def transposed_times(place_holder: PlaceHolder, gradient: Array) -> Array:
-    """Xᵀ·G, G (rows, n): (features that are there, n)."""
+    """Return Xᵀ·G of shape (features in the mini-batch, n), for G of shape (rows, n)."""
     rows, values = place_holder.sparse_rows, place_holder.values
     by_value: Array = gradient.take(rows.row_of_value, axis=0)
     if values is not None:
@@ -67,7 +68,7 @@ def transposed_times(place_holder: PlaceHolder, gradient: Array) -> Array:
 
 
 def sums_by_feature(indices: Indices, by_value: Array, features: int) -> Array:
-    """Σ of the rows of ``by_value`` (values, n) that belong to each feature: (features, n)."""
+    """Return for each feature the sum of its rows in ``by_value`` (values, n): (features, n)."""
     sums = np.empty((features, by_value.shape[1]), dtype=by_value.dtype)
     for column in range(by_value.shape[1]):
         sums[:, column] = np.bincount(indices, weights=by_value[:, column], minlength=features)
@@ -75,7 +76,7 @@ def sums_by_feature(indices: Indices, by_value: Array, features: int) -> Array:
 
 
 def squares_of_rows(place_holder: PlaceHolder) -> Array:
-    """‖x‖² of each row, dense or sparse: (rows,)."""
+    """Return ‖x‖² of each row, dense or sparse: (rows,)."""
     if not place_holder.is_sparse:
         dense = place_holder.dense_rows
         return np.einsum("nf,nf->n", dense, dense)  # type: ignore[no-any-return]
@@ -88,10 +89,7 @@ def squares_of_rows(place_holder: PlaceHolder) -> Array:
 
 
 class InputLayer(Layer):
-    """It has no inputs: it reads the mini-batch from the place holder. A layer implements ``_begin``, too.
-
-    What layers have in common that compute with the features themselves.
-    """
+    """The base of layers that read the features of the mini-batch and have no inputs; a type implements ``_begin``."""
 
     least_inputs: ClassVar[int] = 0
     most_inputs: ClassVar[int | None] = 0
@@ -123,7 +121,7 @@ class InputLayer(Layer):
 
     @abc.abstractmethod
     def _begin(self, features: int, optimizer: Optimizer) -> list[Parameter]:
-        """Its parameters, for so many features."""
+        """Return the parameters for this number of features."""
 
     def _backward(self, gradient: Array) -> list[Array]:
         self._inner = self._transferred_back(gradient)
@@ -131,10 +129,7 @@ class InputLayer(Layer):
 
 
 class SimpleInputLayer(InputLayer):
-    """One weight for each feature and output; only those of the features in the mini-batch take part.
-
-    σ(XW + b) on the features themselves.
-    """
+    """σ(XW + b) for the features X; of W only the rows of features in the mini-batch are used."""
 
     type_name: ClassVar[str] = "simpleinputlayer"
 
@@ -166,11 +161,8 @@ class SimpleInputLayer(InputLayer):
 class KMeansInputLayer(InputLayer):
     """σ(‖x − c_k‖²) for each of ``output_dim`` centres c_k; ``kmeansloss`` takes the nearest one.
 
-    A centre is far from a row for all its numbers, those of features that are not in the mini-batch, too. So all of its
-    numbers are needed, and learned from, with every mini-batch. A step moves the nearest centres towards their rows
-    (Sculley, 2010).
-
-    Distances of the features to centres.
+    The distance depends on all numbers of a centre, also on those of features that are not in the mini-batch. So each
+    mini-batch needs and changes all of them. A step moves the nearest centres towards their rows (Sculley, 2010).
     """
 
     type_name: ClassVar[str] = "kmeansinputlayer"
@@ -191,7 +183,7 @@ class KMeansInputLayer(InputLayer):
         distances *= -2
         distances += np.einsum("fk,fk->k", centres, centres)
         distances += squares_of_rows(place_holder)[:, None]
-        # Squares that almost cancel out may leave less than nothing.
+        # Squares that almost cancel out may leave a negative number.
         np.maximum(distances, 0, out=distances)
         return self._transferred(distances)
 
@@ -208,12 +200,10 @@ class KMeansInputLayer(InputLayer):
 
 
 class Embedding(Layer):
-    """v_i·x_i of each feature of the row that is there, in the order of the features.
+    """The vectors v_i·x_i of the features of a row, in the order of the features.
 
-    The output is (rows, fields × factors): each row must have as many features as there are fields. Of dense rows that
-    are as wide as that all features are taken, otherwise those that are not 0.
-
-    A vector for each feature that is there, one after the other.
+    The output has the shape (rows, fields × factors), so each row must have as many features as fields. A dense row of
+    that width has all its features; a wider one has those that are not 0.
     """
 
     type_name: ClassVar[str] = "embedding"
@@ -238,9 +228,9 @@ class Embedding(Layer):
             True,
             optimizer,
             "weight",
-            # All that goes in, and all that comes out, as of any layer. A cross adds up products of all vectors of a
-            # row, and is steep where they are large: with the factors alone as what comes out, DeepFM as published
-            # (momentum, a rate of 0.5) diverged in 4 of 80 runs on census, with all of it in none.
+            # All inputs and all outputs count, as in any layer. A cross adds up products of all vectors of a row, and
+            # is steep if they are large: with the factors alone as outputs, the published DeepFM (momentum, a rate of
+            # 0.5) diverged in 4 of 80 runs on census; with all outputs it diverged in none.
             place_holder.feature_dimension,
             output_dim,
         )
@@ -280,7 +270,7 @@ class Embedding(Layer):
         self._weight.gradient = sums_by_feature(self._at, by_value, len(self._place_holder.indices))
 
     def _places(self) -> tuple[Indices, Array | None]:
-        """Row by row the places of the features that are there, and their values (None: all 1)."""
+        """Return for each row the places of its features, and their values (None: all 1)."""
         place_holder = self._place_holder
         if place_holder.is_sparse:
             if place_holder.features_per_row != self._fields and place_holder.batch_size:

@@ -1,4 +1,8 @@
-"""What a layer is built from: the checked settings of one layer."""
+"""The base of all layers: settings, checks of settings against inputs, the state machine, and the loss layer.
+
+A layer computes its output from the outputs of its inputs, and on the way back the gradients by its inputs and its
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +39,26 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Those of one layer; a layer looks only at what its type needs.
+    """The settings of one layer, of which its type reads those that it needs.
 
-    Layers that a file writes as one (``outputdims``) are several here.
+    A layer with ``outputdims`` in the file is several layers here.
     """
 
     name: str
     output_dim: int = -1
-    """−1: what follows from the inputs, where it does."""
+    """−1: the dimension that follows from the inputs."""
     transfer_function: TransferFunction = field(default_factory=IdentityFunction)
     optimizer: Optimizer | None = None
-    """Of a layer that learns."""
+    """The optimizer of a layer with parameters."""
     factors: int | None = None
     """``numfactors`` of an embedding."""
     weight_dim: int | None = None
-    """``weightdim`` of a layer whose weights are shared by all vectors of its input."""
+    """``weightdim`` of a layer that applies the same weights to each vector of its input."""
     loss: NetworkLoss = field(default_factory=NetworkLogLoss)
 
 
 def required_optimizer(settings: LayerSettings) -> Optimizer:
-    """The optimizer of a layer that learns.
-
-    Checks of the settings of layers against their inputs.
-    """
+    """Return the optimizer of a layer with parameters."""
     if settings.optimizer is None:
         raise ConfigurationError(
             f"layer {settings.name!r}: expected an optimizer, given none; set 'optimizer'"
@@ -66,7 +67,7 @@ def required_optimizer(settings: LayerSettings) -> Optimizer:
 
 
 def as_configured(name: str, given: int, follows: int, formula: str) -> int:
-    """``follows``, which is what comes of the inputs; a file that says another number is wrong."""
+    """Return ``follows``, the dimension that follows from the inputs. Raises if the file gives another one."""
     if given not in (follows, -1):
         raise ConfigurationError(
             f"layer {name!r}: expected outputdim {follows} ({formula}), given {given}; change outputdim, or its inputs"
@@ -75,14 +76,14 @@ def as_configured(name: str, given: int, follows: int, formula: str) -> int:
 
 
 def only_input(name: str, inputs: Sequence[Layer]) -> Layer:
-    """The one input of a layer that has one."""
+    """Return the only input of a layer."""
     if len(inputs) != 1:
         raise ConfigurationError(f"layer {name!r}: expected 1 input, given {len(inputs)}; set 'inputlayer'")
     return inputs[0]
 
 
 def same_dims(name: str, inputs: Sequence[Layer]) -> int:
-    """The output dimension that all inputs have."""
+    """Return the output dimension that all inputs have."""
     dims = {layer.name: layer.output_dim for layer in inputs}
     if len(set(dims.values())) != 1:
         given = ", ".join(f"{of} {dim}" for of, dim in dims.items())
@@ -93,18 +94,18 @@ def same_dims(name: str, inputs: Sequence[Layer]) -> int:
 
 
 def vectors_of(name: str, source: Layer) -> tuple[int, int]:
-    """How many vectors the output of ``source`` is made of, and how wide they are."""
+    """Return the number of vectors in the output of ``source``, and their width."""
     width = source.vector_width
     if width is None:
         raise ConfigurationError(
-            f"layer {name!r}: expected an input that is made of vectors, as an embedding is, "
-            f"given {source.name!r} ({source.type_name}); take an embedding as its input"
+            f"layer {name!r}: expected an input that consists of vectors, such as an embedding, "
+            f"given {source.name!r} ({source.type_name}); choose an embedding as its input"
         )
     return source.output_dim // width, width
 
 
 def common_vector_width(inputs: Sequence[Layer]) -> int | None:
-    """The one that all inputs have; None where they have not."""
+    """Return the width of vectors that all inputs have, or None."""
     widths = {layer.vector_width for layer in inputs}
     return widths.pop() if len(widths) == 1 else None
 
@@ -114,24 +115,22 @@ class StatusError(ModelError):
 
 
 class Layer(abc.ABC):
-    """One node of the graph; its output is (rows, ``output_dim``) in the dtype of the network.
+    """One node of the graph; its output has the shape (rows, ``output_dim``) and the dtype of the network.
 
-    A layer implements ``_forward`` and ``_backward``, with parameters ``_gradients``, too. None of them changes the
-    arrays it is given: another layer may read them.
+    A layer type implements ``_forward`` and ``_backward``, and with parameters ``_gradients``. None of them changes its
+    arguments: another layer may read them.
 
-    What all layers have in common: inputs, consumers, and the state machine.
-
-    Null → Forward → Backward → Gradient → Update. Each step is done once, in the state before it; called again in the
-    state it leads to it gives what it gave; otherwise it is an error. A step asks the layers it needs to make theirs
-    first.
+    The status of a layer is Null → Forward → Backward → Gradient → Update. A step is done once, in the status before
+    it; a second call returns the same result; any other call is an error. A step first calls the same step of the
+    layers that it depends on.
     """
 
     type_name: ClassVar[str]
-    """As files have it, in lower case."""
+    """The name in configuration files, in lower case."""
 
     least_inputs: ClassVar[int] = 1
     most_inputs: ClassVar[int | None] = 1
-    """None: as many as there are."""
+    """The number of inputs; None: any."""
 
     def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer] = ()) -> None:
         self.name = name
@@ -141,10 +140,10 @@ class Layer(abc.ABC):
         self.parameters: list[Parameter] = []
         self.status = Status.NULL
         self.vector_width: int | None = None
-        """Where the output is vectors one after the other, as of an embedding: how wide one is."""
+        """The width of one vector if the output is several vectors, such as that of an embedding."""
         self.transfer: TransferFunction | None = None
         self.generator: np.random.Generator | None = None
-        """What the transfer function draws from; None in prediction."""
+        """The random generator of the transfer function; None in prediction."""
         self._output: Array | None = None
         self._kept: Any = None
         self._input_gradients: list[Array] = []
@@ -157,69 +156,69 @@ class Layer(abc.ABC):
     def from_settings(
         cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
     ) -> Layer:
-        """The layer of these settings; ConfigurationError where they do not fit the inputs."""
+        """Return a layer with these settings. Raises ConfigurationError if they do not fit the inputs."""
 
-    # ---- the steps
+    # -- the steps
 
     def reset(self) -> None:
-        """Nothing of the mini-batch is computed."""
+        """Start a mini-batch, of which nothing is computed."""
         self.status = Status.NULL
         self._output = None
         self._input_gradients = []
 
     def cal_output(self) -> Array:
-        """The output, of the outputs of the inputs."""
+        """Compute the output from the outputs of the inputs."""
         if self._is_due("cal_output", Status.FORWARD):
             self._output = self._forward([layer.cal_output() for layer in self.inputs])
             self.status = Status.FORWARD
         return self.output
 
     def cal_backward(self) -> list[Array]:
-        """For each input: the gradient of the loss by its output, as far as it comes through this layer."""
+        """Compute for each input the gradient of the loss by its output, as far as it passes this layer."""
         if self._is_due("cal_backward", Status.BACKWARD):
             self._input_gradients = self._backward(self._gathered_gradient())
             self.status = Status.BACKWARD
         return self._input_gradients
 
     def cal_gradients(self) -> list[Parameter]:
-        """The parameters, with the gradient of each."""
+        """Compute the gradients of the parameters, and return the parameters."""
         if self._is_due("cal_gradients", Status.GRADIENT):
             self._gradients()
             self.status = Status.GRADIENT
         return self.parameters
 
     def update(self) -> None:
-        """Note that the optimizer has made its step: it is not the layer that does."""
+        """Note that the optimizer has made its step."""
         if self._is_due("update", Status.UPDATE):
             self.status = Status.UPDATE
 
     @property
     def output(self) -> Array:
-        """What was computed last, of this mini-batch."""
+        """Return the output for the current mini-batch."""
         if self._output is None:
             raise StatusError(
                 f"layer {self.name!r}: expected status Forward or later, given {self.status}; call cal_output first"
             )
         return self._output
 
-    # ---- what a layer is
+    # -- what a layer type implements
 
     @abc.abstractmethod
     def _forward(self, inputs: list[Array]) -> Array:
-        """The output, of the outputs of the inputs."""
+        """Return the output from the outputs of the inputs."""
 
     @abc.abstractmethod
     def _backward(self, gradient: Array) -> list[Array]:
-        """For each input the gradient by it, of the gradient by the output."""
+        """Return the gradient by each input from the gradient by the output."""
 
     def _gradients(self) -> None:
         """Set the gradient of each parameter."""
         assert not self.parameters
 
-    # ---- the state machine
+    # -- the state machine
 
     def _is_due(self, step: str, leads_to: Status) -> bool:
-        """Whether it is to be done now; not where it has been."""
+        """Whether the step must be done now; False if it was done already."""
         needed = Status(leads_to - 1)
         if self.status == needed:
             return True
@@ -231,7 +230,7 @@ class Layer(abc.ABC):
         )
 
     def _gathered_gradient(self) -> Array:
-        """The gradient by the output: the sum over all consumers."""
+        """Return the gradient by the output, which is the sum over all consumers."""
         if not self.consumers:
             raise ModelError(
                 f"layer {self.name!r}: expected a layer that takes its output, given none; connect it to the loss layer"
@@ -245,11 +244,11 @@ class Layer(abc.ABC):
         return total
 
     def _gradients_for(self, layer: Layer) -> list[Array]:
-        """Once for each time it is among the inputs."""
+        """Return a gradient for each time that the layer is an input."""
         gradients = self.cal_backward()
         return [gradient for source, gradient in zip(self.inputs, gradients, strict=True) if source is layer]
 
-    # ---- checks
+    # -- checks and helpers
 
     def _check_inputs(self) -> None:
         given, least, most = len(self.inputs), self.least_inputs, self.most_inputs
@@ -264,18 +263,18 @@ class Layer(abc.ABC):
         )
 
     def _transferred(self, values: Array) -> Array:
-        """The transfer function of what the layer has computed, which it may write to."""
+        """Apply the transfer function to the computed values, which may be overwritten."""
         assert self.transfer is not None
         output, self._kept = self.transfer.forward(values, self.generator)
         return output
 
     def _transferred_back(self, gradient: Array) -> Array:
-        """The gradient by what the transfer function was given."""
+        """Return the gradient by the input of the transfer function."""
         assert self.transfer is not None
         return self.transfer.backward(self._kept, gradient)
 
     def _value(self, parameter: Parameter) -> Array:
-        """What was set for the mini-batch at hand."""
+        """Return the values that were set for the current mini-batch."""
         if parameter.values is None:
             raise ModelError(
                 f"layer {self.name!r}: expected values of {parameter.name!r}, given none; "
@@ -288,9 +287,9 @@ class Layer(abc.ABC):
 
 
 class Joining(Layer):
-    """Vectors of one width, joined, are vectors of that width.
+    """The base of layers that join several inputs and have no parameters.
 
-    What layers have in common that join several inputs, and learn nothing themselves.
+    Vectors of one width, joined, are vectors of that width.
     """
 
     least_inputs: ClassVar[int] = 2
@@ -309,15 +308,12 @@ class Joining(Layer):
 
     @staticmethod
     def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
-        """The output dimension of a layer of this name, and what it is."""
+        """Return the output dimension, and its formula for messages."""
         return same_dims(name, inputs), "that of its inputs"
 
 
 class LossLayer(Layer):
-    """Its output is that of its input, the scores; the mean of the loss over the batch is what all gradients are of.
-
-    Where the graph ends.
-    """
+    """The end of the graph. Its output is the scores of its input; all gradients are those of the mean loss."""
 
     type_name: ClassVar[str] = "losslayer"
 
@@ -335,12 +331,12 @@ class LossLayer(Layer):
         return cls(settings.name, source, settings.loss, place_holder)
 
     def check_labels(self) -> None:
-        """``BadRows`` for labels that the loss does not know."""
+        """Raise ``BadRows`` for labels that the loss does not know."""
         if self._place_holder.labels is not None and self.loss.needs_labels:
             self.loss.check_labels(f"layer {self.name!r}", self._place_holder.labels, self.output_dim)
 
     def mean_loss(self) -> float:
-        """The mean over the batch. Raises ModelError without labels, ``Diverged`` where it is not finite."""
+        """Return the mean loss of the batch. Raises ModelError without labels, ``Diverged`` if it is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             mean = self.loss.mean(self.scores(), self._labels())
         if not np.isfinite(mean):
@@ -348,11 +344,11 @@ class LossLayer(Layer):
         return mean
 
     def scores(self) -> Array:
-        """The scores, whatever steps came after them."""
+        """Return the scores, in any status after they are computed."""
         return self.cal_output() if self._output is None else self._output
 
     def predictions(self) -> Predictions:
-        """What the loss makes of the scores."""
+        """Return the predictions of the loss for the scores."""
         return self.loss.predictions(self.scores())
 
     def _forward(self, inputs: list[Array]) -> Array:
@@ -375,6 +371,6 @@ class LossLayer(Layer):
 
 
 class SimpleLossLayer(LossLayer):
-    """The same; files have both names."""
+    """The loss layer under its other name in configuration files."""
 
     type_name: ClassVar[str] = "simplelosslayer"

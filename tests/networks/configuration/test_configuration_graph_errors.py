@@ -101,7 +101,8 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
         ),
         (
             replaced("cross", inputlayer="deep_0"),
-            "layer 'cross', key 'inputlayer': expected vectors, as an embedding gives them, given 'deep_0' (FCLayer)",
+            "layer 'cross', key 'inputlayer': expected vectors, such as those of an embedding, "
+            "given 'deep_0' (FCLayer)",
         ),
         (
             replaced("sum", type="concatlayer", outputdim=4),

@@ -68,8 +68,8 @@ WRONG = {
     ),
     "no vectors": (
         lambda nodes: nodes.add("biinnersumcross", 1, nodes.hidden(12)),
-        r"layer 'biinnersumcross1': expected an input that is made of vectors, as an embedding is, "
-        r"given 'simpleinputlayer0' \(simpleinputlayer\); take an embedding as its input",
+        r"layer 'biinnersumcross1': expected an input that consists of vectors, such as an embedding, "
+        r"given 'simpleinputlayer0' \(simpleinputlayer\); choose an embedding as its input",
     ),
     "two inputs for one": (
         lambda nodes: nodes.add("fclayer", 1, nodes.hidden(1), nodes.hidden(1)),
