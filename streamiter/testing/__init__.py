@@ -1,4 +1,4 @@
-"""What users need to test their flows."""
+"""The testing kit for users: a virtual clock, checks that a restored flow continues exactly, and simulated faults."""
 
 from streamiter.testing.clock import VirtualClock
 from streamiter.testing.restore import (

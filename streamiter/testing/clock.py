@@ -1,10 +1,10 @@
-"""Time that only a test moves."""
+"""A clock for tests: its time passes only when the test advances it."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, final
 
 from streamiter.errors import ConfigurationError
@@ -15,17 +15,17 @@ __all__ = [
 ]
 
 
-# Turns of the event loop that tasks get after each timer: more than a record needs through a chain of a
-# dozen tasks, and well under a millisecond where nothing is left to do.
+# Turns of the event loop that tasks get after each timer: more than a record needs to pass a dozen tasks, and well
+# under a millisecond if there is nothing to do.
 _TURNS: Final = 100
 
 
 class VirtualClock:
-    """A :class:`~streamiter.clock.Clock` that stands still until ``advance`` moves it.
+    """A :class:`~streamiter.clock.Clock` whose time passes only in ``advance``.
 
-    What is due fires in the order of its time (and, for equal times, in the order it was asked for), each
-    at its own time: a timer set by another within the span fires in the same ``advance``. After each one
-    the tasks of the event loop run on; threads, sockets and processes are not waited for.
+    Timers fire in the order of their times, and timers of equal times in the order of their calls. A timer that another
+    timer sets within the span fires in the same ``advance``. After each timer the tasks of the event loop run;
+    ``advance`` does not wait for threads, sockets and processes.
 
     >>> async def main():
     ...     clock, heard = VirtualClock(), []
@@ -38,18 +38,18 @@ class VirtualClock:
     """
 
     def __init__(self, *, start_ms: int = 1_700_000_000_000) -> None:
-        """``start_ms`` is the date it begins at, in milliseconds since 1970-01-01 UTC."""
+        """``start_ms`` is its first date, in milliseconds since 1970-01-01 UTC."""
         self._start_ms = start_ms
         self._now_s = 0.0
         self._asked_for = 0
         self._timers: list[tuple[float, int, Timer]] = []
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         return self._start_ms + round(self._now_s * 1000)
 
     def monotonic_s(self) -> float:
-        """Seconds it has been advanced by."""
+        """Return the seconds that have passed."""
         return self._now_s
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
@@ -70,13 +70,13 @@ class VirtualClock:
 
     @property
     def timers(self) -> int:
-        """How many calls and sleeps are still to come."""
+        """The count of calls and sleeps that are not yet due."""
         return sum(not timer.is_cancelled for _, _, timer in self._timers)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: fire what becomes due, letting tasks run before, between and after.
+        """Let time pass: fire the timers that become due; tasks run before the first and after each of them.
 
-        What a callback raises is raised here; time then stands where that callback was due.
+        An exception of a callback is raised here; the time is then the one at which that callback was due.
         """
         if seconds < 0:
             raise ConfigurationError(
@@ -84,15 +84,18 @@ class VirtualClock:
             )
         until_s = self._now_s + seconds
         await _let_tasks_run()
+        await self._pass_until(until_s, _let_tasks_run)
+        await _let_tasks_run()
+
+    async def _pass_until(self, until_s: float, after_each: Callable[[], Awaitable[None]]) -> None:
+        """Fire the timers that become due, and await ``after_each`` after each of them."""
         while self._timers and self._timers[0][0] <= until_s:
             due_s, _, timer = heapq.heappop(self._timers)
-            if timer.is_cancelled:
-                continue
-            self._now_s = due_s
-            timer.fire()
-            await _let_tasks_run()
+            if not timer.is_cancelled:
+                self._now_s = due_s
+                timer.fire()
+                await after_each()
         self._now_s = until_s
-        await _let_tasks_run()
 
 
 async def _let_tasks_run() -> None:
@@ -102,10 +105,7 @@ async def _let_tasks_run() -> None:
 
 @final
 class Timer:
-    """Run once, when its clock says so, unless it was called off before.
-
-    A call that is due later, on a clock that does not pass by itself.
-    """
+    """A call that is due later, on a clock of tests; it runs once, unless it is cancelled before."""
 
     __slots__ = ("_callback",)
 
@@ -114,15 +114,15 @@ class Timer:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was called off, or has run."""
+        """Whether it was cancelled, or has run."""
         return self._callback is None
 
     def cancel(self) -> None:
-        """Call it off; without effect once it has run."""
+        """Cancel it; without effect after it has run."""
         self._callback = None
 
     def fire(self) -> None:
-        """Run it."""
+        """Run the callback."""
         callback, self._callback = self._callback, None
         assert callback is not None
         callback()

@@ -1,4 +1,4 @@
-"""A case of the restore suite: a part of a flow, and the classes whose state it shows."""
+"""A case of the restore suite: a part of a flow, and the classes whose state it tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamiter import Flow, Stream
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
-from streamiter.testing.restore.trial import Build
+from streamiter.testing.restore.driving import Build
 
 
 @dataclass(frozen=True)
@@ -19,25 +19,25 @@ class Case:
 
     build: Build
     covers: tuple[type[Any], ...]
-    """Classes whose ``snapshot`` (or ``state``, ``positions``) must be asked while it runs."""
+    """Classes whose ``snapshot``, ``state``, ``positions`` or ``freeze`` must be called during the run."""
     options: dict[str, Any] = field(default_factory=dict)
     """For check_flow_restore."""
 
     @property
     def name(self) -> str:
-        """That of the test."""
+        """The name of the case in the id of the test."""
         function: Any = getattr(self.build, "func", self.build)
         parts = [function.__name__, *map(str, getattr(self.build, "args", ()))]
         return "-".join(part.rpartition("/")[2] for part in parts)
 
 
 def turns(count: int = 5, **options: Any) -> dict[str, Any]:
-    """Cuts in the middle of whatever the flow does."""
+    """Return options for cuts at any turn of the event loop."""
     return {"cut_at": "turns", "cuts": count, **options}
 
 
 class Pieces(Source):
-    """Subtask i brings every n-th record from the i-th, in batches of one size."""
+    """A source whose subtask i reads every n-th record from the i-th, in batches of one size."""
 
     def __init__(self, records: Batch, batch: int) -> None:
         self._records = records
@@ -46,18 +46,18 @@ class Pieces(Source):
     def open(self, context: Context, positions: Positions | None) -> None:
         self._label = f"{context.name}[{context.subtask_index}]"
         self._records = self._records[context.subtask_index :: context.parallelism]
-        self._brought = (positions or {}).get(self._label, 0)
+        self._read_records = (positions or {}).get(self._label, 0)
 
     def read(self) -> SourceBatch | None:
-        records = self._records[self._brought : self._brought + self._batch]
+        records = self._records[self._read_records : self._read_records + self._batch]
         if len(records) == 0:
             return None
-        self._brought += len(records)
-        return SourceBatch(records, {self._label: self._brought})
+        self._read_records += len(records)
+        return SourceBatch(records, {self._label: self._read_records})
 
 
 def fed(flow: Flow, records: Any, *, batch: int = 1, name: str = "in", parallelism: int = 1) -> Stream:
-    """A stream of these records, a few at a time."""
+    """Return a stream of these records, in small batches."""
     given = list(records) if isinstance(records, range) else records
     make: Callable[[], Source] = lambda: Pieces(given, batch)  # noqa: E731 (a factory, as from_source asks)
     return flow.from_source(make, name=name, parallelism=parallelism)

@@ -1,4 +1,4 @@
-"""How often a class is asked for its state."""
+"""Counting how often a class returns its state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 ASKED = ("snapshot", "state", "positions", "freeze")
-"""The methods that give state."""
+"""The methods that return state."""
 
 
 def asked_of(kind: type[Any]) -> str | None:
-    """The method by which a class, itself, gives its state."""
+    """Return the method by which a class itself returns its state."""
     return next((name for name in ASKED if inspect.isfunction(vars(kind).get(name))), None)
 
 
 def count_calls(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each time that its state is asked for."""
+    """Return a list that gets one entry for each call."""
     name = asked_of(kind)
     assert name is not None, f"{kind.__name__} keeps nothing"
     original, calls = vars(kind)[name], []

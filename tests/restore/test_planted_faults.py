@@ -39,7 +39,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
     ("CountsSnapshots", NUMBERS, {}, ["with snapshots it gives other results than without", "given 2"]),
     ("StampsItsState", NUMBERS, {}, ["called twice in a row", "state[0]: expected"]),
     ("UsesTheWallClock", NUMBERS, {}, ["two runs from the beginning differ", "take time from context.clock"]),
-    ("UsesMonotonicTime", NUMBERS, {}, ["monotonic_s begins anew in each process"]),
+    ("UsesMonotonicTime", NUMBERS, {}, ["monotonic_s starts at 0 in each process"]),
     ("GoesThroughASet", WORDS, {}, ["restored in a fresh process: output 'output', record"]),
     ("UsesHash", [*WORDS, *WORDS], {}, ["Restored in this process it is equal", "hash(), id()"]),
     (

@@ -36,7 +36,7 @@ CASES: list[Case] = [
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case.name}-{case.options.get('cut_at', 'records')}"
 )
-def test_a_restored_run_is_the_run_that_went_on(
+def test_a_restored_run_equals_the_undisturbed_run(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs, weights, slots, versions, epochs and callbacks: what a snapshot forgets is lost without a word."""
@@ -85,7 +85,7 @@ def classes_in(package: Any) -> list[type[Any]]:
     return classes
 
 
-def test_nothing_that_keeps_state_is_without_a_case() -> None:
+def test_every_class_with_state_has_a_case() -> None:
     """A new operator whose state nobody restores in a test is the next one that forgets a slot."""
     covered = {f"{kind.__module__}.{kind.__qualname__}" for case in CASES for kind in case.covers}
     keeping = {

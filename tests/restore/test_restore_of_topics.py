@@ -24,8 +24,7 @@ from streamiter import topic
 from streamiter.runtime.feedback import _RangeLog
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
-from streamiter.testing.restore.driving import RunOptions, run_in_steps
-from streamiter.testing.restore.trial import Build, BuiltFlow
+from streamiter.testing.restore.driving import Build, BuiltFlow, RunOptions, run_in_steps
 from streamiter.topics import ReadRequest
 from streamiter_files.reader import FilesReader
 from streamiter_sqlite.reader import SqliteReader
@@ -64,7 +63,7 @@ def test_files_are_read_on(
     assert calls
 
 
-def test_what_goes_round_by_way_of_a_topic_is_read_again(
+def test_feedback_in_a_topic_is_read_again(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was on its way at the barrier lies in the topic, between what others have left there."""
@@ -108,7 +107,7 @@ async def values_in(url: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("after", range(7))
-def test_a_sink_goes_on_behind_what_it_has_written(
+def test_a_restored_sink_writes_no_record_twice(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
     """What was written before the barrier is in the topic, and is not written again."""
@@ -119,7 +118,7 @@ def test_a_sink_goes_on_behind_what_it_has_written(
 
 
 @pytest.mark.parametrize("after", range(5))
-def test_published_versions_go_on_without_a_gap_in_the_same_generation(
+def test_published_versions_continue_without_a_gap_in_the_same_generation(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
     """A publisher that began a new generation after each restart made readers start anew."""

@@ -1,4 +1,4 @@
-"""Bugs put into the engine on purpose, each of a kind that has been seen in systems like this one."""
+"""Bugs that are put into the engine on purpose; similar systems have had bugs of each of these kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamiter.topics.memory_log import MemoryTransactions
 
 
 def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
-    """A head forgets what came back between its snapshot and the barrier's return."""
+    """A head forgets the feedback between its snapshot and the return of the barrier."""
     complete = FeedbackLog.complete
 
     def without_log(self: FeedbackLog) -> list[BarrierReturned]:
@@ -29,7 +29,7 @@ def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
-    """A source's snapshot says how far was read, not how far was handled."""
+    """The snapshot of a source has the positions of read records, not those of handled records."""
     snapshot = Task.snapshot
 
     async def ahead(self: Task) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
-    """A learner restores its weights, but not how large the gradients were so far."""
+    """A learner restores its weights, but not the sums of its squared gradients."""
     state = LinearWeights.state
 
     def without_n(self: LinearWeights) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 def hold_nothing_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
-    """A parameter server adds at once what a worker sends behind its barrier."""
+    """A parameter server applies adds at once that a worker sends behind its barrier."""
     patch.setattr(Holding, "is_behind", lambda self, worker: False)
 
 
 def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
-    """Barriers come to the workers of a parameter server at whatever clocks they are."""
+    """Barriers reach the workers of a parameter server at different clocks."""
 
     async def at_once(self: JobServices) -> None:
         pass
@@ -68,7 +68,7 @@ def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
-    """What a parameter server holds for a checkpoint is forgotten with it."""
+    """A parameter server forgets the adds that it holds back for a checkpoint."""
     apply = Shard.apply
 
     def without_adds(self: Shard, request: Any) -> Any:
@@ -78,7 +78,7 @@ def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_parameters(patch: pytest.MonkeyPatch) -> None:
-    """A restarted job goes on with a parameter server that begins anew."""
+    """A restarted job uses a parameter server without its state."""
 
     async def without_state(self: JobServices, states: Any) -> None:
         await opened(self, None)
@@ -101,10 +101,10 @@ def keep_what_a_cut_off_worker_has_passed(patch: pytest.MonkeyPatch) -> None:
 
 
 def fence_nobody(patch: pytest.MonkeyPatch) -> None:
-    """The server lets whoever has the transactions open go on, although another run has opened them."""
+    """The broker lets the old owner of the transactions write, although another run has opened them."""
     patch.setattr(MemoryTransactions, "fence", lambda self, reason: None)
 
 
 def write_behind_the_barrier(patch: pytest.MonkeyPatch) -> None:
-    """A sink writes what comes after its barrier into the transaction of that checkpoint."""
+    """A sink writes records behind its barrier into the transaction of that checkpoint."""
     patch.setattr(TransactionalWriter, "seal", lambda self: None)

@@ -12,28 +12,28 @@ from streamiter.testing import Faults, SimulationFailed, SimulationResult, Undis
 
 @functools.cache
 def undisturbed(flow: MakeFlow) -> Undisturbed:
-    """What a flow does when nothing goes wrong; the same under every seed."""
+    """Return the results of a flow without faults, which are the same under every seed."""
     return simulate(flow, 0, faults=Faults.none(), settle_s=settle_s(flow)).undisturbed
 
 
 def settle_s(flow: MakeFlow) -> float:
-    """How long a flow is waited for once it has read everything."""
+    """Return the seconds for which a flow waits after it has read all records."""
     return SETTLE_S.get(flow.__name__, 0.0)
 
 
 def run(flow: MakeFlow, seed: int, faults: Faults | None = None) -> SimulationResult:
-    """One seed of one flow."""
+    """Run one flow under one seed."""
     return simulate(flow, seed, faults=faults, settle_s=settle_s(flow), undisturbed=undisturbed(flow))
 
 
 def run_in_turn(seeds: Iterable[int]) -> None:
-    """Each seed with one of the flows, all of which get their turns."""
+    """Run each seed with one flow, and take the flows in turn."""
     for seed in seeds:
         run(FLOWS[seed % len(FLOWS)], seed)
 
 
 def first_failure(flow: MakeFlow, seeds: Iterable[int]) -> SimulationFailed | None:
-    """What the first seed finds that finds something."""
+    """Return the first finding of these seeds; None if there is none."""
     for seed in seeds:
         try:
             run(flow, seed)

@@ -1,4 +1,4 @@
-"""What `simulate` finds, how it says so, and that its seed brings it back."""
+"""What `simulate` finds, its messages, and that a seed repeats a finding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = range(40)
 
 
 def failure(flow: MakeFlow, seeds: range = SEEDS, **options: Any) -> SimulationFailed:
-    """What the first seed finds that finds something."""
+    """Return the first finding of these seeds."""
     for seed in seeds:
         try:
             simulate(flow, seed, **options)
@@ -34,7 +34,7 @@ def failure(flow: MakeFlow, seeds: range = SEEDS, **options: Any) -> SimulationF
 
 
 def flow_of(make: Callable[[], Operator], **output: Any) -> MakeFlow:
-    """Twenty numbers through one step."""
+    """Return a flow of twenty numbers through one step."""
 
     def numbers(simulation: Simulation) -> Flow:
         flow = Flow("numbers")
@@ -46,7 +46,7 @@ def flow_of(make: Callable[[], Operator], **output: Any) -> MakeFlow:
 
 
 class Forgetful(Operator):
-    """Counts, and forgets in a restart how far it was."""
+    """Counts, and forgets its count in a restart."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,7 +65,7 @@ class Remembering(Forgetful):
 
 
 class Hanging(Remembering):
-    """Waits for ever where it has been restored."""
+    """Waits for ever after a restore."""
 
     restored = False
 
@@ -94,7 +94,7 @@ class Leaking(Remembering):
 
 
 def test_state_that_a_restart_forgets_is_found_and_the_message_says_how_to_see_it_again() -> None:
-    """A failure without its seed is a failure that nobody can look into."""
+    """A failure without its seed cannot be repeated."""
     found = failure(flow_of(Forgetful))
     text = str(found)
     assert f"flow 'numbers', seed {found.seed}: output 'out', partition 0: expected record " in text
@@ -112,28 +112,28 @@ def test_state_that_a_restart_forgets_is_found_and_the_message_says_how_to_see_i
 
 
 def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_told() -> None:
-    """Never a silent stall: a job that goes on without a word and commits nothing looks healthy."""
+    """A job that runs without an error and commits nothing looks healthy."""
     found = failure(flow_of(Hanging))
     assert "has not ended 600 s after the last fault" in found.what
     assert "Hanging.process (test_simulate.py:" in found.what
 
 
 def test_a_failure_that_no_fault_has_led_to_is_found() -> None:
-    """Restarting hides what fails after every other restart."""
+    """Restarts hide a flow that fails after every second restart."""
     found = failure(flow_of(Failing))
     assert "fails, and no fault has led to that" in found.what
     assert "ValueError: a state I do not know" in found.what
 
 
 def test_a_task_that_outlives_its_job_is_found() -> None:
-    """One more of them with each restart."""
+    """Each restart left one more task."""
     found = failure(flow_of(Leaking))
     assert "flow 'numbers, undisturbed'" in str(found)
     assert "run 1 has ended and leaves tasks behind" in found.what
 
 
 def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
-    """What must hold at any time, and not only at the end, has no expected output to be compared with."""
+    """A condition that must hold at any time has no expected output to compare with."""
     lengths = []
 
     def check(outputs: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
 
 
 def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None:
-    """At least once is a promise as well."""
+    """A record that is missing breaks at-least-once delivery, too."""
 
     def at_once(simulation: Simulation, **output: Any) -> Flow:
         flow = Flow("at once")
@@ -169,7 +169,7 @@ def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None
 
 
 def test_equal_seeds_are_equal_runs_in_every_process() -> None:
-    """Texts have other hashes in each process, objects other addresses: what goes through a set differs."""
+    """Hashes of texts and addresses of objects differ between processes, so the order of a set differs."""
     seed = 6
     program = (
         "from simulation.flows import FLOWS\n"
@@ -191,12 +191,12 @@ def test_equal_seeds_are_equal_runs_in_every_process() -> None:
     assert len(set(here)) == len(here)
 
 
-def test_over_the_seeds_everything_happens_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that is never injected finds nothing, and nobody notices."""
+def test_all_kinds_of_faults_happen_over_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that never happens tests nothing, and no test fails for it."""
     missing = {
         "crashes",
         "is paused",
-        "goes on after a pause",
+        "resumes after a pause",
         "is to stop: suspend",
         "is to stop: abort",
         "is to stop: drain",
@@ -226,7 +226,7 @@ def test_over_the_seeds_everything_happens_that_may(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_faults_a_flow_is_run_once_or_as_often_as_it_has_finished() -> None:
-    """Faults that come although they were switched off make a test of something else of it."""
+    """Faults that were switched off and still happen change the meaning of a test."""
     for seed in range(10):
         result = run(running_totals, seed, Faults.none())
         assert result.runs <= 2
@@ -239,7 +239,7 @@ def test_without_faults_a_flow_is_run_once_or_as_often_as_it_has_finished() -> N
 
 
 def test_a_name_is_taken_once() -> None:
-    """Two inputs of one name would be one, with the records of the first."""
+    """Two inputs with one name were one input, with the records of the first."""
 
     def twice(simulation: Simulation) -> Flow:
         simulation.input("in", [1])
@@ -251,7 +251,7 @@ def test_a_name_is_taken_once() -> None:
 
 
 async def test_a_simulation_leaves_the_event_loop_alone_that_it_is_called_in() -> None:
-    """A test that is a coroutine has one, and goes on with it afterwards."""
+    """A test that is a coroutine uses its event loop afterwards."""
     around = asyncio.get_running_loop()
     run(running_totals, 1)
     assert asyncio.get_running_loop() is around
@@ -259,7 +259,7 @@ async def test_a_simulation_leaves_the_event_loop_alone_that_it_is_called_in() -
 
 
 def test_options_are_checked() -> None:
-    """A seed that is None would be another one in each run."""
+    """A seed of None would be a new one in each run."""
     with pytest.raises(ConfigurationError, match="simulate: seed"):
         simulate(running_totals, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Faults: crashes"):

@@ -22,14 +22,14 @@ def without_a_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_A_TEST))
-def test_what_is_committed_under_faults_is_what_is_committed_without(first: int) -> None:
+def test_faults_do_not_change_the_committed_records(first: int) -> None:
     """Records lost in a restart, counted twice after a failed commit, or a loop that never ends again."""
     run_in_turn(range(first, first + SEEDS_OF_A_TEST))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_what_is_committed_under_faults_is_what_is_committed_without_for_as_long_as_it_takes() -> None:
+def test_faults_do_not_change_the_committed_records_under_further_seeds() -> None:
     """The same with seeds that no run of the tests has had: STREAMITER_SOAK_RUNS from STREAMITER_SOAK_SEED on."""
     first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS)) * len(FLOWS)
     run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))

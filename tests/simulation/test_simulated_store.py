@@ -12,13 +12,12 @@ from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import StorageFull
 from streamiter.testing.simulation.network import (
     CALM,
-    Crashed,
     NetworkConnection,
     SimulatedNetwork,
+    SimulatedStore,
     SimulatedUnavailable,
 )
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
-from streamiter.testing.simulation.topic import SimulatedStore
+from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace, generator
 
 
 def connection(seed: int = 0) -> NetworkConnection:

@@ -12,14 +12,14 @@ from topics.topic_contract import TopicCase, TopicContract
 from streamiter.testing.simulation.network import (
     CALM,
     UNDISTURBED,
-    Crashed,
     Levels,
     NetworkConnection,
     SimulatedNetwork,
+    SimulatedTopic,
+    SimulatedTopics,
     SimulatedUnavailable,
 )
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
-from streamiter.testing.simulation.topic import SimulatedTopic, SimulatedTopics
+from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace, generator
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 

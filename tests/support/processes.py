@@ -1,8 +1,7 @@
-"""Processes of tests: each has a limit, after which it is killed with all that it has started, and each is gone
-when its test has ended.
+"""Processes of tests. Each has a time limit, after which it is killed with all processes that it has started, and each
+is killed when its test ends.
 
-So neither a read from its pipes nor a wait for its end can hang: after the limit both come to an end, and the test
-fails.
+So a read from its pipes, or a wait for its end, cannot hang: after the limit both end, and the test fails.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 __all__ = ["LIMIT_S", "async_process", "process"]
 
 LIMIT_S: Final = 90.0
-"""Far above what a process of a test takes on a busy machine, and below the time limit of a test (120 s)."""
+"""Longer than a process of a test takes on a busy machine, and below the time limit of a test (120 s)."""
 
-# The kernel needs a moment to end a process that was killed.
+# The kernel needs a moment to end a killed process.
 _END_S: Final = 20.0
 
 
@@ -34,30 +33,21 @@ def process(
     text: bool = True,
     **options: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a process, in a session of its own, and kill it when the block ends, or after ``limit_s`` seconds.
+    """Start a process in a session of its own; kill it when the block ends, or after ``limit_s`` seconds.
 
-    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in it, whether or not it does in the tests, unless
-    ``is_sigint_ignored``, as in the background of a script. Raises AssertionError where the limit was reached.
+    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, whether or not it works in the tests,
+    unless ``is_sigint_ignored``, as in the background of a script. Raises AssertionError if the limit is reached.
     """
     with _sigint_of_children(is_ignored=is_sigint_ignored):
         started = subprocess.Popen(command, text=text, **(options | {"start_new_session": True}))
-    limit = _Limit(started.pid, limit_s)
-    timer = threading.Timer(limit_s, limit.reached)
-    timer.daemon = True
-    timer.start()
     try:
-        yield started
-    except BaseException as error:
-        limit.explain(error)
-        raise
+        with _limited(started.pid, limit_s, _call_in_thread):
+            yield started
     finally:
-        timer.cancel()
-        _kill_session(started.pid)
         started.wait(_END_S)
         for pipe in filter(None, (started.stdin, started.stdout, started.stderr)):
-            with contextlib.suppress(BrokenPipeError):  # It has not read all that was written to it.
+            with contextlib.suppress(BrokenPipeError):  # The process has not read all of its input.
                 pipe.close()
-    limit.check()
 
 
 @contextlib.asynccontextmanager
@@ -68,59 +58,68 @@ async def async_process(
     is_sigint_ignored: bool = False,
     **options: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The same for a test whose event loop must not stand still meanwhile.
+    """Do the same as ``process`` for a test whose event loop must run meanwhile.
 
     ``options`` are those of ``asyncio.create_subprocess_exec``.
     """
     with _sigint_of_children(is_ignored=is_sigint_ignored):
         started = await asyncio.create_subprocess_exec(*command, **(options | {"start_new_session": True}))
-    limit = _Limit(started.pid, limit_s)
-    timer = asyncio.get_running_loop().call_later(limit_s, limit.reached)
     try:
-        yield started
+        with _limited(started.pid, limit_s, asyncio.get_running_loop().call_later):
+            yield started
+    finally:
+        async with asyncio.timeout(_END_S):
+            # Not wait(): a full pipe blocks it.
+            await started.communicate()
+
+
+class _Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+def _call_in_thread(delay_s: float, callback: Callable[[], None]) -> _Timer:
+    timer = threading.Timer(delay_s, callback)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+@contextlib.contextmanager
+def _limited(
+    pid: int, limit_s: float, call_later: Callable[[float, Callable[[], None]], _Timer]
+) -> Iterator[None]:
+    """Kill a process when the block ends, or after the limit, which ends reads from its pipes."""
+    message = f"expected the process to end within {limit_s:g} s; it was killed"
+    is_reached = False
+
+    def reach() -> None:
+        nonlocal is_reached
+        is_reached = True
+        _kill_session(pid)
+
+    timer = call_later(limit_s, reach)
+    try:
+        yield
     except BaseException as error:
-        limit.explain(error)
+        if is_reached:  # The error follows from the kill, such as an empty line.
+            error.add_note(message)
         raise
     finally:
         timer.cancel()
-        _kill_session(started.pid)
-        async with asyncio.timeout(_END_S):
-            # Not wait(): a pipe that is full holds it up.
-            await started.communicate()
-    limit.check()
-
-
-class _Limit:
-    """How long a process may run; the kill is what ends reads from its pipes."""
-
-    def __init__(self, pid: int, limit_s: float) -> None:
-        self._pid = pid
-        self._message = f"expected the process to end within {limit_s:g} s; it was killed"
-        self._is_reached = False
-
-    def reached(self) -> None:
-        self._is_reached = True
-        _kill_session(self._pid)
-
-    def explain(self, error: BaseException) -> None:
-        """The test has failed over what the kill has led to, such as an empty line."""
-        if self._is_reached:
-            error.add_note(self._message)
-
-    def check(self) -> None:
-        if self._is_reached:
-            raise AssertionError(self._message)
+        _kill_session(pid)
+    if is_reached:
+        raise AssertionError(message)
 
 
 def _kill_session(pid: int) -> None:
-    """The process leads its session; what it has started is in it unless it left it."""
+    """Kill a process and its children: it leads a session, which contains them unless they left it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _sigint_of_children(*, is_ignored: bool) -> Iterator[None]:
-    """What is ignored here stays ignored in a child, and what is handled here has its usual effect there."""
+    """Set SIGINT for children: a child inherits an ignored signal; a handled one has its default effect there."""
     before = signal.getsignal(signal.SIGINT)
     if is_ignored == (before is signal.SIG_IGN):
         yield

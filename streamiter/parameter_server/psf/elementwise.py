@@ -65,8 +65,8 @@ __all__ = [
 ]
 
 _ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
-"""What a function does to int64: compute as for floats, copy the row (the function changes no whole number), or raise
-an error (the results are fractions)."""
+"""The rule for int64: compute as for floats; copy the row, as the function changes no whole number; or raise an error,
+as the results are fractions."""
 
 
 class _Elementwise(UpdateFunction):

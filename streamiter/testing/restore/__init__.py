@@ -1,17 +1,9 @@
-"""Restore equivalence: run n, snapshot, restore in a fresh process, run m = run n + m, bit for bit.
+"""Restore equivalence: n records, a snapshot, a restore in a fresh process, m records = n + m records.
 
-===================  ====================================================================================
-``check``            ``check_restore`` and ``check_flow_restore``: what users call
-``operator_flow``    the flow around a single operator or source
-``trial``            a flow under test: built, with taps behind its outputs and watched operators
-``driver``           its job at work: sources read, and time passes, when told to
-``driving``          the runs: record by record, or for some turns of the event loop
-``watch``            what operators are asked for and given, and whether it changes afterwards;
-                     ``attributes``: what they hold
-``process``          the fresh process, ``child`` what runs there, ``references`` what it is to import
-``differences``      the first difference of two values; ``comparison``: the runs of a check
-``diagnosis``        what to tell about a run that differs
-===================  ====================================================================================
+- ``check``: ``check_restore`` and ``check_flow_restore``, what users call; the runs of one check and their comparison.
+- ``driving``: the flow under test, with gates at its sources and taps at its outputs, and its runs.
+- ``differences``: the watch over the states of operators, and the first difference of two states or outputs.
+- ``process``: the fresh process: the side of the check, and the side of the process.
 """
 
 from streamiter.testing.restore.check import check_flow_restore, check_restore

@@ -1,4 +1,9 @@
-"""The check itself: what users call."""
+"""The checks that users call, and the runs and comparisons of one check.
+
+A check runs a flow undisturbed, then with snapshots, then restored from each snapshot (*cut*), and compares the outputs
+and the last states. ``check_restore`` builds the flow around a single operator or source; ``check_flow_restore`` takes
+a function that builds it.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +30,23 @@ from streamiter.operators.operator import Context, Operator, OperatorFactory
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.testing.restore.child import restored_run
 from streamiter.testing.restore.differences import (
     RestoreMismatch,
-    describe,
     lost_attributes,
     state_difference,
     stream_difference,
 )
-from streamiter.testing.restore.driving import Cut, JobOutcome, RunOptions, run_freely, run_in_steps
-from streamiter.testing.restore.process import RestoreProcess
-from streamiter.testing.restore.trial import Build, BuiltFlow, SourceKey
+from streamiter.testing.restore.driving import (
+    Build,
+    BuiltFlow,
+    Cut,
+    JobOutcome,
+    RunOptions,
+    SourceKey,
+    run_freely,
+    run_in_steps,
+)
+from streamiter.testing.restore.process import RestoreProcess, describe, restored_run
 
 __all__ = [
     "Comparison",
@@ -45,7 +56,7 @@ __all__ = [
 
 
 Factory = Callable[[], Operator] | Callable[[], Source] | str
-"""An operator or source class, a callable that makes one, or such as ``"module:name"``."""
+"""An operator or source class, a callable that makes one, or the ``"module:name"`` of such."""
 
 
 def check_restore(
@@ -64,30 +75,30 @@ def check_restore(
     fresh_process: bool = True,
     process: RestoreProcess | None = None,
 ) -> None:
-    """Check that an operator (or source) restored from any snapshot goes on as if nothing had happened, bit for bit.
+    """Check that an operator or source restored from any snapshot continues exactly as one that was never stopped.
 
-    It is run in a flow of the engine three times: undisturbed; with two snapshots after each batch; and from
-    each of these in a fresh process, to the end. What comes out must be the same in type, order and bits, and so
-    must the last state. On the way: states are plain data, ``snapshot`` only looks, what it gave does not
-    change afterwards, nor does what ``restore`` was given.
+    The check runs a flow several times: undisturbed; with two snapshots after each batch; and from each snapshot, in a
+    fresh process, to the end. Outputs and the last state must be equal in type, order and bits. The check also raises
+    an error if a state is not plain data, if ``snapshot`` changes the operator, or if the operator later changes a
+    state that ``snapshot`` returned or ``restore`` received.
 
-    - ``factory``: as for ``stream.process`` (``flow.from_source``), or its name as ``"module:name"``.
-    - ``records``: those of its one input, a list, array or ``Columns``; for named inputs a mapping with
-      those of each, which take turns as ``seed`` decides; None for a source. Plain data.
-    - ``key``: behind ``key_by(key)``, with ``time_to_live_s``.
-    - ``epochs``: within an iteration, an epoch each so many records: its listener's callbacks come. An
-      ``IterationListener`` needs it.
-    - ``tags``: side outputs that are compared, too.
-    - ``batch``: records handed over at once; after each batch ``interval_s`` seconds pass on a virtual clock.
+    - ``factory``: as for ``stream.process`` (for a source: ``flow.from_source``), or its name as ``"module:name"``.
+    - ``records``: the records of its input, a list, array or ``Columns``. For named inputs: a mapping of name to
+      records; ``seed`` decides the order in which the inputs read. None for a source. Records are plain data.
+    - ``key``: if given, the operator runs behind ``key_by(key)``, with ``time_to_live_s``.
+    - ``epochs``: if given, the operator runs in an iteration, with so many records in an epoch, so that its callbacks
+      are called. An ``IterationListener`` needs it.
+    - ``tags``: side outputs to compare.
+    - ``batch``: the records of one batch; after each batch ``interval_s`` seconds pass on a virtual clock.
     - ``cuts``: from how many of the snapshots to restore, drawn by ``seed``; None: from all.
     - ``structs``: classes that count as plain data.
-    - ``fresh_process``: restore in another interpreter, with another order of sets. What it runs must be
-      importable there: classes and functions at the top level of a module, or ``functools.partial`` of such. False:
-      restore in this one, which finds less.
+    - ``fresh_process``: restore in another interpreter, where sets have another order. The interpreter must be able to
+      import the factory: a class or function at the top level of a module, or ``functools.partial`` of one. False:
+      restore in this process, which finds fewer faults.
     - ``process``: a :class:`RestoreProcess` that several checks share; None: one for this check.
 
-    Not to be called in an event loop. Raises :class:`RestoreMismatch` (an AssertionError) that says what differs and
-    where the run was cut; ConfigurationError for what cannot be imported.
+    Do not call it in an event loop. Raises :class:`RestoreMismatch` (an AssertionError), which says the difference and
+    where the run was cut; ConfigurationError for a factory that cannot be imported.
 
     >>> from streamiter import Operator
     >>> class Total(Operator):
@@ -151,16 +162,16 @@ def check_flow_restore(
     fresh_process: bool = True,
     process: RestoreProcess | None = None,
 ) -> None:
-    """The same for a part of a flow: sources, several steps, a loop.
+    """Check, as :func:`check_restore` does, a part of a flow: sources, several steps, a loop.
 
-    ``build(flow)`` adds sources and steps, and returns the streams to compare: one, or several by name. By name it
-    may also give a callable, whose result is compared when the flow has run. Its inputs are bounded.
+    ``build(flow)`` adds sources and steps, and returns the streams to compare: one, or several by name. A value of the
+    mapping may also be a callable; its result is compared after the run. All inputs must be bounded.
 
-    ``cut_at``: ``"records"`` lets one source read one batch at a time and cuts when all of it has been handled.
-    ``"turns"`` lets the flow run as it likes, and cuts after some turns of the event loop, in the middle of whatever
-    it does: for iterations that go on when the input has ended. ``cuts`` is how many, 8 there unless given.
-    ``ordered=False`` compares outputs whose order is not given, ``compare_state=False`` outputs only: where the form of
-    a state depends on when snapshots were taken. The others are those of :func:`check_restore`.
+    ``cut_at="records"`` lets one source read one batch at a time, and cuts after all its records are handled.
+    ``cut_at="turns"`` lets the flow run freely, and cuts after some turns of the event loop, during any step: for
+    iterations that continue after the input has ended. ``cuts`` is the number of cuts (None: all; with turns, 8).
+    ``ordered=False`` is for outputs without a fixed order. ``compare_state=False`` compares outputs only: for states
+    whose form depends on the times of snapshots. The other options are those of :func:`check_restore`.
 
     >>> def running_maximum(flow):
     ...     return flow.from_items([3, 1, 4]).key_by(lambda x: 0).reduce(max)
@@ -204,7 +215,7 @@ def _check(
 
 
 def _named(factory: Any) -> Any:
-    """What is named as ``"module:name"``; anything else as it is."""
+    """Return the object that ``"module:name"`` names; return any other argument as it is."""
     if not isinstance(factory, str):
         return factory
     module, colon, name = factory.partition(":")
@@ -239,42 +250,45 @@ def _inputs(records: Any) -> dict[str, Batch]:
 def _positive(interval_s: float) -> float:
     if not interval_s > 0:
         raise ConfigurationError(
-            f"check_restore(interval_s=): expected seconds above 0, given {interval_s!r}; without any, timers never "
-            "come"
+            f"check_restore(interval_s=): expected seconds above 0, given {interval_s!r}; otherwise timers never "
+            "fire"
         )
     return interval_s
 
 
 _FREE_CUTS: Final = 8
-"""Each of them runs the flow twice."""
-_SHOWN: Final = 3
-"""Attributes in a message."""
+"""Cuts at turns of the event loop; each of them runs the flow twice."""
+_SHOWN_MAX: Final = 3
+"""The most attributes in a message."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One check of one flow.
-
-    Undisturbed, with snapshots, restored: the runs of one check, and what is compared of them.
-    """
+    """The runs of one check of one flow: undisturbed, with snapshots, restored; and their comparison."""
 
     what: str
-    """What errors call it."""
+    """The name of the check in errors."""
     build: Build
+    """Adds the steps under test to a flow."""
     options: RunOptions
+    """The settings of all runs."""
     cuts: int | None
+    """The number of cuts to restore from; None: all."""
     structs: Sequence[type[msgspec.Struct]]
+    """Classes that count as plain data."""
     process: RestoreProcess | None
     """None: restore in this process."""
     free: bool = False
     """Whether cuts are turns of the event loop, not records."""
     ordered: bool = True
+    """Whether the order of the outputs is compared."""
     compare_state: bool = True
+    """Whether the last states are compared."""
 
     def run(self) -> None:
-        """Raise RestoreMismatch where a restored run differs from the one that went on."""
+        """Raise RestoreMismatch if a restored run differs from the undisturbed run."""
         if self.process is not None:
-            self._described()  # What cannot be imported there is told before anything runs.
+            self._described()  # Raises an error for what cannot be imported there, before anything runs.
         undisturbed = self._undisturbed()
         if self.free:
             for turns in self._chosen(range(1, undisturbed.turns), self.cuts or _FREE_CUTS):
@@ -300,7 +314,7 @@ class Comparison:
         return asyncio.run(run(self._built(), self.options))
 
     def restored(self, cut: Cut, plan: list[SourceKey] | None) -> JobOutcome:
-        """Go on from a cut, by the rest of the plan: elsewhere, or here."""
+        """Restore from a cut, and run by the rest of the plan, in the fresh process or in this one."""
         options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
         if self.process is None:
             return restored_run(self.build, self.structs, options, cut.snapshot, plan)
@@ -329,7 +343,7 @@ class Comparison:
         places = random.Random(self.options.seed).sample(range(len(cuts)), count)  # noqa: S311 (no secret)
         return [cuts[place] for place in sorted(places)]
 
-    # -- what is compared ------------------------------------------------------------------------------------
+    # -- comparisons -----------------------------------------------------------------------------------------
 
     def _check_violations(self, run: JobOutcome) -> None:
         if run.violations:
@@ -342,8 +356,8 @@ class Comparison:
         again = self._difference(undisturbed, self._undisturbed())
         if again is not None:
             raise RestoreMismatch(
-                f"{self.what}: two runs from the beginning differ: {again}; take time from context.clock, randomness "
-                "from a seed in the state, and keep nothing in modules or classes"
+                f"{self.what}: two runs from the beginning differ: {again}; take time from context.clock, random "
+                "numbers from a seed in the state, and keep no state in modules or classes"
             )
         raise RestoreMismatch(
             f"{self.what}: with snapshots it gives other results than without: {difference}; snapshot() must "
@@ -360,7 +374,7 @@ class Comparison:
             raise self._mismatch(cut, difference, *self._reasons(cut, before, undisturbed, plan))
 
     def _full_difference(self, expected: JobOutcome, given: JobOutcome) -> str | None:
-        """In what came out, then in the states at the end."""
+        """Return the first difference of the outputs, then of the last states."""
         if difference := self._difference(expected, given):
             return difference
         if not self.compare_state:
@@ -378,7 +392,7 @@ class Comparison:
     def _plain(self) -> PlainData:
         return PlainData([ModelSnapshot, *self.structs])
 
-    # -- what is told ----------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def _mismatch(self, cut: Cut, difference: str, *reasons: str) -> RestoreMismatch:
         where = "in a fresh process" if self.process is not None else "in the same process"
@@ -389,7 +403,7 @@ class Comparison:
     def _reasons(
         self, cut: Cut, before: JobOutcome, undisturbed: JobOutcome, plan: list[SourceKey] | None
     ) -> list[str]:
-        """Why it may be: attributes that were lost, or what only a fresh process shows."""
+        """Return possible reasons: lost attributes, or a dependence on the process."""
         reasons: list[str] = []
         if plan is not None:
             reasons += self._lost(cut, undisturbed)
@@ -399,12 +413,12 @@ class Comparison:
             if self._full_difference(undisturbed, _joined(before, cut, here)) is None:
                 reasons.append(
                     "Restored in this process it is equal: something depends on the process, such as the order of a "
-                    "set, hash(), id(), or what a module or class keeps; sort sets, and keep state in the operator."
+                    "set, hash(), id(), or the state of a module or class; sort sets, and keep state in the operator."
                 )
         if not reasons:
             reasons.append(
-                "All that the operators keep is as it was: look for time that is not from context.clock (monotonic_s "
-                "begins anew in each process), and for randomness without a seed in the state."
+                "All attributes of the operators are as they were: look for time that is not from context.clock "
+                "(monotonic_s starts at 0 in each process), and for random numbers without a seed in the state."
             )
         return reasons
 
@@ -415,11 +429,14 @@ class Comparison:
         lost = lost_attributes(at_cut.attributes, after.attributes)
         if not lost:
             return []
-        return [*lost[:_SHOWN], "Give what results depend on in snapshot(), and take it over in restore()."]
+        return [
+            *lost[:_SHOWN_MAX],
+            "Return all that results depend on in snapshot(), and restore it in restore().",
+        ]
 
 
 def _joined(before: JobOutcome, cut: Cut, restored: JobOutcome) -> JobOutcome:
-    """What came out until the cut, then what came after it was restored."""
+    """Return the outputs before the cut, followed by those of the restored run."""
     outputs = {
         name: [*before.outputs[name][: cut.came_out[name]], *records]
         for name, records in restored.outputs.items()
@@ -429,36 +446,33 @@ def _joined(before: JobOutcome, cut: Cut, restored: JobOutcome) -> JobOutcome:
 
 def _final_difference(undisturbed: JobOutcome, restored: JobOutcome, plain_data: PlainData) -> str | None:
     for who, state in undisturbed.final_states.items():
-        # What had ended before the cut is not begun again; it is in the snapshot.
+        # An operator that had ended before the cut is not started again; its state is in the snapshot.
         if who in restored.final_states and restored.final_states[who] != state:
             return f"final state of {who}: {state_difference(state, restored.final_states[who], plain_data)}"
     return None
 
 
-class _Given(Source):
-    """Brings records in batches of one size."""
+class _ListSource(Source):
+    """A source of given records, in batches of one size."""
 
     def __init__(self, records: Batch, batch: int) -> None:
         self._records = records
         self._batch = batch
-        self._brought = 0
+        self._read_records = 0
 
     def open(self, context: Context, positions: Positions | None) -> None:
-        self._brought = (positions or {}).get("brought", 0)
+        self._read_records = (positions or {}).get("brought", 0)
 
     def read(self) -> SourceBatch | None:
-        records = self._records[self._brought : self._brought + self._batch]
+        records = self._records[self._read_records : self._read_records + self._batch]
         if len(records) == 0:
             return None
-        self._brought += len(records)
-        return SourceBatch(records, {"brought": self._brought})
+        self._read_records += len(records)
+        return SourceBatch(records, {"brought": self._read_records})
 
 
 def source_flow(flow: Flow, *, factory: Callable[[], Source]) -> Stream:
-    """A source alone.
-
-    The flow around a single operator or source.
-    """
+    """Build the flow around a single source."""
     return flow.from_source(factory, name="source")
 
 
@@ -474,7 +488,7 @@ def operator_flow(
     batch: int,
     tags: Sequence[str],
 ) -> dict[str, Stream]:
-    """Sources of the records given, the operator behind them, in an iteration where there are epochs."""
+    """Build the flow around a single operator: sources of the records, and an iteration if there are epochs."""
     streams = {
         label: flow.from_source(_source_of(records, batch), name=label, parallelism=1)
         for label, records in inputs.items()
@@ -516,7 +530,7 @@ def _handled(
 
 
 def _source_of(records: Batch, batch: int) -> Callable[[], Source]:
-    return lambda: _Given(records, batch)
+    return lambda: _ListSource(records, batch)
 
 
 def _nothing(record: Any) -> bool:

@@ -1,51 +1,230 @@
-"""The first difference of two plain values, by the path that leads to it."""
+"""The comparisons of runs: of states during a run, of attributes of operators, and of outputs.
+
+A ``Watch`` stands between the engine and the operators of a run. It records the states that operators return and
+receive, and reports a state that changes afterwards. ``first_difference`` finds the first place where two plain values
+differ; the functions behind it put such places into sentences.
+"""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import os
+import contextlib
+import inspect
 import random
-import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import ConfigurationError, PlainDataError, shortened
-from streamiter.operators.operator import Context
+from streamiter.deferred import Deferred
+from streamiter.errors import PlainDataError, shortened
+from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Columns
+from streamiter.runtime.graph import Step
 
 __all__ = [
     "RestoreMismatch",
-    "attributes_of",
-    "describe",
+    "Watch",
     "first_difference",
     "lost_attributes",
-    "resolve",
     "state_difference",
     "stream_difference",
 ]
 
 
+class RestoreMismatch(AssertionError):
+    """A restored run differs from the undisturbed run: the message says the difference, the cut, and what to do."""
+
+
+class Watch:
+    """Records the states that the operators of one run return and receive, and reports later changes.
+
+    Used in the event loop of that run only. The operators do not notice it.
+    """
+
+    def __init__(self, plain_data: PlainData) -> None:
+        self.violations: list[str] = []
+        """What is wrong so far, as sentences."""
+        self.records = 0
+        """The count of records that were read so far, for the sentences."""
+        self.operators: dict[tuple[str, int], Operator] = {}
+        """The running operators by step and subtask; the last one of a step that has one for each round."""
+        self._plain = plain_data
+        self._taken: list[_Note] = []
+        self._given: list[_Note] = []
+        self._deferring: set[type[Operator]] = set()
+        """Operators with a deferred state: they may keep the state that they receive, which is decoded each time."""
+        self._asked: dict[Operator, bytes] = {}
+        """The state of each operator that returned one since the last record."""
+
+    def step(self, step: Step) -> None:
+        """Watch the operators of a step."""
+        make = step.factory
+        step.factory = lambda: self._watched(step.name, make())
+
+    def report(self, violation: str) -> None:
+        """Add a sentence to the violations."""
+        self.violations.append(violation)
+
+    def next_records(self, records: int) -> None:
+        """Count records that were read."""
+        self.records += records
+        self._asked.clear()
+
+    def check_unchanged(self) -> None:
+        """Report each state that has changed since it was returned or received."""
+        for note in self._taken:
+            if changed := self._change_of(note):
+                self.violations.append(
+                    f"the state that snapshot() of {note.who} gave after record {note.records} changed afterwards: "
+                    f"{changed}; give copies of objects that the operator changes later"
+                )
+        for note in self._given:
+            if note.kind not in self._deferring and (changed := self._change_of(note)):
+                self.violations.append(
+                    f"the state that restore() of {note.who} was given changed afterwards: {changed}; the operator "
+                    "keeps a reference to it and changes it: take copies"
+                )
+        self._taken.clear()
+        self._given.clear()
+
+    async def final_states(self) -> dict[str, bytes]:
+        """Return the states of the operators after the end, by step and subtask."""
+        states: dict[str, bytes] = {}
+        for (step, subtask), operator in sorted(self.operators.items()):
+            state = type(operator).snapshot(operator)
+            state = (await state) if inspect.isawaitable(state) else state
+            if _has_deferred(state):
+                self._deferring.add(type(operator))
+            content, deferred = self._plain.encode_state(state, name=f"state of step {step!r}")
+            frames = [frame for piece in deferred for frame in _frames_of(piece)]
+            states[f"{step}[{subtask}]"] = self._plain.encode((content, frames))
+        return states
+
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """Return the current attributes of all operators."""
+        return {
+            f"{type(operator).__name__} of step {step!r}": attributes_of(operator, self._plain)
+            for (step, _), operator in self.operators.items()
+        }
+
+    # -- between the engine and an operator ---------------------------------------------------------------
+
+    def _watched(self, step: str, operator: Any) -> Any:
+        if not isinstance(operator, Operator):
+            return operator  # The engine raises an error for it.
+        who = f"{type(operator).__name__} (step {step!r})"
+        opened, snapshot, restore = operator.open, operator.snapshot, operator.restore
+
+        def open_noted(context: Context) -> Any:
+            self.operators[step, context.subtask_index] = operator
+            return opened(context)
+
+        def snapshot_noted() -> Any:
+            state = snapshot()
+            if inspect.isawaitable(state):
+                return _then(state, lambda given: self._note_taken(who, operator, given))
+            self._note_taken(who, operator, state)
+            return state
+
+        def restore_noted(state: Any) -> Any:
+            # The decoded frames of a deferred state can be read only once, so such a state is not recorded.
+            with contextlib.suppress(PlainDataError):
+                content = self._plain.encode(state)
+                self._given.append(_Note(type(operator), who, state, content, self.records))
+            return restore(state)
+
+        # In the instance, even if its class forbids that: the engine looks there first.
+        for name, method in (("open", open_noted), ("snapshot", snapshot_noted), ("restore", restore_noted)):
+            object.__setattr__(operator, name, method)
+        return operator
+
+    def _note_taken(self, who: str, operator: Operator, state: Any) -> None:
+        content = self._encoded(state, who)
+        if content is None:
+            self._deferring.add(type(operator))
+            return
+        before = self._asked.setdefault(operator, content)
+        if before != content:
+            difference = first_difference(self._plain.decode(before), self._plain.decode(content), "state")
+            self.violations.append(
+                f"snapshot() of {who}, called twice in a row after record {self.records}, gave different states: "
+                f"{difference}; it must only look, and its result must depend on the records only"
+            )
+        self._taken.append(_Note(type(operator), who, state, content, self.records))
+
+    def _encoded(self, state: Any, who: str) -> bytes | None:
+        try:
+            return self._plain.encode(state, name="state")
+        except PlainDataError as error:
+            if not _has_deferred(state):
+                self.violations.append(f"snapshot() of {who} after record {self.records}: {error}")
+            return None
+
+    def _change_of(self, note: _Note) -> str | None:
+        try:
+            now = self._plain.encode(note.state)
+        except PlainDataError as error:
+            return str(error)
+        if now == note.content:
+            return None
+        return str(first_difference(self._plain.decode(note.content), self._plain.decode(now), "state"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A state, and its encoding at the time when an operator returned or received it."""
+
+    kind: type[Operator]
+    who: str
+    """The operator in messages."""
+    state: Any
+    content: bytes
+    """The encoding at that time."""
+    records: int
+    """The count of records at that time."""
+
+
+async def _then(awaited: Any, note: Callable[[Any], None]) -> Any:
+    state = await awaited
+    note(state)
+    return state
+
+
+def _frames_of(deferred: Deferred) -> list[bytes]:
+    try:
+        return list(deferred.frames())
+    finally:
+        deferred.release()
+
+
+def _has_deferred(state: Any) -> bool:
+    if isinstance(state, dict):
+        return any(map(_has_deferred, state.values()))
+    if isinstance(state, (list, tuple)):
+        return any(map(_has_deferred, state))
+    return isinstance(state, Deferred)
+
+
 class Difference(NamedTuple):
-    """Where two values differ, as Python would write it, and what stands there."""
+    """The first place where two values differ."""
 
     path: str
+    """The place, as a Python expression."""
     expected: str
+    """The expected value there, in words."""
     given: str
+    """The given value there, in words."""
 
     def __str__(self) -> str:
         return f"{self.path or 'the value'}: expected {self.expected}, given {self.given}"
 
 
 def first_difference(expected: Any, given: Any, path: str = "") -> Difference | None:
-    """The first place where they differ in type, dtype, order or bits; None where they are the same.
+    """Return the first place where two values differ in type, dtype, order or bits; None if they are the same.
 
     >>> str(first_difference({"n": 1, "w": [1.0, 0.0]}, {"n": 1, "w": [1.0, -0.0]}))
     "['w'][1]: expected 0.0, given -0.0"
@@ -83,7 +262,7 @@ def _of_dicts(
             return Difference(step.format(path=path, key=key), "nothing", shortened(value))
     if list(expected) != list(given):
         return Difference(path, f"keys in the order {list(expected)!r:.200}", f"{list(given)!r:.200}")
-    # Equal keys may be of different types (1 and 1.0).
+    # Equal keys may have different types (1 and 1.0).
     return _of_sequences(list(expected), list(given), f"{path}'s keys")
 
 
@@ -112,7 +291,7 @@ def _of_arrays(expected: Any, given: Any, path: str) -> Difference | None:
 
 
 def _told_apart(one: str, other: str, expected: Any, given: Any) -> tuple[str, str]:
-    """NaNs of different payloads look the same."""
+    """Return two texts that differ: NaNs with different payloads have the same repr."""
     if one != other:
         return one, other
     return (
@@ -129,22 +308,20 @@ def _fields(struct: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-# Deep enough for the optimizer of a model of an operator, shallow enough to stay out of the engine.
+# Deep enough for the optimizer of an operator's model; the engine's own objects are deeper.
 _DEPTH_MAX: Final = 5
 _NOT_STATE: Final = frozenset({"open", "snapshot", "restore"})
-"""What a watched operator has in its instance."""
+"""Attributes that a watch adds to an operator."""
 
 
 def attributes_of(value: Any, plain_data: PlainData) -> dict[str, str]:
-    """Path → what is there, for all that can be shown.
+    """Return the attributes of an object, and theirs, as texts by path, which can be compared across processes.
 
     >>> class Model:
     ...     def __init__(self):
     ...         self.weights, self.steps = [0.5], 3
     >>> attributes_of(Model(), PlainData())
     {'weights': '[0.5]', 'steps': '3'}
-
-    What an object holds, attribute by attribute, as text that can be compared across processes.
     """
     found: dict[str, str] = {}
     _collect(value, "", _DEPTH_MAX, plain_data, found)
@@ -192,111 +369,6 @@ def _held_by(value: Any) -> dict[str, Any]:
     return held
 
 
-# The program itself is loaded under another name there, so that its "if __name__ == '__main__'" stays off.
-_PROGRAM: Final = "__main__"
-_PROGRAM_THERE: Final = "streamiter_restored_main"
-
-
-def describe(value: Any, what: str) -> tuple[Any, ...]:
-    """``value`` as plain data, if it is: a function or class as a name, ``functools.partial`` piece by piece.
-
-    ``what`` names it in errors. Raises ConfigurationError for what cannot be imported elsewhere.
-
-    >>> import operator
-    >>> described = describe(functools.partial(operator.add, 3), "add")
-    >>> resolve(described)(4)
-    7
-
-    Functions and classes by name, as another process can import them; no pickle.
-    """
-    if isinstance(value, functools.partial):
-        arguments = [describe(argument, what) for argument in value.args]
-        named = {name: describe(argument, what) for name, argument in value.keywords.items()}
-        return ("partial", describe(value.func, what), arguments, named)
-    if not callable(value):
-        return ("value", value)
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise _not_importable(what, f"an instance of {type(value).__name__}")
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    if "<" in name:
-        raise _not_importable(what, f"{name.rpartition('.')[2]} of {module}, made inside a function")
-    if loaded is None or _attribute(loaded, name) is not value:
-        raise _not_importable(what, f"{name}, which {module} does not have under that name")
-    if module == _PROGRAM and (file is None or not os.path.exists(file)):
-        raise _not_importable(what, f"{name} of a program without a file")
-    return ("name", module, None if file is None else os.path.abspath(file), name)
-
-
-def resolve(described: tuple[Any, ...]) -> Any:
-    """The reverse of :func:`describe`: imports what it names."""
-    match described:
-        case ("value", value):
-            return value
-        case ("partial", function, arguments, named):
-            given = {name: resolve(argument) for name, argument in named.items()}
-            return functools.partial(resolve(function), *map(resolve, arguments), **given)
-        case ("name", module, file, name):
-            found = _attribute(_module(module, file), name)
-            if found is None:
-                raise ConfigurationError(
-                    f"expected {name!r} in module {module!r} of a fresh process, given a module without it; "
-                    "define it at the top level, whatever imports the module"
-                )
-            return found
-    raise ConfigurationError(f"expected the description of a function or value, given {described!r:.100}")
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        # Not through descriptors' errors: what is not there is None.
-        found = getattr(found, part, None)
-    return found
-
-
-def _module(name: str, file: str | None) -> ModuleType:
-    name = _PROGRAM_THERE if name == _PROGRAM else name
-    loaded = sys.modules.get(name)
-    if loaded is None:
-        try:
-            loaded = importlib.import_module(name)
-        except ImportError:
-            if file is None:
-                raise
-    if loaded is not None and (file is None or _is_of(loaded, file)):
-        return loaded
-    assert file is not None
-    # A test file is no part of a package, or another one of its name comes first on the path.
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"expected a Python file, given {file!r}")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _is_of(module: ModuleType, file: str) -> bool:
-    given = getattr(module, "__file__", None)
-    return given is not None and os.path.realpath(given) == os.path.realpath(file)
-
-
-def _not_importable(what: str, given: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{what}: expected what a fresh process can import (a class or function at the top level of a module, or "
-        f"functools.partial of one), given {given}; define it there, or pass fresh_process=False"
-    )
-
-
-class RestoreMismatch(AssertionError):
-    """A restored run is not the run that went on: the message says what differs, where it was cut, what to do.
-
-    What to tell about a run that differs.
-    """
-
-
 def stream_difference(
     expected: Mapping[str, Sequence[bytes]],
     given: Mapping[str, Sequence[bytes]],
@@ -304,7 +376,7 @@ def stream_difference(
     *,
     ordered: bool = True,
 ) -> str | None:
-    """The first record that differs, of all outputs."""
+    """Return the first difference of the outputs of two runs; None if they are the same."""
     for name, wanted in expected.items():
         came = given.get(name, ())
         if not ordered:
@@ -324,7 +396,7 @@ def stream_difference(
 
 
 def state_difference(expected: bytes | None, given: bytes | None, plain_data: PlainData) -> str | None:
-    """The first place where two states differ."""
+    """Return the first difference of two encoded states; None if they are the same."""
     if expected == given:
         return None
     if expected is None or given is None:
@@ -336,7 +408,7 @@ def state_difference(expected: bytes | None, given: bytes | None, plain_data: Pl
 def lost_attributes(
     before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Sentences about attributes that are not after a restore what they were at the cut."""
+    """Return a sentence for each attribute that differs between the cut and the restored operator."""
     lost: list[str] = []
     for who, attributes in before.items():
         restored = after.get(who, {})

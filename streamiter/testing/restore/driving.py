@@ -1,88 +1,112 @@
-"""Runs a flow under test: step by step, a read of one source at a time, or freely for some turns of the event loop."""
+"""The flow under test and its runs: step by step, one read of one source at a time, or freely.
+
+``run_in_steps`` and ``run_freely`` run a ``BuiltFlow``: the user's flow with a gate at each source, which opens for one
+read, and a tap behind each output, which collects the records. A ``JobDriver`` starts the job, takes snapshots
+(*cuts*), and lets time pass on a virtual clock.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
+import dataclasses
+import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from streamiter.errors import ConfigurationError, StreamiterError
+import msgspec
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ConfigurationError, StreamiterError, shortened
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream
+from streamiter.models.update import ModelSnapshot
+from streamiter.operators.operator import Context, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.records import Batch
+from streamiter.runtime.graph import Step
 from streamiter.runtime.job import Job
+from streamiter.runtime.task import Task
 from streamiter.testing.clock import VirtualClock
-from streamiter.testing.restore.differences import first_difference
-from streamiter.testing.restore.trial import BuiltFlow, SourceKey
+from streamiter.testing.restore.differences import Watch, first_difference
 
 __all__ = [
+    "Build",
+    "BuiltFlow",
     "Cut",
     "JobOutcome",
     "RunOptions",
+    "SourceKey",
     "run_freely",
     "run_in_steps",
 ]
 
 
-# Turns between two looks at whether somebody waits for time, or for a thread.
-_TURNS_IN_A_ROW: Final = 256
+Outputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
+"""Streams whose records are compared, and callables whose results are compared after the run."""
+
+
+Build: TypeAlias = Callable[[Flow], Outputs]
+
+
+SourceKey: TypeAlias = tuple[str, int]
+"""A source: its step and its subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The settings of a run, the same for all runs of a check."""
+
+    seed: int = 0
+    """Decides the order in which sources read."""
+    interval_s: float = 1.0
+    """Seconds of virtual time after each batch."""
+    start_ms: int = 1_700_000_000_000
+    """The first date of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A snapshot on the way."""
+    """A snapshot during a run, from which another run is restored."""
 
     after: int
-    """Steps, or turns of the event loop."""
+    """The count of steps, or of turns of the event loop, before it."""
     place: str
-    """For people."""
+    """The place in words."""
     snapshot: bytes
+    """The encoded snapshot of the job."""
     now_ms: int
+    """The time of the cut."""
     came_out: dict[str, int]
-    """Records of each output that came before it."""
+    """The count of records of each output before it."""
 
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What came of a run."""
+    """The results of a run."""
 
     outputs: dict[str, list[bytes]] = field(default_factory=dict)
+    """The encoded records of each output."""
     results: dict[str, list[bytes]] = field(default_factory=dict)
+    """The encoded results of the callables among the outputs."""
     plan: list[SourceKey] = field(default_factory=list)
-    """Which source read when."""
+    """The sources in the order of their reads."""
     turns: int = 0
+    """The count of turns of the event loop."""
     cuts: list[Cut] = field(default_factory=list)
+    """All cuts, in order."""
     last_state: bytes | None = None
     """The snapshot before the last step."""
     final_states: dict[str, bytes] = field(default_factory=dict)
+    """The states of the operators at the end."""
     violations: list[str] = field(default_factory=list)
+    """What the watch found wrong, as sentences."""
     attributes: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Those of the operators after the last step that was asked for."""
-
-
-async def _driven(
-    built: BuiltFlow,
-    options: RunOptions,
-    snapshot: bytes | None,
-    drive: Callable[[JobDriver, JobOutcome], Awaitable[None]],
-) -> JobOutcome:
-    """Start, drive to the end, gather what came of it."""
-    driver, run = JobDriver(built, options), JobOutcome()
-    await driver.start(snapshot)
-    try:
-        await drive(driver, run)
-    except (StreamiterError, TimeoutError):
-        if not built.watch.violations:
-            raise
-    finally:
-        with contextlib.suppress(StreamiterError):  # What it failed with is on its way already.
-            await driver.job.stop("abort")
-    built.watch.check_unchanged()
-    run.outputs = {tap.name: tap.records for tap in built.taps}
-    run.violations = built.watch.violations
-    return run
+    """The attributes of the operators after the last step."""
 
 
 async def run_in_steps(
@@ -94,10 +118,10 @@ async def run_in_steps(
     cuts: bool = False,
     only: int | None = None,
 ) -> JobOutcome:
-    """One read after the other, by the plan, or in an order that the seed decides.
+    """Run with one read at a time, in the order of the plan, or in an order that the seed decides.
 
-    With ``cuts`` two snapshots are taken after each step but the last; without, one before the last step.
-    ``only`` so many steps are run: then ``attributes`` are those of the operators at that point.
+    With ``cuts``, take two snapshots after each step but the last; without, one before the last step. With ``only``,
+    run so many steps; ``attributes`` are those of the operators at that point.
     """
 
     async def drive(driver: JobDriver, run: JobOutcome) -> None:
@@ -126,7 +150,7 @@ async def run_in_steps(
 
 
 async def _cut_twice(driver: JobDriver, run: JobOutcome) -> None:
-    """A cut where all is handled; a second snapshot there must be the same."""
+    """Take a cut after all records are handled, and a second snapshot, which must be the same."""
     watch, last = driver.built.watch, run.plan[-1:]
     place = "".join(
         [f"after record {watch.records}", *(f" ({driver.built.gates[key].brought})" for key in last)]
@@ -140,7 +164,7 @@ async def _cut_twice(driver: JobDriver, run: JobOutcome) -> None:
             difference = first_difference(
                 plain.decode(run.last_state), plain.decode(again or b""), "snapshot"
             )
-            watch.violations.append(f"two snapshots in a row {place} differ: {difference}")
+            watch.report(f"two snapshots in a row {place} differ: {difference}")
 
 
 async def _cut(driver: JobDriver, run: JobOutcome, place: str, after: int) -> None:
@@ -150,10 +174,14 @@ async def _cut(driver: JobDriver, run: JobOutcome, place: str, after: int) -> No
         run.cuts.append(Cut(after, place, taken, driver.clock.now_ms(), came_out))
 
 
+# Turns between two pauses for threads and for time.
+_TURNS_IN_A_ROW: Final = 256
+
+
 async def run_freely(
     built: BuiltFlow, options: RunOptions, *, snapshot: bytes | None = None, cut_after: int | None = None
 ) -> JobOutcome:
-    """All sources read as they can; with ``cut_after`` a snapshot after so many turns, and no further."""
+    """Run with all sources reading freely; with ``cut_after``, take a snapshot after so many turns, and stop."""
 
     async def drive(driver: JobDriver, run: JobOutcome) -> None:
         patience = RealTimeLimit()
@@ -173,58 +201,41 @@ async def run_freely(
     return await _driven(built, options, snapshot, drive)
 
 
-PATIENCE_S: Final = 30.0
-"""Longer than any step of these small flows takes, even beside other work: after it a run counts as stuck."""
+async def _driven(
+    built: BuiltFlow,
+    options: RunOptions,
+    snapshot: bytes | None,
+    drive: Callable[[JobDriver, JobOutcome], Awaitable[None]],
+) -> JobOutcome:
+    """Start a job, drive it to its end, and return the results."""
+    driver, run = JobDriver(built, options), JobOutcome()
+    await driver.start(snapshot)
+    try:
+        await drive(driver, run)
+    except (StreamiterError, TimeoutError):
+        if not built.watch.violations:
+            raise
+    finally:
+        with contextlib.suppress(StreamiterError):  # Its error is being raised already.
+            await driver.job.stop("abort")
+    built.watch.check_unchanged()
+    run.outputs = {tap.name: tap.records for tap in built.taps}
+    run.violations = built.watch.violations
+    return run
 
-# Turns of the event loop without any progress after which nothing more is to come: a hop takes up to eight.
+
+PATIENCE_S: Final = 30.0
+"""Longer than any step of these small flows takes on a busy machine: after it a run counts as stuck."""
+# Turns of the event loop without progress after which all is handled: one hop takes up to eight turns.
 _QUIET_TURNS: Final = 24
-# What waits for a server or the disk gets this long before it counts as waiting for time to pass.
+# A step that waits longer than this for a server or the disk counts as waiting for time to pass.
 _OTHER_WORK_S: Final = 0.02
 _SNAPSHOT_S: Final = 0.1
 _POLL_S: Final = 0.0005
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a run goes, the same for all runs of a check."""
-
-    seed: int = 0
-    interval_s: float = 1.0
-    start_ms: int = 1_700_000_000_000
-
-
-class RealTimeLimit:
-    """Real time, which is not endless."""
-
-    def __init__(self) -> None:
-        self._until_s = time.monotonic() + PATIENCE_S
-
-    def check(self, what: str) -> None:
-        """Raise ConfigurationError when it is over."""
-        if time.monotonic() > self._until_s:
-            raise ConfigurationError(f"check_restore: {what} (waited for {PATIENCE_S:.0f} s)")
-
-
-class _SteppedClock(VirtualClock):
-    """Lets time pass as ``advance`` does, but waits after each timer until all is handled, not some turns."""
-
-    async def pass_by(self, seconds: float, settle: Callable[[], Awaitable[None]]) -> None:
-        """Fire what becomes due."""
-        until_s = self._now_s + seconds
-        while self._timers and self._timers[0][0] <= until_s:
-            due_s, _, timer = heapq.heappop(self._timers)
-            if not timer.is_cancelled:
-                self._now_s = due_s
-                timer.fire()
-                await settle()
-        self._now_s = until_s
-
-
 class JobDriver:
-    """A job at work in the running event loop, with its clock.
-
-    A job of a flow under test at work: sources read when told to, time passes when told to.
-    """
+    """A running job of a flow under test: it lets one source read, and lets time pass."""
 
     def __init__(self, built: BuiltFlow, options: RunOptions) -> None:
         self.built = built
@@ -233,22 +244,24 @@ class JobDriver:
         self.job: Job
 
     async def start(self, snapshot: bytes | None) -> None:
+        """Start the job, from a snapshot if one is given."""
         given = None if snapshot is None else self.built.plain_data.decode(snapshot)
         self.job = await self.built.flow.start(clock=self.clock, snapshot=given)
 
     @property
     def is_over(self) -> bool:
+        """Whether the job has ended."""
         return self.job.statistics().state != "running"
 
     async def snapshot(self) -> bytes | None:
-        """The state of the whole job, as it would be stored; None where the job has ended."""
+        """Return the encoded state of the job; None if the job has ended."""
         patience = RealTimeLimit()
         taking = asyncio.create_task(self.job.snapshot(), name="snapshot")
         try:
-            # Most take a few turns; a loop through a topic also waits for time to pass, to look there again.
+            # Most snapshots take a few turns; a loop through a topic also waits for the time of its next read.
             while not (await asyncio.wait({taking}, timeout=_SNAPSHOT_S))[0]:
                 await self._quiet()
-                if taking.done():  # It had only been late, on a busy machine.
+                if taking.done():  # It was only late, on a busy machine.
                     break
                 await self.clock.pass_by(self.interval_s, self._quiet)
                 patience.check("a snapshot is not complete, however much time passes")
@@ -262,7 +275,7 @@ class JobDriver:
         return self.built.plain_data.encode(taken, name="snapshot")
 
     async def read_once(self, source: SourceKey) -> None:
-        """Let a source read a batch, let the flow handle it, let some time pass."""
+        """Let a source read a batch, wait until the flow has handled it, and let some time pass."""
         gate = self.built.gates[source]
         gate.open()
         await self.settle()
@@ -270,7 +283,7 @@ class JobDriver:
         await self.pass_time()
 
     async def pass_time(self) -> None:
-        """Let time pass until nothing waits for it within a step."""
+        """Let time pass until no step waits for it."""
         patience = RealTimeLimit()
         while True:
             await self.clock.pass_by(self.interval_s, self.settle)
@@ -280,7 +293,7 @@ class JobDriver:
             patience.check("a step does not return, however much time passes")
 
     async def settle(self) -> None:
-        """Wait until all that was read has been handled, as far as it can be without time passing."""
+        """Wait until all records are handled, as far as this is possible without time passing."""
         patience = RealTimeLimit()
         other_work_until_s = time.monotonic() + _OTHER_WORK_S
         while True:
@@ -296,23 +309,23 @@ class JobDriver:
             await asyncio.sleep(_POLL_S)
 
     async def end(self) -> None:
-        """Wait until the job has ended by itself."""
+        """Wait until the job ends by itself."""
         patience = RealTimeLimit()
         await self.settle()
         while not self.is_over:
             await self.pass_time()
-            await asyncio.sleep(_POLL_S)  # Threads end, files are closed.
+            await asyncio.sleep(_POLL_S)  # Threads end and files are closed meanwhile.
             patience.check("the job does not end, though its inputs have")
         await self.job.wait()
 
     async def wait_for_others(self) -> None:
-        """Give whoever waits for time, or for a thread, what it waits for."""
+        """Let time pass, and give threads a moment."""
         await asyncio.sleep(_POLL_S)
         await self.clock.advance(self.interval_s)
 
     @property
-    def _tasks(self) -> Sequence[Any]:
-        # Whether a step is under way is nobody's business but that of tests.
+    def _tasks(self) -> Sequence[Task]:
+        # A private attribute: only this check needs to know whether a step is running.
         return self.job._tasks
 
     async def _quiet(self) -> None:
@@ -343,3 +356,174 @@ class JobDriver:
             ),
             "",
         )
+
+
+class _SteppedClock(VirtualClock):
+    """A virtual clock that waits after each timer until its effects are handled, not for some turns only."""
+
+    async def pass_by(self, seconds: float, settle: Callable[[], Awaitable[None]]) -> None:
+        """Let time pass, and await ``settle`` after each timer."""
+        await self._pass_until(self._now_s + seconds, settle)
+
+
+class RealTimeLimit:
+    """The limit of real time for one wait."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + PATIENCE_S
+
+    def check(self, what: str) -> None:
+        """Raise ConfigurationError if the limit is reached."""
+        if time.monotonic() > self._until_s:
+            raise ConfigurationError(f"check_restore: {what} (waited for {PATIENCE_S:.0f} s)")
+
+
+class BuiltFlow:
+    """A flow that is built for one run, with gates at its sources, taps at its outputs, and watched operators."""
+
+    def __init__(self, build: Build, structs: Iterable[type[msgspec.Struct]], *, gated: bool) -> None:
+        self.flow = Flow("check_restore")
+        self.flow.register(ModelSnapshot)
+        for struct in structs:
+            self.flow.register(struct)
+        self.plain_data = self.flow.plain_data
+        self.watch = Watch(self.plain_data)
+        self.gates: dict[SourceKey, SourceGate] = {}
+        self.taps: list[Tap] = []
+        self._results: dict[str, Callable[[], Any]] = {}
+        outputs = _by_name(build(self.flow))
+        for step in self.flow.steps:
+            self.watch.step(step)
+            if gated and step.source is not None:
+                _put_gate(step, self.gates)
+        for name, output in outputs.items():
+            self._tap(name, output)
+
+    def _tap(self, name: str, output: Stream | Callable[[], Any]) -> None:
+        if not isinstance(output, Stream):
+            self._results[name] = output
+            return
+        tap = Tap(name, self.plain_data)
+        self.taps.append(tap)
+        output.process(lambda: _TapOperator(tap), name=f"tap of {name}", parallelism=1)
+
+    def results(self) -> dict[str, list[bytes]]:
+        """Return the encoded results of the callables among the outputs."""
+        return {
+            name: [self.plain_data.encode(_plain_form(result()), name=f"output {name!r}")]
+            for name, result in self._results.items()
+        }
+
+
+def _put_gate(step: Step, gates: dict[SourceKey, SourceGate]) -> None:
+    make = step.source
+    assert make is not None
+    step.source = lambda: _GatedSource(make(), gates)
+
+
+def _by_name(outputs: Any) -> dict[str, Any]:
+    if isinstance(outputs, Stream):
+        return {"output": outputs}
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    if isinstance(outputs, Sequence) and not isinstance(outputs, str):
+        return {f"output {number}": output for number, output in enumerate(outputs)}
+    raise ConfigurationError(
+        f"check_flow_restore: expected build(flow) to return a stream, or several by name, given {shortened(outputs)}"
+    )
+
+
+def _plain_form(record: Any) -> Any:
+    """Return a record as plain data: a dataclass, which is allowed within a process, as its fields."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        fields = {
+            field.name: _plain_form(getattr(record, field.name)) for field in dataclasses.fields(record)
+        }
+        return (type(record).__qualname__, fields)
+    if type(record) in (list, tuple):
+        return type(record)(map(_plain_form, record))
+    return record
+
+
+class SourceGate:
+    """The gate of one instance of a source: each ``open`` lets the source read once."""
+
+    def __init__(self) -> None:
+        self._permits = asyncio.Semaphore(0)
+        self.is_reading = False
+        self.has_ended = False
+        self.brought = ""
+        """The records of the last read, in words."""
+        self.records = 0
+
+    def open(self) -> None:
+        """Let the source read once."""
+        self.is_reading = True
+        self._permits.release()
+
+    async def read(self, source: Source) -> SourceBatch | None:
+        """Wait for ``open``, then read."""
+        await self._permits.acquire()
+        batch = source.read()
+        if inspect.isawaitable(batch):
+            batch = await batch
+        self.has_ended = batch is None
+        self.brought, self.records = "its end", 0
+        if isinstance(batch, SourceBatch):
+            self.brought, self.records = shortened(batch.records), len(batch.records)
+        self.is_reading = False
+        checked: SourceBatch | None = batch  # The feeder raises an error for any other type.
+        return checked
+
+
+class _GatedSource(Source):
+    """A source that reads through its gate."""
+
+    def __init__(self, source: Source, gates: dict[SourceKey, SourceGate]) -> None:
+        self._source = source
+        self._gates = gates
+
+    def open(self, context: Context, positions: Positions | None) -> Any:
+        self._gate = self._gates[context.name, context.subtask_index] = SourceGate()
+        return self._source.open(context, positions)
+
+    async def read(self) -> SourceBatch | None:
+        return await self._gate.read(self._source)
+
+    def positions(self) -> Positions:
+        return self._source.positions()
+
+    def is_idle(self) -> bool:
+        return self._source.is_idle()
+
+    def lag(self) -> Mapping[int, int]:
+        return self._source.lag()
+
+    def close(self) -> Any:
+        return self._source.close()
+
+
+class Tap:
+    """The records of one output, each encoded."""
+
+    def __init__(self, name: str, plain_data: PlainData) -> None:
+        self.name = name
+        self.records: list[bytes] = []
+        self.at_snapshot = 0
+        """The count of records before the last barrier."""
+        self._plain = plain_data
+
+    def take(self, batch: Batch) -> None:
+        """Append the records of a batch."""
+        self.records += [self._plain.encode(_plain_form(record)) for record in batch]
+
+
+class _TapOperator(Operator):
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        self._tap.take(batch)
+
+    def snapshot(self) -> None:
+        self._tap.at_snapshot = len(self._tap.records)

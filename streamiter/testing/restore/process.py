@@ -1,67 +1,86 @@
-"""The fresh process that states are restored in."""
+"""The fresh process in which a check restores: its owner, and the program that runs in it.
+
+``RestoreProcess`` starts a Python interpreter and sends it requests; ``main`` runs there and answers. Requests and
+answers are frames of plain data on its stdin and stdout. ``describe`` and ``resolve`` send functions and classes by
+their names, as another process can import them; no pickle.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from struct import Struct
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import IO, Any, Final
 
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError
+from streamiter.testing.restore.driving import (
+    Build,
+    BuiltFlow,
+    JobOutcome,
+    RunOptions,
+    run_freely,
+    run_in_steps,
+)
 
 __all__ = [
     "RestoreProcess",
-    "read_frame",
-    "write_frame",
+    "describe",
+    "restored_run",
 ]
 
 
-# Longer than any restored run may take (see driving), so that it is the run that says what is stuck.
+# Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0
 _CLOSING_S: Final = 5.0
-_LENGTH: Final = Struct("<Q")
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from streamiter.testing.restore.child import main; main()"
+    "from streamiter.testing.restore.process import main; main()"
 )
 
 
 class RestoreProcess:
-    """A Python interpreter of its own, with another PYTHONHASHSEED, in which checks restore.
+    """A Python interpreter with another PYTHONHASHSEED, in which checks restore.
 
-    Several checks may share one, such as all of a test session: it starts with the first and ends with
-    ``close``, or the ``with`` block. It is fresh for the state of what is checked, not for module globals of earlier
-    checks. Used from one thread at a time.
+    Several checks may share one, such as all checks of a test session: it starts with the first check, and ends with
+    ``close`` or the ``with`` block. Operators are new in each check; globals of modules stay from earlier checks. Use
+    it from one thread at a time.
 
     >>> from streamiter.testing import RestoreProcess
     >>> with RestoreProcess() as process:
     ...     process.is_running
     False
+
+    The fresh process that states are restored in.
     """
 
     def __init__(self, hash_seed: int | None = None) -> None:
-        """``hash_seed`` is its PYTHONHASHSEED; None: one that this process does not have."""
+        """``hash_seed`` is its PYTHONHASHSEED; None: another one than that of this process."""
         mine = os.environ.get("PYTHONHASHSEED", "random")
-        # Where mine is random, any fixed one is another: so what fails there fails there again.
+        # If mine is random, any fixed one differs, and a failure can be repeated.
         self._hash_seed = hash_seed if hash_seed is not None else (1 if mine != "1" else 2)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started, and not closed."""
+        """Whether it was started and not yet closed."""
         return self._process is not None
 
     def ask(self, structs: Sequence[type[msgspec.Struct]], described: Any, request: Any) -> Any:
-        """For the check: have ``request`` done there; ``described`` names the structs as references do."""
+        """Send a request of a check, and return the answer; ``described`` names the structs."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -74,7 +93,7 @@ class RestoreProcess:
         except (EOFError, OSError) as error:
             self.close()
             raise ConfigurationError(
-                "check_restore: expected an answer of the process that restores, given its end; what it wrote to "
+                "check_restore: expected an answer of the process that restores, given its end; its output on "
                 "stderr says why"
             ) from error
         finally:
@@ -82,13 +101,13 @@ class RestoreProcess:
         return PlainData().decode(answer)
 
     def close(self) -> None:
-        """End it. May be called more than once."""
+        """End the process; without effect if it has ended."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(OSError):  # It has ended already.
+        with contextlib.suppress(OSError):  # The process has ended already.
             process.stdin.close()
         try:
             process.wait(_CLOSING_S)
@@ -115,14 +134,66 @@ class RestoreProcess:
         return self._process
 
 
+def main() -> None:
+    """Answer requests from stdin until its end."""
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # The user's own code must not print between the answers, nor read the requests.
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    while True:
+        try:
+            names, request = read_frame(requests), read_frame(requests)
+        except EOFError:
+            return
+        write_frame(answers, PlainData().encode(_answer(names, request)))
+
+
+def _answer(names: bytes, request: bytes) -> dict[str, Any]:
+    try:
+        path, described = PlainData().decode(names)
+        sys.path[:] = path
+        structs = [resolve(name) for name in described]
+        asked = PlainData(structs).decode(request)
+        options = RunOptions(asked["seed"], asked["interval_s"], asked["start_ms"])
+        run = restored_run(resolve(asked["build"]), structs, options, asked["snapshot"], asked["plan"])
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    return {
+        "outputs": run.outputs,
+        "results": run.results,
+        "last_state": run.last_state,
+        "final_states": run.final_states,
+        "violations": run.violations,
+    }
+
+
+def restored_run(
+    build: Build,
+    structs: Sequence[type[msgspec.Struct]],
+    options: RunOptions,
+    snapshot: bytes,
+    plan: Sequence[tuple[str, int]] | None,
+) -> JobOutcome:
+    """Restore a snapshot, and run to the end: by a plan of reads, or freely if there is none."""
+    built = BuiltFlow(build, structs, gated=plan is not None)
+    if plan is None:
+        return asyncio.run(run_freely(built, options, snapshot=snapshot))
+    return asyncio.run(run_in_steps(built, options, plan=plan, snapshot=snapshot))
+
+
+_LENGTH: Final = Struct("<Q")
+
+
 def write_frame(stream: IO[bytes], content: bytes) -> None:
-    """Its length, then itself."""
+    """Write the length of a frame, then the frame."""
     stream.write(_LENGTH.pack(len(content)) + content)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes]) -> bytes:
-    """The next frame; EOFError at the end."""
+    """Return the next frame; raise EOFError at the end."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -131,3 +202,99 @@ def read_frame(stream: IO[bytes]) -> bytes:
     if len(content) < length:
         raise EOFError
     return content
+
+
+def describe(value: Any, what: str) -> tuple[Any, ...]:
+    """Return a value as plain data: a function or class as its name, ``functools.partial`` part by part.
+
+    ``what`` names the value in errors. Raises ConfigurationError for a function or class that cannot be imported.
+
+    >>> import operator
+    >>> described = describe(functools.partial(operator.add, 3), "add")
+    >>> resolve(described)(4)
+    7
+    """
+    if isinstance(value, functools.partial):
+        arguments = [describe(argument, what) for argument in value.args]
+        named = {name: describe(argument, what) for name, argument in value.keywords.items()}
+        return ("partial", describe(value.func, what), arguments, named)
+    if not callable(value):
+        return ("value", value)
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise _not_importable(what, f"an instance of {type(value).__name__}")
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if "<" in name:
+        raise _not_importable(what, f"{name.rpartition('.')[2]} of {module}, made inside a function")
+    if loaded is None or _attribute(loaded, name) is not value:
+        raise _not_importable(what, f"{name}, which {module} does not have under that name")
+    if module == _MAIN and (file is None or not os.path.exists(file)):
+        raise _not_importable(what, f"{name} of a program without a file")
+    return ("name", module, None if file is None else os.path.abspath(file), name)
+
+
+def resolve(described: tuple[Any, ...]) -> Any:
+    """Return the value that :func:`describe` described; import what it names."""
+    match described:
+        case ("value", value):
+            return value
+        case ("partial", function, arguments, named):
+            given = {name: resolve(argument) for name, argument in named.items()}
+            return functools.partial(resolve(function), *map(resolve, arguments), **given)
+        case ("name", module, file, name):
+            found = _attribute(_module(module, file), name)
+            if found is None:
+                raise ConfigurationError(
+                    f"expected {name!r} in module {module!r} of a fresh process, given a module without it; "
+                    "define it at the top level, whatever imports the module"
+                )
+            return found
+    raise ConfigurationError(f"expected the description of a function or value, given {described!r:.100}")
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        # None stands for a missing attribute.
+        found = getattr(found, part, None)
+    return found
+
+
+# There, the main program has another name, so that its "if __name__ == '__main__'" block does not run.
+_MAIN: Final = "__main__"
+_MAIN_THERE: Final = "streamiter_restored_main"
+
+
+def _module(name: str, file: str | None) -> ModuleType:
+    name = _MAIN_THERE if name == _MAIN else name
+    loaded = sys.modules.get(name)
+    if loaded is None:
+        try:
+            loaded = importlib.import_module(name)
+        except ImportError:
+            if file is None:
+                raise
+    if loaded is not None and (file is None or _is_of(loaded, file)):
+        return loaded
+    assert file is not None
+    # A test file is in no package, or another file of its name comes first on the path.
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"expected a Python file, given {file!r}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_of(module: ModuleType, file: str) -> bool:
+    given = getattr(module, "__file__", None)
+    return given is not None and os.path.realpath(given) == os.path.realpath(file)
+
+
+def _not_importable(what: str, given: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}: expected an object that a fresh process can import (a class or function at the top level of a "
+        f"module, or functools.partial of one), given {given}; define it there, or pass fresh_process=False"
+    )

@@ -1,13 +1,15 @@
-"""Deterministic simulation: a flow under faults, crashes and restarts, all of which follow from one seed.
+"""Deterministic simulation: a flow runs under faults, crashes and restarts that all follow from one seed.
 
-`event_loop` takes the turns, in simulated time; `topic`, `transactions` and `store` stand between a job and what
-survives it (`world`), with the faults of `network` on the way; a `life` is one run of the job, `driver` and
-`disturbed` decide what becomes of it, `outputs` says whether what is committed is right.
+- ``simulate``: what users call; the runs of one job, what disturbs them, and the comparison with an undisturbed run.
+- ``world``: what survives a crash (topics, the checkpoint store, time), the inputs, and the checks of the outputs.
+- ``network``: the way between a job and the world, with its faults.
+- ``event_loop``: the order in which tasks run.
+- ``simulated_time``: time, the trace of a run, and random numbers.
 """
 
-from streamiter.testing.simulation.life import Simulation
 from streamiter.testing.simulation.network import Faults
 from streamiter.testing.simulation.simulate import SimulationResult, Undisturbed, simulate
 from streamiter.testing.simulation.simulated_time import SimulationFailed
+from streamiter.testing.simulation.world import Simulation
 
 __all__ = ["Faults", "Simulation", "SimulationFailed", "SimulationResult", "Undisturbed", "simulate"]

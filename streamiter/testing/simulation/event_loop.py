@@ -1,7 +1,9 @@
-"""What is ready to run in a simulated event loop, in an order that a seed decides.
+"""An event loop without threads, sockets or real time, whose every decision follows from a seed.
+
+``SimulatedEventLoop`` runs tasks in an order that the seed shuffles, one turn at a time, in simulated time.
+``ReadyHandles`` is its queue:
 
 >>> ready = ReadyHandles(Shuffle(seed=3, window=8))
->>> async def nothing(): ...
 >>> loop = asyncio.new_event_loop()
 >>> for name in "abcd":
 ...     ready.add(asyncio.Handle(print, [name], loop))
@@ -28,8 +30,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, TypeVarTuple, final
 
-from streamiter.testing.simulation.network import unwind
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace
+from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, unwind
 
 __all__ = [
     "Deadlock",
@@ -39,138 +40,24 @@ __all__ = [
 ]
 
 
-_64_BITS: Final = (1 << 64) - 1
-
-CALLBACKS: Final = 0
-"""The number under which the callbacks take turns that belong to no task; tasks are counted from 1."""
-
-FIRST_TURN: Final = 1
-
-
-def mixed(number: int) -> int:
-    """Sixty-four bits that look random and follow from the number.
-
-    The finalizer of splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-
-    >>> hex(mixed(1))
-    '0x5692161d100b05e5'
-    """
-    number &= _64_BITS
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _64_BITS
-    return number ^ (number >> 31)
-
-
-class SimulatedTask(asyncio.Task[Any]):
-    """A task that knows its number in its loop, and how many turns it has asked for."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
-        self.number = number
-        self.turns = 0
-        super().__init__(coroutine, **options)
-
-    def __hash__(self) -> int:
-        """Follows from the seed; asyncio keeps tasks in sets, and cancels them in the order of their hashes."""
-        return self.number
-
-
-class SimulatedFuture(asyncio.Future[Any]):
-    """A future that has a number, too."""
-
-    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = number
-        super().__init__(loop=loop)
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-@dataclass(frozen=True, slots=True)
-class Shuffle:
-    """How far the order of tasks may differ from that in which they became ready.
-
-    A task that has become ready runs after at most ``window`` turns of others that became ready later; an eighth
-    of the tasks, which the seed chooses, is eight times as slow. A window of 0 is asyncio's own order.
-    """
-
-    seed: int
-    window: int
-
-    def delay(self, task: int, turn: int) -> float:
-        """Turns that this turn of the task is put off by, from 0."""
-        # A task begins before all that was asked for after it, as it does in asyncio: there is code that creates
-        # a task, sleeps for 0 seconds, and takes it that the task has begun.
-        if not self.window or turn == FIRST_TURN:
-            return 0.0
-        # Follows from the task and the turn, not from what was drawn before: asyncio itself goes through sets of
-        # tasks, whose order differs from process to process.
-        drawn = mixed(mixed(self.seed + task * 0x9E3779B97F4A7C15) + turn)
-        window = self.window * 8 if task and mixed(self.seed ^ task) % 8 == 0 else self.window
-        return window * (drawn / (1 << 64))
-
-
-class ReadyHandles:
-    """Handles by the order they are to run in. Those of tasks are shuffled, all others keep their order."""
-
-    def __init__(self, shuffle: Shuffle) -> None:
-        self._shuffle = shuffle
-        self._taken = 0
-        self._added = 0
-        self._last_callback_due = 0.0
-        self._heap: list[tuple[float, int, int, asyncio.Handle]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, handle: asyncio.Handle, task: SimulatedTask | None = None) -> None:
-        """One more; ``task`` is the one whose turn it is."""
-        self._added += 1
-        if task is None:
-            number = CALLBACKS
-            due = self._taken + self._shuffle.delay(CALLBACKS, FIRST_TURN + self._added)
-            due = self._last_callback_due = max(self._last_callback_due, due)
-        else:
-            number = task.number
-            task.turns += 1
-            due = self._taken + self._shuffle.delay(number, task.turns)
-        heapq.heappush(self._heap, (due, self._added, number, handle))
-
-    def take(self) -> tuple[asyncio.Handle, int]:
-        """The next one, with the number of its task."""
-        _, _, number, handle = heapq.heappop(self._heap)
-        self._taken += 1
-        return handle, number
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._heap.clear()
-
-
-# What a turn of a task takes: some hundred records through a chain. Without it nothing that is not made to wait
-# would take any time, and no timer would come due before the end.
+# The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
+# would become due before the end.
 TURN_S: Final = 0.001
 
-# Tasks that have ended are let go of when there are twice as many as live, and at least these.
+# Ended tasks are dropped when the list is twice as long as the running tasks, and at least this long.
 _FEW_TASKS: Final = 64
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 
-class Deadlock(Exception):
-    """Nothing is ready, no timer is set, and somebody still waits.
-
-    An event loop without threads, sockets or real time, whose every decision follows from a seed.
-    """
-
-
 @final
 class SimulatedEventLoop(asyncio.BaseEventLoop):
-    """Runs tasks in shuffled order, one turn at a time, in simulated time.
+    """An event loop that runs tasks in shuffled order, one turn at a time, in simulated time.
 
-    Whoever has it decides after each turn whether there is another one: ``run`` can be left at any await of any
-    task, gone on with later, or never. Functions for threads run at once, as a callback. Callbacks that belong to
-    no task keep the order they were asked for in.
+    The caller of ``run`` decides before each turn whether to continue: it can stop at any await of any task, and call
+    ``run`` again, or never. Functions for threads run in this thread, as a callback. Callbacks that belong to no task
+    run in the order of their calls.
 
     >>> async def main():
     ...     asyncio.get_running_loop().call_later(60, print, "a minute later")
@@ -198,15 +85,15 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         self._tasks: list[SimulatedTask] = []
         self._tasks_looked_through_at = _FEW_TASKS
         self.errors: list[dict[str, Any]] = []
-        """What asyncio's exception handler was told of: exceptions that nobody looks at."""
+        """The contexts of exceptions that no code has retrieved."""
         self.set_exception_handler(lambda _, context: self.errors.append(context))
 
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Take turns until the condition holds, which is asked before each.
+        """Take turns until the condition holds, which is checked before each turn.
 
-        Raises :class:`Deadlock` where there is nothing to do and nothing to come.
+        Raises :class:`Deadlock` if no task is ready and no timer is set.
         """
         around = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
@@ -250,7 +137,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         return min(dates_s)
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator that nobody goes on with is closed by a task, or where all was dropped, by nobody."""
+        """Close an abandoned async generator in a task; after the loop is closed, unwind it."""
         closing = generator.aclose()
         if self.is_closed():
             unwind(closing)
@@ -258,12 +145,12 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
             self.create_task(closing)
 
     def is_running(self) -> bool:
-        """Whether one of its tasks has its turn."""
+        """Return whether ``run`` is running."""
         return self._is_running
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no task is ready."""
+        """Whether nothing is ready to run."""
         return not self._handles
 
     @property
@@ -273,26 +160,26 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         return self._tasks
 
     def close(self) -> None:
-        """Drop all that is to come."""
+        """Drop all handles and timers, and close the loop."""
         self._handles.clear()
         self._timers.clear()
         super().close()
 
-    # -- what asyncio asks of a loop -------------------------------------------------------------------
+    # -- the interface of asyncio ----------------------------------------------------------------------
 
     def time(self) -> float:
-        """Seconds since the simulation began."""
+        """Return the seconds since the simulation began."""
         return self._simulated_time.now_s
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future with a number."""
+        """Return a future with a number."""
         self._futures_made += 1
         return SimulatedFuture(self._futures_made, loop=self)
 
     def create_task(
         self, coro: Any, *, name: object = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """A task with a number, counted in this loop: names that count in the process differ from run to run."""
+        """Return a task with a number, counted in this loop: numbers of the process differ from run to run."""
         self._tasks_made += 1
         number = self._tasks_made
         task = SimulatedTask(coro, number, loop=self, name=str(name or f"task {number}"), context=context)
@@ -304,7 +191,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run it as one of the next callbacks, or where it is a turn of a task in shuffled order."""
+        """Run a callback as one of the next; a turn of a task in shuffled order."""
         self._check_open()
         handle = asyncio.Handle(callback, args, self, context)
         owner = getattr(callback, "__self__", None)
@@ -314,7 +201,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        """The same; there are no threads."""
+        """Do the same as ``call_soon``: there are no threads."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -324,7 +211,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run it when so many seconds have passed."""
+        """Run a callback when so many seconds have passed."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
@@ -334,7 +221,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run it at that time."""
+        """Run a callback at a time."""
         self._check_open()
         handle = asyncio.TimerHandle(when, callback, list(args), self, context)
         self._timers_made += 1
@@ -344,13 +231,13 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Arguments], T], *args: *Arguments
     ) -> asyncio.Future[T]:
-        """Run it as one of the next callbacks, in this thread."""
+        """Run a function as one of the next callbacks, in this thread."""
         result: asyncio.Future[T] = self.create_future()
         self.call_soon(_run_at_once, result, func, args)
         return result
 
     def get_debug(self) -> bool:
-        """Off: what it watches are real seconds."""
+        """Return False: asyncio's debug mode measures real seconds."""
         return False
 
     def _check_open(self) -> None:
@@ -367,28 +254,135 @@ def _run_at_once(result: asyncio.Future[Any], func: Callable[..., Any], args: tu
         result.set_exception(error)
 
 
+class Deadlock(Exception):
+    """No task is ready and no timer is set, but a task still waits."""
+
+
 def drop_all(loop: SimulatedEventLoop) -> None:
-    """End every task of the loop without a turn, and close the loop.
+    """End every task of the loop without a turn, and close the loop, as the end of a process would.
 
-    A process that is killed runs nothing more. Here coroutines are unwound, or Python would do it some time later:
-    what their ``finally`` blocks do must be without effect by then, so connections are to be cut before.
-    What they raise is nobody's business, and nobody is warned of what they leave undone.
-
-    Dropping all that runs in an event loop, as the end of a process would.
+    A killed process runs no more code. Here the coroutines are unwound, or Python would do that some time later. Their
+    ``finally`` blocks must have no effect: cut connections before. Their exceptions and warnings are dropped.
     """
     loop.set_exception_handler(lambda loop, context: None)
     unfinished = loop.unfinished
     loop.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # What asks for a loop meanwhile gets this one, which is closed, and not a new one that nobody closes.
+        # Code that asks for a loop meanwhile gets this closed one, not a new one that is never closed.
         around = asyncio._get_running_loop()
         asyncio._set_running_loop(loop)
         try:
             for task in reversed(unfinished):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way not to warn of it
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way to drop the warning
                 coroutine = task.get_coro()
                 if inspect.iscoroutine(coroutine):
                     unwind(coroutine)
         finally:
             asyncio._set_running_loop(around)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How far the order of tasks may differ from the order in which they became ready."""
+
+    seed: int
+    """Decides the order."""
+    window: int
+    """A ready task waits for at most so many turns of tasks that became ready later. An eighth of the tasks, which the
+    seed chooses, waits eight times as long. 0: asyncio's own order."""
+
+    def delay(self, task: int, turn: int) -> float:
+        """Return by how many turns a turn of a task is delayed, from 0."""
+        # A task starts before everything that was scheduled after it, as in asyncio: some code creates a task, sleeps
+        # for 0 seconds, and assumes that the task has started.
+        if not self.window or turn == FIRST_TURN:
+            return 0.0
+        # The delay follows from the task and the turn, not from earlier draws: asyncio iterates over sets of tasks,
+        # whose order differs from process to process.
+        drawn = mixed(mixed(self.seed + task * 0x9E3779B97F4A7C15) + turn)
+        window = self.window * 8 if task and mixed(self.seed ^ task) % 8 == 0 else self.window
+        return window * (drawn / (1 << 64))
+
+
+class ReadyHandles:
+    """The queue of ready handles. Handles of tasks are shuffled; all others keep their order."""
+
+    def __init__(self, shuffle: Shuffle) -> None:
+        self._shuffle = shuffle
+        self._turns = 0
+        self._added = 0
+        self._last_callback_due = 0.0
+        self._heap: list[tuple[float, int, int, asyncio.Handle]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, handle: asyncio.Handle, task: SimulatedTask | None = None) -> None:
+        """Add a handle; ``task`` is its task, if it is the turn of one."""
+        self._added += 1
+        if task is None:
+            number = CALLBACKS
+            due = self._turns + self._shuffle.delay(CALLBACKS, FIRST_TURN + self._added)
+            due = self._last_callback_due = max(self._last_callback_due, due)
+        else:
+            number = task.number
+            task.turns += 1
+            due = self._turns + self._shuffle.delay(number, task.turns)
+        heapq.heappush(self._heap, (due, self._added, number, handle))
+
+    def take(self) -> tuple[asyncio.Handle, int]:
+        """Remove and return the next handle, with the number of its task."""
+        _, _, number, handle = heapq.heappop(self._heap)
+        self._turns += 1
+        return handle, number
+
+    def clear(self) -> None:
+        """Remove all handles."""
+        self._heap.clear()
+
+
+CALLBACKS: Final = 0
+"""The number of callbacks that belong to no task; tasks are counted from 1."""
+FIRST_TURN: Final = 1
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    """A task that knows its number in its loop, and the count of its turns."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
+        self.number = number
+        self.turns = 0
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        """Return a hash that follows from the seed: asyncio cancels tasks in the order of a set of them."""
+        return self.number
+
+
+class SimulatedFuture(asyncio.Future[Any]):
+    """A future with a number."""
+
+    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+_64_BITS: Final = (1 << 64) - 1
+
+
+def mixed(number: int) -> int:
+    """Return 64 bits that look random and follow from the number.
+
+    The finalizer of splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+
+    >>> hex(mixed(1))
+    '0x5692161d100b05e5'
+    """
+    number &= _64_BITS
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return number ^ (number >> 31)

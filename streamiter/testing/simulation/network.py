@@ -1,64 +1,69 @@
-"""What may go wrong in a simulation, and how much of it does under one seed."""
+"""The network of a simulation, with its faults, and topics and a checkpoint store behind it.
+
+``Faults`` are what a user allows; ``Levels`` are the probabilities that one seed draws. The ``SimulatedNetwork`` is one
+for a simulation; each run of the job has a ``NetworkConnection``, which its crash cuts. ``SimulatedTopic`` and
+``SimulatedStore`` are a memory topic and a memory store whose calls may be late, fail, or fail after they took effect.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, fields
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final, TypeVar
 
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.numbers import whole_number
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace
+from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace
+from streamiter.topics.memory import MemoryBroker, MemoryTopic
+from streamiter.topics.topic import (
+    Decoder,
+    OutgoingBatch,
+    ReadRequest,
+    SizeLimit,
+    Topic,
+    TopicBatch,
+    TopicDescription,
+    TopicReader,
+    TopicWriter,
+    Transactions,
+)
 
 __all__ = [
-    "Crashed",
     "Faults",
     "Levels",
     "NetworkConnection",
     "SimulatedNetwork",
     "SimulatedStorageFull",
+    "SimulatedStore",
+    "SimulatedTopic",
+    "SimulatedTopics",
     "SimulatedUnavailable",
     "drawn_levels",
-    "unwind",
 ]
-
-
-# Below the connectors' own deadlines most calls are a little slow; now and then one takes as long as an election.
-_SLOW_S_MAX: Final = 2.0
-
-# Longer than sessions and transactions of a simulation last, so that they expire.
-_STUCK_S_MAX: Final = 120.0
-
-
-class SimulatedUnavailable(TopicUnavailable):
-    """A fault: the call failed, before or after it took effect."""
-
-
-class SimulatedStorageFull(StorageFull):
-    """A fault: the store had no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What may go wrong in the first phase of a simulation; each seed chooses out of it.
+    """The faults of the first phase of a simulation; each seed chooses some of them.
 
     >>> Faults(fenced=False, crashes=1).crashes
     1
     """
 
     crashes: int = 5
-    """At most so many times the job ends early: by a crash, a stop or a pause after which another run has begun."""
+    """The most early ends of the job: by a crash, a stop, or a pause during which another run starts."""
     slow: bool = True
-    """Calls of topics and of the store take up to seconds."""
+    """Calls of topics and of the store take up to some seconds."""
     stuck: bool = True
-    """For up to two minutes, no call comes back."""
+    """No call returns for up to two minutes."""
     failing: bool = True
-    """Calls fail, before or after they took effect: a commit may have succeeded although an error was raised."""
+    """Calls fail before or after they take effect: a commit may succeed although it raises an error."""
     duplicates: bool = True
-    """Writes outside transactions are stored twice, as by a retry whose first answer was lost."""
+    """Writes outside transactions are stored twice, as by a retry after a lost answer."""
     fenced: bool = True
     """Another owner opens the job's transactions."""
     storage_full: bool = True
@@ -69,37 +74,48 @@ class Faults:
 
     @classmethod
     def none(cls) -> Faults:
-        """Nothing goes wrong; tasks still run in shuffled order, and batches are cut at random."""
+        """Return no faults; tasks still run in shuffled order, and batches are cut at random."""
         switches = {field.name: False for field in fields(cls) if field.name != "crashes"}
         return cls(crashes=0, **switches)
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How likely each fault is, for a call."""
+    """The probability of each fault, for each call."""
 
     slow: float = 0.0
+    """A call is slow."""
     slow_s_max: float = 0.0
+    """The longest slow call."""
     stuck: float = 0.0
+    """The network is stuck from this call on."""
     stuck_s_max: float = 0.0
+    """The longest time for which it is stuck."""
     failing: float = 0.0
+    """A call fails; drawn before and after its effect."""
     duplicates: float = 0.0
+    """A write is stored twice."""
     fenced: float = 0.0
-    """For each turn of the job in which it could be."""
+    """Another owner opens the transactions; for each turn of the job."""
     storage_full: float = 0.0
+    """The store is full when a snapshot is saved."""
     cuts_batches: bool = True
-    """Whether what is read comes in pieces of random size."""
+    """Whether batches that are read are cut into pieces of random size."""
 
 
 CALM: Final = Levels()
 UNDISTURBED: Final = Levels(cuts_batches=False)
+# Most slow calls are within the deadlines of connectors; some take as long as the election of a Kafka leader.
+_SLOW_S_MAX: Final = 2.0
+# Longer than the sessions and transactions of a simulation, so that they expire.
+_STUCK_S_MAX: Final = 120.0
 
 
 def drawn_levels(faults: Faults, chosen: random.Random) -> Levels:
-    """The levels of one seed.
+    """Return the levels of one seed.
 
-    Each kind is left out by half of the seeds: what hides behind a fault that ends every run early is found by the
-    seeds without it (Groce et al., "Swarm testing", ISSTA 2012).
+    Half of the seeds leave out each kind of fault: a fault that ends every run early hides other bugs, which the seeds
+    without it find (Groce et al., "Swarm testing", ISSTA 2012).
     """
 
     def level(wanted: bool, highest: float) -> float:
@@ -118,21 +134,21 @@ def drawn_levels(faults: Faults, chosen: random.Random) -> Levels:
     )
 
 
-T = TypeVar("T")
+class SimulatedUnavailable(TopicUnavailable):
+    """A fault: the call failed, before or after it took effect."""
 
-# Calls that are not slow still let others have their turns in between, now and then: a crash may come there.
+
+class SimulatedStorageFull(StorageFull):
+    """A fault: the store is full."""
+
+
+T = TypeVar("T")
+# This share of the calls that are not slow lets other tasks run in between; a crash may happen there.
 _PAUSES: Final = 0.3
 
 
-class Crashed(BaseException):
-    """Whatever of a crashed job still reaches for the world outside gets no further than this."""
-
-
 class SimulatedNetwork:
-    """What lies between all jobs and the world: one state for all calls, which survives crashes.
-
-    The way of a call from a job to its topics and its store, and back: where faults and crashes come in.
-    """
+    """The network between all runs of the job and the world; its state survives crashes."""
 
     def __init__(self, time: SimulatedTime, trace: Trace, chosen: random.Random, levels: Levels) -> None:
         self.random = chosen
@@ -143,21 +159,21 @@ class SimulatedNetwork:
         self._waiting: list[asyncio.Future[None]] = []
 
     def event(self, what: str) -> None:
-        """Write down what happened."""
+        """Add an event to the trace."""
         self.trace.event(self._time.now_s, what)
 
     def heal(self) -> None:
-        """No faults from now on; calls that are stuck come back."""
+        """End all faults; calls that are stuck return."""
         self.levels = CALM
         self._stuck_until_s = 0.0
         self._wake()
 
     def draws(self, probability: float) -> bool:
-        """Whether a fault of that probability comes now."""
+        """Draw whether a fault of this probability happens now."""
         return probability > 0.0 and self.random.random() < probability
 
     async def delay(self, what: str) -> None:
-        """What a call waits for on its way."""
+        """Wait as long as a call takes on its way, in one direction."""
         levels = self.levels
         if self.draws(levels.stuck):
             stuck_s = self.random.random() * levels.stuck_s_max
@@ -174,7 +190,7 @@ class SimulatedNetwork:
             await waiting
 
     def fail(self, what: str) -> None:
-        """Now and then, raise."""
+        """Draw whether a call fails, and raise SimulatedUnavailable if it does."""
         if self.draws(self.levels.failing):
             self.event(f"fails: {what}")
             raise SimulatedUnavailable(f"{what}: unavailable (simulated)")
@@ -187,64 +203,297 @@ class SimulatedNetwork:
 
 
 class NetworkConnection:
-    """What one run of the job has of the network; cut by its crash."""
+    """The connection of one run of the job to the network; the crash of the run cuts it."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
         self._is_cut = False
 
     def cut(self) -> None:
-        """The job has crashed: no call of it reaches anything any more."""
+        """Cut the connection after a crash: no further call takes effect."""
         self._is_cut = True
 
     def check(self) -> None:
-        """Raise :class:`Crashed` in a job that has crashed."""
+        """Raise :class:`Crashed` if the job has crashed."""
         if self._is_cut:
             raise Crashed
 
     async def call(self, what: str, effect: Callable[[], Awaitable[T]]) -> T:
-        """Have an effect, late, or not, or have it and fail all the same."""
+        """Await an effect: perhaps late, perhaps not at all, perhaps with an error after it."""
         await self.on_the_way(what)
         result = await effect()
         await self.on_the_way_back(what)
         return result
 
     async def on_the_way(self, what: str) -> None:
-        """Before the effect."""
+        """Wait on the way to the effect; fail now and then."""
         self.check()
         await self.network.delay(what)
         self.network.fail(f"{what}, before it took effect")
 
     async def on_the_way_back(self, what: str) -> None:
-        """After the effect."""
+        """Wait on the way back; fail now and then."""
         await self.network.delay(what)
         self.network.fail(f"{what}, after it took effect")
 
     async def slow_call(self, what: str, effect: Callable[[], Awaitable[T]]) -> T:
-        """Have an effect, perhaps late."""
+        """Await an effect, perhaps late; never fail."""
         self.check()
         await self.network.delay(what)
         return await effect()
 
 
-# A coroutine that awaits something in each of its finally blocks has to be closed once for each of them.
-_CLOSINGS_MAX: Final = 100
+class SimulatedTopics:
+    """The topics of a simulation, as one run of the job sees them."""
+
+    def __init__(
+        self, broker: MemoryBroker, connection: NetworkConnection, on_commit: Callable[[], None]
+    ) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.on_commit = on_commit
+        self.readers: list[SimulatedReader] = []
+        """The open readers."""
+        self.transactional_ids: dict[str, None] = {}
+        """The ids of transactions that were opened, so that another owner can open them."""
 
 
-def unwind(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Close it, whatever its ``finally`` blocks raise, and whatever they await.
+# The most records of a read: so few that small inputs are read in several batches.
+_READ_RECORDS_MAX = 16
 
-    Ending a coroutine where it stands, without an event loop.
-    """
-    if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-        # Has not begun: what it was given to await would never be awaited, which Python warns of when it is found.
-        frame = coroutine.cr_frame
-        for given in list(frame.f_locals.values()) if frame is not None else []:
-            if inspect.iscoroutine(given):
-                unwind(given)
-    for _ in range(_CLOSINGS_MAX):
-        try:
-            coroutine.close()
-        except (Exception, asyncio.CancelledError, GeneratorExit, Crashed):  # noqa: S112
-            continue  # RuntimeError: it awaits once more; any other: one of its finally blocks has failed
-        return
+
+class SimulatedTopic(Topic):
+    """A :class:`~streamiter.topics.MemoryTopic` whose calls may be late, take effect twice, or fail."""
+
+    compaction_settings = MemoryTopic.compaction_settings
+    eager_compaction_settings = MemoryTopic.eager_compaction_settings
+
+    def __init__(self, cluster: SimulatedTopics, name: str) -> None:
+        self._cluster = cluster
+        self._connection = cluster.connection
+        self._stored = cluster.broker.topic(name)
+
+    @property
+    def url(self) -> str:
+        return self._stored.url
+
+    @property
+    def name(self) -> str:
+        return self._stored.name
+
+    @property
+    def commit_domain(self) -> str:
+        return "memory:simulation"
+
+    def beside(self, name: str) -> Topic:
+        return SimulatedTopic(self._cluster, name)
+
+    def default_decoder(self) -> Decoder | None:
+        return None
+
+    async def open_reader(self, request: ReadRequest) -> TopicReader:
+        network = self._connection.network
+        if network.levels.cuts_batches:
+            limit = network.random.randint(1, _READ_RECORDS_MAX)
+            request = replace(request, max_records=min(request.max_records, limit))
+        stored = await self._connection.call(
+            f"open a reader of {self.name}", lambda: self._stored.open_reader(request)
+        )
+        reader = SimulatedReader(stored, self._connection, self.name, self._cluster.readers.remove)
+        self._cluster.readers.append(reader)
+        return reader
+
+    async def open_writer(self) -> TopicWriter:
+        stored = await self._connection.call(f"open a writer of {self.name}", self._stored.open_writer)
+        return SimulatedWriter(stored, self._connection, self.name)
+
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
+        self._cluster.transactional_ids[transactional_id] = None
+        stored = await self._connection.call(
+            f"open transactions {transactional_id}",
+            lambda: self._stored.open_transactions(transactional_id, timeout_s=timeout_s),
+        )
+        return SimulatedTransactions(stored, self._connection, self._cluster.broker, self._cluster.on_commit)
+
+    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        await self._connection.call(
+            f"create {self.name}", lambda: self._stored.create(partitions=partitions, settings=settings)
+        )
+
+    async def describe(self) -> TopicDescription:
+        return await self._connection.call(f"describe {self.name}", self._stored.describe)
+
+    async def size_limit(self) -> SizeLimit | None:
+        return await self._stored.size_limit()
+
+    async def delete(self) -> None:
+        await self._connection.call(f"delete {self.name}", self._stored.delete)
+
+    def __repr__(self) -> str:
+        return f"SimulatedTopic({self.name!r})"
+
+
+class SimulatedReader(TopicReader):
+    """A reader that returns the batches of another reader, later and in smaller pieces."""
+
+    def __init__(
+        self,
+        stored: TopicReader,
+        connection: NetworkConnection,
+        name: str,
+        on_close: Callable[[SimulatedReader], None],
+    ) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._name = name
+        self._on_close: Callable[[SimulatedReader], None] | None = on_close
+        self._rest: TopicBatch | None = None
+
+    async def read(self) -> TopicBatch | None:
+        if self._rest is None:
+            await self._connection.on_the_way(f"read {self._name}")
+            # Kept before the next wait: a cancelled read must not lose records.
+            self._rest = await self._stored.read()
+        await self._connection.on_the_way_back(f"read {self._name}")
+        return self._piece()
+
+    def _piece(self) -> TopicBatch | None:
+        batch = self._rest
+        if batch is None:
+            return None
+        network = self._connection.network
+        size = network.random.randint(1, len(batch)) if network.levels.cuts_batches else len(batch)
+        self._rest = batch[size:] if size < len(batch) else None
+        return batch[:size]
+
+    def positions(self) -> Mapping[int, int]:
+        positions = dict(self._stored.positions())
+        if self._rest is not None:
+            positions[self._rest.partition] = self._rest.offsets[0]
+        return positions
+
+    def identities(self) -> Mapping[int, str]:
+        return self._stored.identities()
+
+    def lag(self) -> Mapping[int, int]:
+        lag = dict(self._stored.lag())
+        if self._rest is not None:
+            lag[self._rest.partition] += len(self._rest)
+        return lag
+
+    async def close(self) -> None:
+        self._connection.check()
+        if self._on_close is not None:
+            self._on_close(self)
+            self._on_close = None
+        await self._stored.close()
+
+
+class SimulatedWriter(TopicWriter):
+    """A writer whose writes, outside transactions, may be late, stored twice, or fail after they took effect."""
+
+    def __init__(self, stored: TopicWriter, connection: NetworkConnection, name: str) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._name = name
+
+    async def write(self, batch: OutgoingBatch) -> None:
+        await self._connection.call(f"write to {self._name}", lambda: self._write(batch))
+
+    async def _write(self, batch: OutgoingBatch) -> None:
+        await self._stored.write(batch)
+        network = self._connection.network
+        if network.draws(network.levels.duplicates):
+            network.event(f"written twice: {len(batch)} records to {self._name}")
+            await self._stored.write(batch)
+
+    async def flush(self) -> None:
+        await self._connection.call(f"flush {self._name}", self._stored.flush)
+
+    async def close(self) -> None:
+        await self._connection.slow_call(f"close the writer of {self._name}", self._stored.close)
+
+
+class SimulatedTransactions(Transactions):
+    """Transactions of memory topics; each call may be late, fail, or fail after it took effect."""
+
+    def __init__(
+        self,
+        stored: Transactions,
+        connection: NetworkConnection,
+        broker: MemoryBroker,
+        on_commit: Callable[[], None],
+    ) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._broker = broker
+        self._on_commit = on_commit
+
+    async def begin(self) -> None:
+        await self._connection.call("begin a transaction", self._stored.begin)
+
+    async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
+        stored = self._broker.topic(topic.name)
+        await self._connection.call(
+            f"write to {topic.name} in the transaction", lambda: self._stored.write(stored, batch)
+        )
+
+    async def commit(self) -> None:
+        await self._connection.call("commit", self._commit)
+
+    async def _commit(self) -> None:
+        await self._stored.commit()
+        self._connection.network.event("committed")
+        self._on_commit()
+
+    async def abort(self) -> None:
+        await self._connection.call("abort the transaction", self._stored.abort)
+
+    async def close(self) -> None:
+        await self._connection.slow_call("close the transactions", self._stored.close)
+
+
+class SimulatedStore(CheckpointStore):
+    """A checkpoint store, as one run of the job sees it: calls may be late or fail, and the store may be full."""
+
+    def __init__(self, stored: CheckpointStore, connection: NetworkConnection) -> None:
+        self._stored = stored
+        self._connection = connection
+
+    async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
+        return await self._connection.call(
+            "claim the store", lambda: self._stored.claim(flow, run, begin_anew=begin_anew)
+        )
+
+    async def pointer(self, flow: str) -> CommitPointer | None:
+        return await self._connection.call(
+            "ask the store for its pointer", lambda: self._stored.pointer(flow)
+        )
+
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
+        network = self._connection.network
+        await self._connection.on_the_way("save a snapshot")
+        if network.draws(network.levels.storage_full):
+            network.event(f"no room for snapshot {header.id.number}")
+            raise SimulatedStorageFull("the store is full (simulated)")
+        size_bytes = await self._stored.save(header, parts)
+        network.event(f"saved snapshot {header.id.number}")
+        await self._connection.on_the_way_back("save a snapshot")
+        return size_bytes
+
+    async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
+        await self._connection.call(
+            "set the pointer of the store", lambda: self._stored.commit(flow, checkpoint)
+        )
+
+    async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
+        return await self._connection.call("prune the store", lambda: self._stored.prune(flow, keep=keep))
+
+    async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
+        return await self._connection.call("list the store", lambda: self._stored.list(flow))
+
+    async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
+        return await self._connection.call("open a snapshot", lambda: self._stored.open(flow, checkpoint))
+
+    async def close(self) -> None:
+        await self._connection.slow_call("close the store", self._stored.close)

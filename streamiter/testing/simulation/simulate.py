@@ -1,180 +1,192 @@
-"""Who decides, between the turns of a job, what becomes of it."""
+"""Running a flow under a seed: first with faults, for safety checks, then without, for liveness checks.
+
+``simulate`` runs the flow once undisturbed and once under a seed. A ``Life`` is one run of the job, from its start to
+its end or its crash. The ``SimulationDriver`` starts lives and checks them. ``DisturbedRun`` decides, between turns of
+the event loop, when a life ends early, and lets the last one finish.
+"""
 
 from __future__ import annotations
 
 import random
 import traceback
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from streamiter.checkpoints.store import Checkpoints
+from streamiter.errors import CheckpointError, JobFailed, ProducerFenced
 from streamiter.numbers import positive, whole_number
-from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
-from streamiter.testing.simulation.life import Ending, Life, LifeSettings, MakeFlow
-from streamiter.testing.simulation.network import CALM, UNDISTURBED, Faults, drawn_levels
-from streamiter.testing.simulation.simulated_time import SimulationFailed, where_tasks_wait
-from streamiter.testing.simulation.world import Check, Outputs, World
+from streamiter.runtime.checkpointing.barriers import WorkersApart
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.statistics import JobState
+from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
+from streamiter.testing.simulation.network import (
+    CALM,
+    UNDISTURBED,
+    Faults,
+    NetworkConnection,
+    SimulatedStorageFull,
+    SimulatedStore,
+    SimulatedTopics,
+    SimulatedUnavailable,
+    drawn_levels,
+)
+from streamiter.testing.simulation.simulated_time import (
+    SimulationFailed,
+    TaskClock,
+    at_once,
+    where_tasks_wait,
+)
+from streamiter.testing.simulation.world import (
+    Check,
+    MakeFlow,
+    Outputs,
+    Simulation,
+    World,
+)
 
 __all__ = [
+    "Simulation",
     "SimulationResult",
     "Undisturbed",
     "simulate",
 ]
 
 
-# Turns of the job between two looks of the driver: often enough to hit any of its phases.
-TURNS_AT_A_TIME: Final = 16
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The result of a simulated run without findings."""
 
-# What still runs when a job has ended is given so many turns to end as well.
-_TURNS_TO_SETTLE: Final = 2_000
+    seed: int
+    """The seed of the run."""
+    trace_hash: str
+    """The hash of every decision; equal for equal seeds."""
+    turns: int
+    """The count of turns of tasks."""
+    elapsed_s: float
+    """Simulated seconds."""
+    runs: int
+    """The count of starts of the job."""
+    outputs: Outputs
+    """Committed records by topic."""
+    undisturbed: Undisturbed
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """After which time, and how many turns, a job without faults must have ended."""
+class Undisturbed:
+    """The results of one run without faults."""
 
-    within_s: float
+    outputs: Outputs
+    """Committed records by topic."""
     turns: int
+    """Turns of tasks."""
 
 
-class SimulationDriver:
-    """Begins lives of a job one after the other, and watches over them."""
+def simulate(
+    flow: MakeFlow,
+    seed: int,
+    *,
+    faults: Faults | None = None,
+    check: Check | None = None,
+    within_s: float = 600.0,
+    settle_s: float = 0.0,
+    undisturbed: Undisturbed | None = None,
+) -> SimulationResult:
+    """Run a flow under the faults of a seed, and compare its committed outputs with those of an undisturbed run.
 
-    def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float) -> None:
-        self.world = world
-        self.lives: list[Life] = []
-        """All that are not disposed of, the latest last."""
-        self.begun = 0
-        """How many lives there were."""
-        self._name = name
-        self._make_flow = make_flow
-        self._settle_s = settle_s
-        self._all_read_since_s: float | None = None
+    ``flow`` builds the flow from the topics of a :class:`Simulation`; it is called again for each start. Everything
+    happens in simulated time, in one thread, and follows from the seed: the order of ready tasks, the cuts of batches,
+    the sizes of channels, the calls of topics and of the checkpoint store that are late or fail, and when the job
+    crashes (at any ``await``), is paused, suspended or stopped. It restarts from its last checkpoint.
 
-    # -- lives -----------------------------------------------------------------------------------------
+    In the first phase, with ``faults``, the committed records must at any time be a part of those of the undisturbed
+    run: in order, without gaps, and without duplicates. In the second phase, without faults, the flow must finish
+    within ``within_s`` simulated seconds, with exactly the outputs of the undisturbed run. A flow without an end of its
+    own is drained after it has read all inputs and has waited for another ``settle_s`` seconds.
 
-    def begin(self, settings: LifeSettings) -> Life:
-        """Start the job, from its last checkpoint if it has one."""
-        self.begun += 1
-        self._all_read_since_s = None
-        life = Life(self.world, self.begun, self._make_flow, settings)
-        self.lives.append(life)
-        return life
+    A crash shows a state that ``snapshot`` forgets only if a checkpoint happens between records. So feed the records
+    over a few seconds, ``simulation.input(…, over_s=5)``, and run some dozens of seeds. Do not use ``stop="latest"``
+    then: the source would end at the records that have arrived at its start, which differ from run to run.
 
-    def drawn_settings(self, chosen: random.Random) -> LifeSettings:
-        """Settings that must make no difference."""
-        interval_s = chosen.choice([0.01, 0.03, 0.1, 0.3, 1.0])
-        alignment_timeout_s = chosen.choice([0.3, 5.0, 60.0])
-        return LifeSettings(
-            shuffle=Shuffle(chosen.getrandbits(64), chosen.choice([0, 2, 8, 32])),
-            channel_records=chosen.choice([1, 2, 4, 16, 64, 8192]),
-            interval_s=interval_s,
-            keep=chosen.randint(1, 3),
-            alignment_timeout_s=alignment_timeout_s,
-            transaction_timeout_s=interval_s + alignment_timeout_s + chosen.choice([1.0, 10.0, 300.0]),
-        )
+    ``check`` is called with the committed records of all outputs after each commit, also in the undisturbed run.
+    ``undisturbed`` is that of an earlier result, for flows whose inputs do not depend on the seed.
 
-    def go_on(self, life: Life, turns: int = TURNS_AT_A_TIME) -> None:
-        """Let a life take some turns. Raises SimulationFailed for whatever is found to be wrong."""
-        try:
-            life.go_on(turns)
-        except Deadlock:
-            self.fail("nothing is ready and no timer is set, but the job has not ended", life)
-        self.check()
-        self._drain_if_read(life)
+    Raises :class:`SimulationFailed`, which names the seed: the same seed repeats exactly the same run.
 
-    def _drain_if_read(self, life: Life) -> None:
-        """Tell a job without an end of its own, once it has read everything, that this is the end."""
-        if not life.goes_on_for_ever or not life.has_read_all:
-            self._all_read_since_s = None
-            return
-        now_s = self.world.time.now_s
-        if self._all_read_since_s is None:
-            self._all_read_since_s = now_s
-        if now_s - self._all_read_since_s >= self._settle_s:
-            life.stop("drain")
+    >>> from streamiter import Flow
+    >>> def totals(simulation):
+    ...     flow = Flow("totals")
+    ...     orders = flow.source(simulation.input("orders", [3, 1, 4, 1, 5], over_s=5))
+    ...     orders.key_by(lambda x: x % 2).reduce(lambda a, b: a + b, name="total").sink(simulation.output("totals"))
+    ...     return flow
+    >>> for seed in range(3):
+    ...     result = simulate(totals, seed)
+    >>> [record.value for record in result.outputs["totals"]]
+    [b'3', b'4', b'4', b'5', b'10']
 
-    def end(self, life: Life) -> Ending:
-        """Clear up behind a job that has ended by itself; says how it has."""
-        try:
-            ending = life.ending()
-        except Exception as error:
-            told = "".join(traceback.format_exception(error))
-            raise self._failure(f"run {life.number} fails, and no fault has led to that:\n{told}") from error
-        self._check_left_nothing(life)
-        self.drop(life)
-        return ending
-
-    def _check_left_nothing(self, life: Life) -> None:
-        loop, until = life.loop, self.world.trace.turns + _TURNS_TO_SETTLE
-        loop.run(lambda: loop.is_quiet or self.world.trace.turns >= until)
-        if loop.unfinished:
-            self.fail(f"run {life.number} has ended and leaves tasks behind", life)
-        if loop.errors:
-            self.fail(f"run {life.number} has ended with exceptions that nobody has looked at: {loop.errors}")
-
-    def drop(self, life: Life) -> None:
-        """Let go of it."""
-        self.lives.remove(life)
-        life.dispose()
-
-    def crash(self, life: Life) -> None:
-        """It ends between two turns."""
-        self.lives.remove(life)
-        life.crash()
-
-    def drop_all(self) -> None:
-        """Let go of all that still live."""
-        for life in list(self.lives):
-            self.drop(life)
-
-    # -- the end ---------------------------------------------------------------------------------------
-
-    def complete(self, life: Life, bounds: Bounds) -> Ending:
-        """Let it come to its end by itself, within bounds."""
-        until_s = self.world.time.now_s + bounds.within_s
-        until_turns = self.world.trace.turns + bounds.turns
-        while not life.is_over:
-            self.go_on(life)
-            if self.world.time.now_s > until_s:
-                self.fail(f"run {life.number} has not ended {bounds.within_s:g} s after the last fault", life)
-            if self.world.trace.turns > until_turns:
-                self.fail(f"run {life.number} has not ended {bounds.turns} turns after the last fault", life)
-        return self.end(life)
-
-    def check(self) -> None:
-        """Raise SimulationFailed if something was found to be wrong."""
-        if self.world.violation is not None:
-            self.fail(self.world.violation)
-
-    def fail(self, what: str, life: Life | None = None) -> None:
-        """Raise SimulationFailed; with where the tasks of a life wait."""
-        if life is not None:
-            what = "\n".join([what + ":", *(f"  {line}" for line in where_tasks_wait(life.loop.unfinished))])
-        raise self._failure(what)
-
-    def _failure(self, what: str) -> SimulationFailed:
-        trace = self.world.trace
-        return SimulationFailed(self._name, self.world.seed, what, trace_hash=trace.hash, events=trace.events)
+    Who decides, between the turns of a job, what becomes of it.
+    """
+    whole_number("simulate: seed", seed, 0)
+    positive("simulate: within_s", within_s)
+    name = getattr(flow, "__name__", type(flow).__name__)
+    if undisturbed is None:
+        undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s)
+    faults = Faults() if faults is None else faults
+    world = World(seed, CALM, expected=undisturbed.outputs, check=check)
+    world.network.levels = drawn_levels(faults, world.random)
+    world.network.event(f"seed {seed}: {world.network.levels}")
+    driver = SimulationDriver(world, name, flow, settle_s=settle_s)
+    turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
+    try:
+        DisturbedRun(
+            driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)
+        ).run()
+    finally:
+        driver.drop_all()
+    return SimulationResult(
+        seed=seed,
+        trace_hash=world.trace.hash,
+        turns=world.trace.turns,
+        elapsed_s=world.time.now_s,
+        runs=driver.begun,
+        outputs=world.committed.records,
+        undisturbed=undisturbed,
+    )
 
 
-# A supervisor takes a moment to start a job that has ended.
+def _undisturbed(
+    flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float
+) -> Undisturbed:
+    world = World(seed, UNDISTURBED, expected=None, check=check)
+    driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
+    try:
+        life = driver.begin(_CALM_SETTINGS)
+        if (ending := driver.complete(life, Bounds(within_s, _TURNS_MAX))) != "finished":
+            driver.fail(f"expected it to finish, and it {ending}")
+        world.look()
+        driver.check()
+    finally:
+        driver.drop_all()
+    return Undisturbed(world.committed.records, world.trace.turns)
+
+
+# An undisturbed flow that takes more turns never ends, or is too large for a simulation.
+_TURNS_MAX: Final = 200_000
+# Turns that a flow may take after the last fault: a multiple of its turns undisturbed, and at least so many.
+_TIMES_UNDISTURBED: Final = 30
+_TURNS_AT_LEAST: Final = 20_000
+# The longest time that a supervisor takes to restart a job.
 _RESTART_S_MAX: Final = 5.0
-
-# Jobs are restarted at most so often while there are faults: with a fault in every other call they get nowhere.
+# The most starts of the job while there are faults: with many faults each life ends early.
 _LIVES_MAX: Final = 12
-
-# How often a job that has finished is started once more.
-_BEGINS_AGAIN: Final = 0.25
-
-# Turns that a run which was paused takes after another one has begun.
+# The probability that a finished job is started again.
+_BEGIN_AGAIN_PROBABILITY: Final = 0.25
+# The most turns of a paused run after another one has started.
 _TURNS_OF_A_PAUSED_RUN: Final = 400
 
 
-class Disturbed:
-    """Ends the job early, again and again; then lets it come to its end.
-
-    The two phases of a simulated run: with faults, then without.
-    """
+class DisturbedRun:
+    """The two phases of a simulated run: with faults, in which lives end early; then without, to the end."""
 
     def __init__(
         self, driver: SimulationDriver, faults: Faults, *, turns_undisturbed: int, bounds: Bounds
@@ -185,36 +197,36 @@ class Disturbed:
         self._turns_undisturbed = turns_undisturbed
         self._bounds = bounds
         self._endings_left = self._random.randint(0, faults.crashes)
-        # Under some seeds runs hardly get beyond their start, under others most of the work is done by one.
+        # Under some seeds lives end soon after their start; under others one life does most of the work.
         self._life_turns_max = max(1, int(turns_undisturbed * self._random.choice([0.1, 0.3, 1.0])))
         self._life: Life | None = None
         self._ends_at: int | None = None
-        """The turn at which the life is ended early."""
+        """The turn at which the life ends early."""
         self._paused: Life | None = None
 
     def run(self) -> None:
-        """All of it. Raises SimulationFailed."""
+        """Run both phases. Raises SimulationFailed."""
         has_finished = self._with_faults()
         self._heal()
         if not has_finished:
-            self._come_to_the_end()
+            self._finish()
         self._world.look(is_complete=True)
         self._driver.check()
-        if self._random.random() < _BEGINS_AGAIN:
-            self._begin_what_has_finished()
+        if self._random.random() < _BEGIN_AGAIN_PROBABILITY:
+            self._begin_again()
 
     # -- with faults -----------------------------------------------------------------------------------
 
     def _with_faults(self) -> bool:
-        """Says whether the job has come to its end nevertheless."""
+        """Run the phase with faults; return whether the job has finished in it."""
         until = int(self._turns_undisturbed * self._random.uniform(0.3, 2.5))
         while self._world.trace.turns < until and self._driver.begun < _LIVES_MAX:
             if self._life is None:
                 self._begin()
             assert self._life is not None
             turns = TURNS_AT_A_TIME if self._ends_at is None else self._ends_at - self._world.trace.turns
-            self._driver.go_on(self._life, min(turns, TURNS_AT_A_TIME))
-            self._disturb_from_outside(self._life)
+            self._driver.take_turns(self._life, min(turns, TURNS_AT_A_TIME))
+            self._disturb(self._life)
             if self._life.is_over:
                 if self._driver.end(self._life) == "finished":
                     self._life = None
@@ -236,18 +248,17 @@ class Disturbed:
     def _end_early(self, life: Life) -> None:
         how = self._random.choice(["crash", "crash", "pause", "suspend", "abort"])
         if how == "pause" and self._paused is None:
-            self._world.network.event(f"run {life.number} is paused")
-            life.was_paused = True
+            life.pause()
             self._paused, self._life = life, None
         elif how in ("suspend", "abort") and life.job is not None and not life.is_stopping:
             life.stop("suspend" if how == "suspend" else "abort")
-            # It may crash while it stops.
+            # The life may crash while it stops.
             self._ends_at = self._world.trace.turns + self._random.randint(1, 1000)
         else:
             self._driver.crash(life)
             self._life = None
 
-    def _disturb_from_outside(self, life: Life) -> None:
+    def _disturb(self, life: Life) -> None:
         network = self._world.network
         if network.draws(network.levels.fenced * TURNS_AT_A_TIME) and not life.is_over:
             life.lose_transactions()
@@ -255,12 +266,12 @@ class Disturbed:
             self._resume(self._paused)
 
     def _resume(self, paused: Life) -> None:
-        """A run that did not know that it was thought dead; another has taken over."""
+        """Continue a paused life, after another life has taken over."""
         self._paused = None
-        self._world.network.event(f"run {paused.number} goes on after a pause")
+        self._world.network.event(f"run {paused.number} resumes after a pause")
         until = self._world.trace.turns + self._random.randint(1, _TURNS_OF_A_PAUSED_RUN)
         while not paused.is_over and self._world.trace.turns < until:
-            self._driver.go_on(paused)
+            self._driver.take_turns(paused)
         if paused.is_over:
             self._driver.end(paused)
         else:
@@ -275,8 +286,8 @@ class Disturbed:
             self._driver.crash(self._paused)
             self._paused = None
 
-    def _come_to_the_end(self) -> None:
-        # What it met before may still end the run that is there, but not the one after it.
+    def _finish(self) -> None:
+        # Earlier faults may still end the current life, but not the next one.
         if self._life is not None and self._driver.complete(self._life, self._bounds) == "finished":
             return
         life = self._driver.begin(self._driver.drawn_settings(self._random))
@@ -285,8 +296,8 @@ class Disturbed:
                 f"run {life.number}, after the last fault: expected it to finish, and it {ending}"
             )
 
-    def _begin_what_has_finished(self) -> None:
-        """The job of an end that is committed has nothing left to do."""
+    def _begin_again(self) -> None:
+        """Start a finished job again: it must finish at once, without new records."""
         life = self._driver.begin(self._driver.drawn_settings(self._random))
         if (ending := self._driver.complete(life, self._bounds)) != "finished":
             self._driver.fail(f"run {life.number}, of a job that had finished: it {ending}")
@@ -294,14 +305,180 @@ class Disturbed:
         self._driver.check()
 
 
-# An undisturbed flow that takes more turns than this is in a circle, or too large for a simulation.
-_TURNS_MAX: Final = 200_000
+# Turns of the job between two decisions of the driver: few enough to hit each of its phases.
+TURNS_AT_A_TIME: Final = 16
+# Turns after the end of a job, in which its last tasks must end.
+_TURNS_TO_SETTLE: Final = 2_000
 
-# Turns that a flow may take after the last fault, as a multiple of those it takes undisturbed, and at least.
-_TIMES_UNDISTURBED: Final = 30
-_TURNS_AT_LEAST: Final = 20_000
 
-_CALMLY: Final = LifeSettings(
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits within which a job without faults must end."""
+
+    within_s: float
+    """Simulated seconds."""
+    turns: int
+    """Turns of tasks."""
+
+
+class SimulationDriver:
+    """Starts the lives of a job, and checks each of them."""
+
+    def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float) -> None:
+        self.world = world
+        self.lives: list[Life] = []
+        """The lives that are not disposed of, the latest last."""
+        self.begun = 0
+        """The count of lives so far."""
+        self._name = name
+        self._make_flow = make_flow
+        self._settle_s = settle_s
+        self._all_read_since_s: float | None = None
+
+    # -- lives -----------------------------------------------------------------------------------------
+
+    def begin(self, settings: LifeSettings) -> Life:
+        """Start the job, from its last checkpoint if there is one."""
+        self.begun += 1
+        self._all_read_since_s = None
+        life = Life(self.world, self.begun, self._make_flow, settings)
+        self.lives.append(life)
+        return life
+
+    def drawn_settings(self, chosen: random.Random) -> LifeSettings:
+        """Draw settings that must not change the result."""
+        interval_s = chosen.choice([0.01, 0.03, 0.1, 0.3, 1.0])
+        alignment_timeout_s = chosen.choice([0.3, 5.0, 60.0])
+        return LifeSettings(
+            shuffle=Shuffle(chosen.getrandbits(64), chosen.choice([0, 2, 8, 32])),
+            channel_records=chosen.choice([1, 2, 4, 16, 64, 8192]),
+            interval_s=interval_s,
+            keep=chosen.randint(1, 3),
+            alignment_timeout_s=alignment_timeout_s,
+            transaction_timeout_s=interval_s + alignment_timeout_s + chosen.choice([1.0, 10.0, 300.0]),
+        )
+
+    def take_turns(self, life: Life, turns: int = TURNS_AT_A_TIME) -> None:
+        """Let a life take some turns; raise SimulationFailed for a finding."""
+        try:
+            life.take_turns(turns)
+        except Deadlock:
+            self.fail("nothing is ready and no timer is set, but the job has not ended", life)
+        self.check()
+        self._drain_if_read(life)
+
+    def _drain_if_read(self, life: Life) -> None:
+        """Drain a job without an end of its own after it has read all records."""
+        if not life.is_unbounded or not life.has_read_all:
+            self._all_read_since_s = None
+            return
+        now_s = self.world.time.now_s
+        if self._all_read_since_s is None:
+            self._all_read_since_s = now_s
+        if now_s - self._all_read_since_s >= self._settle_s:
+            life.stop("drain")
+
+    def end(self, life: Life) -> Ending:
+        """Dispose of a job that has ended by itself; return how it has ended."""
+        try:
+            ending = life.ending()
+        except Exception as error:
+            told = "".join(traceback.format_exception(error))
+            raise self._failure(f"run {life.number} fails, and no fault has led to that:\n{told}") from error
+        self._check_left_nothing(life)
+        self.drop(life)
+        return ending
+
+    def _check_left_nothing(self, life: Life) -> None:
+        loop, until = life.loop, self.world.trace.turns + _TURNS_TO_SETTLE
+        loop.run(lambda: loop.is_quiet or self.world.trace.turns >= until)
+        if loop.unfinished:
+            self.fail(f"run {life.number} has ended and leaves tasks behind", life)
+        if loop.errors:
+            self.fail(
+                f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}"
+            )
+
+    def drop(self, life: Life) -> None:
+        """Dispose of a life."""
+        self.lives.remove(life)
+        life.dispose()
+
+    def crash(self, life: Life) -> None:
+        """Crash a life between two turns."""
+        self.lives.remove(life)
+        life.crash()
+
+    def drop_all(self) -> None:
+        """Dispose of all lives."""
+        for life in list(self.lives):
+            self.drop(life)
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def complete(self, life: Life, bounds: Bounds) -> Ending:
+        """Let a life end by itself, within bounds; return how it has ended."""
+        until_s = self.world.time.now_s + bounds.within_s
+        until_turns = self.world.trace.turns + bounds.turns
+        while not life.is_over:
+            self.take_turns(life)
+            if self.world.time.now_s > until_s:
+                self.fail(f"run {life.number} has not ended {bounds.within_s:g} s after the last fault", life)
+            if self.world.trace.turns > until_turns:
+                self.fail(f"run {life.number} has not ended {bounds.turns} turns after the last fault", life)
+        return self.end(life)
+
+    def check(self) -> None:
+        """Raise SimulationFailed if there is a finding."""
+        if self.world.violation is not None:
+            self.fail(self.world.violation)
+
+    def fail(self, what: str, life: Life | None = None) -> None:
+        """Raise SimulationFailed, with the places where the tasks of a life wait."""
+        if life is not None:
+            what = "\n".join([what + ":", *(f"  {line}" for line in where_tasks_wait(life.loop.unfinished))])
+        raise self._failure(what)
+
+    def _failure(self, what: str) -> SimulationFailed:
+        trace = self.world.trace
+        return SimulationFailed(self._name, self.world.seed, what, trace_hash=trace.hash, events=trace.events)
+
+
+Ending = JobState | Literal["failed by a fault"]
+
+
+_FAULTS = (SimulatedUnavailable, SimulatedStorageFull, ProducerFenced)
+# A life that was paused during its start may know a checkpoint that a later life has removed.
+_FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
+# With a shorter limit, a suspension may end with WorkersApart because the input of a worker is late.
+_LONG_ALIGNMENT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSettings:
+    """Settings that are drawn for each life, and must not change the result."""
+
+    shuffle: Shuffle
+    """The order of tasks."""
+    channel_records: int
+    """The limit of each channel."""
+    interval_s: float
+    """Seconds between checkpoints."""
+    keep: int
+    """The checkpoints that are kept."""
+    alignment_timeout_s: float
+    """The limit for the barriers of a checkpoint."""
+    transaction_timeout_s: float
+    """The limit of a transaction."""
+
+    def __str__(self) -> str:
+        return (
+            f"shuffled within {self.shuffle.window} turns, channels of {self.channel_records} records, a checkpoint "
+            f"every {self.interval_s:.3f} s"
+        )
+
+
+_CALM_SETTINGS: Final = LifeSettings(
     shuffle=Shuffle(0, 0),
     channel_records=8192,
     interval_s=1.0,
@@ -311,113 +488,143 @@ _CALMLY: Final = LifeSettings(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Undisturbed:
-    """What a flow commits in one run in which nothing goes wrong, and how many turns that takes."""
+class Life:
+    """One run of a simulated job, in an event loop of its own; it takes turns only when the driver says so."""
 
-    outputs: Outputs
-    turns: int
+    def __init__(self, world: World, number: int, make_flow: MakeFlow, settings: LifeSettings) -> None:
+        self.world = world
+        self.number = number
+        self._make_flow = make_flow
+        self._settings = settings
+        self.connection = NetworkConnection(world.network)
+        self.cluster = SimulatedTopics(world.broker, self.connection, world.look)
+        self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
+        self.job: Job | None = None
+        self._bounded_sources: frozenset[str] = frozenset()
+        self._has_unbounded_source = False
+        self.is_stopping = False
+        """Whether it was asked to stop."""
+        self._is_suspending = False
+        self.was_paused = False
+        """Whether it was paused, and another life started meanwhile."""
+        world.network.event(f"run {number} begins: {settings}")
+        self._main = self.loop.create_task(self._live(), name=f"run {number}")
+
+    async def _live(self) -> JobState:
+        flow = self._make_flow(Simulation(self.world, self.cluster, self.number))
+        sources = [step for step in flow.steps if step.source is not None]
+        self._bounded_sources = frozenset(step.name for step in sources if step.bounded)
+        self._has_unbounded_source = len(self._bounded_sources) < len(sources)
+        settings = self._settings
+        self.job = await flow.start(
+            clock=TaskClock(self.world.time),
+            new_id=self.world.new_id,
+            channel_limits=ChannelLimits(records=settings.channel_records),
+            checkpoints=Checkpoints(
+                SimulatedStore(self.world.store.another(), self.connection),
+                interval_s=settings.interval_s,
+                keep=settings.keep,
+                alignment_timeout_s=settings.alignment_timeout_s,
+                transaction_timeout_s=settings.transaction_timeout_s,
+            ),
+        )
+        return (await self.job.wait()).state
+
+    # -- turns -----------------------------------------------------------------------------------------
+
+    def take_turns(self, turns: int) -> None:
+        """Take so many turns; fewer if the job ends or there is a finding."""
+        trace, until = self.world.trace, self.world.trace.turns + turns
+        self.loop.run(lambda: self.is_over or trace.turns >= until or self.world.violation is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended by itself."""
+        return self._main.done()
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether all records have arrived and were read."""
+        return (
+            self.job is not None
+            and self.world.is_fed
+            and not any(any(reader.lag().values()) for reader in self.cluster.readers)
+            and all(
+                task.ended
+                for task in self.job.statistics().tasks
+                if task.steps[0].step in self._bounded_sources
+            )
+        )
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether the job ends only if it is asked to stop."""
+        return self._has_unbounded_source and not self.is_stopping
+
+    def stop(self, mode: StopMode) -> None:
+        """Ask the job to stop, which takes turns."""
+        assert self.job is not None
+        self.is_stopping = True
+        self._is_suspending |= mode == "suspend"
+        self.world.network.event(f"run {self.number} is to stop: {mode}")
+        self.loop.create_task(self._stop(self.job, mode), name=f"stop run {self.number}")
+
+    async def _stop(self, job: Job, mode: StopMode) -> None:
+        try:
+            await job.stop(mode)
+        except Exception as error:
+            # The job raises the same error where it is awaited.
+            self.world.network.event(f"run {self.number} cannot stop: {type(error).__name__}")
+
+    def pause(self) -> None:
+        """Note that the driver lets another life start before this one takes further turns."""
+        self.was_paused = True
+        self.world.network.event(f"run {self.number} is paused")
+
+    def lose_transactions(self) -> None:
+        """Let another owner open the job's transactions, if it has any."""
+        for transactional_id in self.cluster.transactional_ids:
+            self.world.network.event(f"another owner opens the transactions {transactional_id!r}")
+            topic = self.world.broker.topic("anything")
+            at_once(at_once(topic.open_transactions(transactional_id)).close())
+
+    # -- end -------------------------------------------------------------------------------------------
+
+    def ending(self) -> Ending:
+        """Return how the job has ended; raise its error, unless a fault has caused it."""
+        error = self._main.exception()
+        if error is None:
+            state: JobState = self._main.result()
+            self.world.network.event(f"run {self.number} is {state}")
+            return state
+        self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
+        faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
+        if self._is_suspending and self._settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
+            faults = (*faults, WorkersApart)
+        if isinstance(error, Exception) and _comes_from(error, faults):
+            return "failed by a fault"
+        raise error
+
+    def crash(self) -> None:
+        """End the job between two turns; none of its code runs after that."""
+        self.world.network.event(f"run {self.number} crashes")
+        self.dispose()
+
+    def dispose(self) -> None:
+        """Cut the connection, and drop all tasks."""
+        self.connection.cut()
+        drop_all(self.loop)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationResult:
-    """A simulated run in which nothing was found."""
-
-    seed: int
-    trace_hash: str
-    """Of every decision that was taken; equal for equal seeds."""
-    turns: int
-    """Turns of tasks in all."""
-    elapsed_s: float
-    """Simulated seconds."""
-    runs: int
-    """How often the job was started."""
-    outputs: Outputs
-    """Committed records by topic."""
-    undisturbed: Undisturbed
+def _comes_from(error: BaseException | None, faults: tuple[type[Exception], ...]) -> bool:
+    if error is None:
+        return False
+    if isinstance(error, faults):
+        return True
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(_comes_from(part, faults) for part in (*parts, error.__cause__, error.__context__))
 
 
-def simulate(
-    flow: MakeFlow,
-    seed: int,
-    *,
-    faults: Faults | None = None,
-    check: Check | None = None,
-    within_s: float = 600.0,
-    settle_s: float = 0.0,
-    undisturbed: Undisturbed | None = None,
-) -> SimulationResult:
-    """Run a flow with all that may go wrong under this seed, and compare it with an undisturbed run.
-
-    ``flow`` builds it from the topics of a :class:`Simulation`, again for each start. All happens in simulated time, in
-    one thread, and follows from the seed: which of the tasks that are ready runs next, where batches are cut, how small
-    channels are, when the job crashes (at any ``await``), is paused, suspended or stopped, which calls of topics
-    and of the checkpoint store are late or fail. It restarts from its last checkpoint.
-
-    While there are ``faults``, what readers of committed records see must at any time be a part of what the
-    undisturbed run has committed, in order, nothing missing in between and nothing twice. Then nothing goes wrong any
-    more: within ``within_s`` simulated seconds the flow must finish, with just those outputs. Flows without an end of
-    their own are drained when they have read all inputs, and then nothing has come for ``settle_s`` seconds.
-
-    Crashes find what ``snapshot`` forgets only where a checkpoint falls between records. So let them come over a few
-    seconds, ``simulation.input(…, over_s=5)``, and run some dozens of seeds; one alone proves little. Leave out
-    ``stop="latest"`` then: the source would end with what has come when it starts, another amount in each run.
-
-    ``check`` is called with the committed records of all outputs after each commit, in the undisturbed run, too.
-    ``undisturbed`` is that of an earlier result, for flows whose inputs do not depend on the seed.
-
-    Raises :class:`SimulationFailed`, which names the seed: running it again does exactly the same.
-
-    >>> from streamiter import Flow
-    >>> def totals(simulation):
-    ...     flow = Flow("totals")
-    ...     orders = flow.source(simulation.input("orders", [3, 1, 4, 1, 5], over_s=5))
-    ...     orders.key_by(lambda x: x % 2).reduce(lambda a, b: a + b, name="total").sink(simulation.output("totals"))
-    ...     return flow
-    >>> for seed in range(3):
-    ...     result = simulate(totals, seed)
-    >>> [record.value for record in result.outputs["totals"]]
-    [b'3', b'4', b'4', b'5', b'10']
-
-    Running a flow under a seed: first faults and safety checks, then healing and liveness checks.
-    """
-    whole_number("simulate: seed", seed, 0)
-    positive("simulate: within_s", within_s)
-    name = getattr(flow, "__name__", type(flow).__name__)
-    if undisturbed is None:
-        undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s)
-    faults = Faults() if faults is None else faults
-    world = World(seed, CALM, expected=undisturbed.outputs, check=check)
-    world.network.levels = drawn_levels(faults, world.random)
-    world.network.event(f"seed {seed}: {world.network.levels}")
-    driver = SimulationDriver(world, name, flow, settle_s=settle_s)
-    turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
-    try:
-        Disturbed(driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)).run()
-    finally:
-        driver.drop_all()
-    return SimulationResult(
-        seed=seed,
-        trace_hash=world.trace.hash,
-        turns=world.trace.turns,
-        elapsed_s=world.time.now_s,
-        runs=driver.begun,
-        outputs=world.committed.records,
-        undisturbed=undisturbed,
-    )
-
-
-def _undisturbed(
-    flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float
-) -> Undisturbed:
-    world = World(seed, UNDISTURBED, expected=None, check=check)
-    driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
-    try:
-        life = driver.begin(_CALMLY)
-        if (ending := driver.complete(life, Bounds(within_s, _TURNS_MAX))) != "finished":
-            driver.fail(f"expected it to finish, and it {ending}")
-        world.look()
-        driver.check()
-    finally:
-        driver.drop_all()
-    return Undisturbed(world.committed.records, world.trace.turns)
+def _first_line(error: BaseException) -> str:
+    step = f"step {error.step!r}, " if isinstance(error, JobFailed) else ""
+    return f"{step}{type(error).__name__}: {str(error).partition(chr(10))[0]}"

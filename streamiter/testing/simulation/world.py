@@ -1,4 +1,8 @@
-"""The inputs of a simulated flow: records that come into topics as time passes."""
+"""The world of a simulated flow, which survives its crashes: inputs, outputs, topics, the checkpoint store, time.
+
+``Simulation`` is the object with which a user's function builds the flow. ``World`` feeds the inputs. After every
+commit it compares the committed records of the outputs with those of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from typing import Any, Literal
 import orjson
 
 from streamiter.checkpoints.memory_store import MemoryStore
-from streamiter.flow.flow import listed_items
-from streamiter.testing.simulation.network import Levels, SimulatedNetwork
+from streamiter.errors import ConfigurationError
+from streamiter.flow.flow import Flow, listed_items
+from streamiter.numbers import whole_number
+from streamiter.testing.simulation.network import Levels, SimulatedNetwork, SimulatedTopic, SimulatedTopics
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, ReadRequest, TopicRecord
+from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
 __all__ = [
     "Check",
@@ -23,9 +29,11 @@ __all__ = [
     "Delivery",
     "Input",
     "KeyOf",
+    "MakeFlow",
     "Order",
     "OutputRules",
     "Outputs",
+    "Simulation",
     "World",
     "key_and_value",
 ]
@@ -34,10 +42,173 @@ __all__ = [
 KeyOf = Callable[[Any], bytes | str]
 
 
-class Input:
-    """A topic that is fed with given records.
+Order = Literal["partition", "key", "any"]
 
-    Without keys record i goes to partition i mod n, so that the same records are the same input under every seed.
+
+Delivery = Literal["exactly_once", "at_least_once"]
+
+
+Compare = Callable[[TopicRecord], Hashable]
+
+
+Outputs = Mapping[str, Sequence[TopicRecord]]
+"""Committed records by the name of their topic."""
+
+
+Check = Callable[[Outputs], object]
+"""Checks the committed records after every commit; raises AssertionError if they cannot be right."""
+
+
+def key_and_value(record: TopicRecord) -> Hashable:
+    """Return the parts of a record that are compared by default."""
+    return record.key, record.value
+
+
+class Simulation:
+    """Makes the topics of a simulated flow; the function that builds the flow gets it.
+
+    The function is called again for every restart. It must build a flow that can be restored from the state of the last
+    one.
+    """
+
+    def __init__(self, world: World, cluster: SimulatedTopics, run: int = 1) -> None:
+        self.seed = world.seed
+        self.run = run
+        """The number of this start, from 1: for changes of the flow between starts, such as a parallelism."""
+        self.random = generator(world.seed, "flow")
+        """For values that should differ between seeds, such as the inputs; the same again after a restart."""
+        self._world = world
+        self._cluster = cluster
+        self._given: dict[str, None] = {}
+
+    def input(
+        self,
+        name: str,
+        records: Iterable[Any],
+        *,
+        partitions: int = 1,
+        key: KeyOf | None = None,
+        over_s: float = 0.0,
+    ) -> Topic:
+        """Return a topic to read from. ``records`` are bytes, or values for JSON.
+
+        All records are in the topic at the start, or arrive one by one within the first ``over_s`` seconds. Without
+        ``key``, record i goes to partition i mod ``partitions``.
+        """
+        self._take_name(name)
+        whole_number("Simulation.input: partitions", partitions, 1)
+        if name not in self._world.inputs:
+            self._world.feed(Input(name, records, partitions=partitions, key=key, over_s=over_s))
+        return SimulatedTopic(self._cluster, name)
+
+    def output(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        order: Order = "partition",
+        delivery: Delivery = "exactly_once",
+        compare: Compare = key_and_value,
+    ) -> Topic:
+        """Return a topic to write to; its records must equal those of an undisturbed run.
+
+        ``order="partition"``: each partition has the same records in the same order. ``order="key"``: the records of
+        each key have the same order. ``order="any"``: the same records in any order, as after a union of subtasks.
+        ``compare`` returns the part of a :class:`~streamiter.topics.TopicRecord` that must be equal; by default, key
+        and value. ``delivery="at_least_once"`` allows records to occur more than once, for sinks that write at once.
+        """
+        self._take_name(name)
+        self._create(name, partitions)
+        self._world.outputs[name] = OutputRules(name, order, delivery, compare)
+        return SimulatedTopic(self._cluster, name)
+
+    def topic(self, name: str, *, partitions: int = 1) -> Topic:
+        """Return a topic that is neither fed nor compared, such as one for feedback."""
+        self._take_name(name)
+        self._create(name, partitions)
+        return SimulatedTopic(self._cluster, name)
+
+    def _create(self, name: str, partitions: int) -> None:
+        whole_number("Simulation: partitions", partitions, 1)
+        at_once(self._world.broker.topic(name).create(partitions=partitions))
+
+    def _take_name(self, name: str) -> None:
+        if name in self._given:
+            raise ConfigurationError(
+                f"simulation: expected a name of its own for each topic, given {name!r} twice; use the topic twice "
+                "where the flow reads it twice"
+            )
+        self._given[name] = None
+
+
+MakeFlow = Callable[[Simulation], Flow]
+
+
+class World:
+    """What survives the crashes of a simulated job: topics, the store, time, and the findings.
+
+    ``expected`` are the committed records of an undisturbed run; None in that run itself.
+    """
+
+    def __init__(self, seed: int, levels: Levels, *, expected: Outputs | None, check: Check | None) -> None:
+        self.seed = seed
+        self.time = SimulatedTime()
+        self.trace = Trace()
+        self.random = generator(seed, "world")
+        self.network = SimulatedNetwork(self.time, self.trace, generator(seed, "network"), levels)
+        self._ids = generator(seed, "ids")
+        self.broker = MemoryBroker(clock=self.time)
+        self.store = MemoryStore()
+        self.inputs: dict[str, Input] = {}
+        self.outputs: dict[str, OutputRules] = {}
+        self.committed = CommittedRecords(self.broker)
+        self.violation: str | None = None
+        """The first finding."""
+        self._expected = expected
+        self._check = check
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether all records of all inputs are in their topics."""
+        return all(given.is_fed for given in self.inputs.values())
+
+    def new_id(self) -> str:
+        """Return a new id for a run."""
+        return f"{self._ids.getrandbits(128):032x}"
+
+    def feed(self, given: Input) -> None:
+        """Start to feed an input."""
+        self.inputs[given.name] = given
+        # The undisturbed run is the same under every seed, so that one such run can serve many seeds.
+        is_undisturbed = self._expected is None
+        chosen = None if is_undisturbed else generator(self.seed, f"arrivals of {given.name}")
+        given.start(self.broker, self.time, chosen)
+
+    def look(self, *, is_complete: bool = False) -> None:
+        """Compare the committed records with the expected ones; ``is_complete``: no further records will be written."""
+        if self.violation is not None:
+            return
+        seen = {name: self.committed.read(name) for name in self.outputs}
+        for name, rules in self.outputs.items():
+            if self._expected is not None:
+                wrong = rules.what_is_wrong(seen[name], self._expected[name], is_complete=is_complete)
+                self.found(wrong)
+        if self._check is not None:
+            try:
+                self._check(seen)
+            except AssertionError as error:
+                self.found(f"the check of committed outputs fails: {error}")
+
+    def found(self, wrong: str | None) -> None:
+        """Keep the first finding."""
+        if wrong is not None and self.violation is None:
+            self.violation = wrong
+
+
+class Input:
+    """An input topic and the records that are fed to it.
+
+    Without keys, record i goes to partition i mod n, so that the partitions are the same under every seed.
     """
 
     def __init__(
@@ -71,7 +242,7 @@ class Input:
         return not self._waiting
 
     def start(self, broker: MemoryBroker, time: SimulatedTime, chosen: random.Random | None) -> None:
-        """Put the records in: at once, or within ``over_s`` seconds at random times; evenly without ``chosen``."""
+        """Feed the records: at once, or at random times within ``over_s`` seconds; evenly without ``chosen``."""
         topic = broker.topic(self.name)
         at_once(topic.create(partitions=self.partitions))
         writer = at_once(topic.open_writer())
@@ -92,30 +263,20 @@ class Input:
         return sorted(self._over_s * chosen.random() for _ in range(count))
 
 
-Order = Literal["partition", "key", "any"]
-Delivery = Literal["exactly_once", "at_least_once"]
-Compare = Callable[[TopicRecord], Hashable]
-
-
-def key_and_value(record: TopicRecord) -> Hashable:
-    """What of a record is compared unless said otherwise.
-
-    The outputs of a simulated flow: what is committed, compared with what an undisturbed run has committed.
-    """
-    return record.key, record.value
-
-
 @dataclass(frozen=True, slots=True)
 class OutputRules:
-    """What must be the same in every run."""
+    """What must be equal in every run for one output."""
 
     name: str
     order: Order
+    """Within what the order of records must be equal."""
     delivery: Delivery
+    """Whether records may occur more than once."""
     compare: Compare
+    """Returns the part of a record that must be equal."""
 
     def group(self, record: TopicRecord) -> Hashable:
-        """Records of one group have an order."""
+        """Return the group of a record; the records of one group have an order."""
         if self.order == "partition":
             return record.partition
         return record.key if self.order == "key" else None
@@ -123,7 +284,7 @@ class OutputRules:
     def what_is_wrong(
         self, committed: Sequence[TopicRecord], expected: Sequence[TopicRecord], *, is_complete: bool
     ) -> str | None:
-        """Why these records can be no part, or if complete not the whole, of the expected ones; None if they can."""
+        """Return why these records are no part (if complete: not all) of the expected ones; None if they are."""
         groups, expected_groups = self._grouped(committed), self._grouped(expected)
         for group in {**expected_groups, **groups}:
             given, wanted = groups.get(group, []), expected_groups.get(group, [])
@@ -172,14 +333,14 @@ def _wrong_multiset(
 
 @dataclass
 class CommittedRecords:
-    """All that readers of committed records see of some topics, read on from where they were read before."""
+    """The committed records of topics, as readers see them; each read continues where the last one ended."""
 
     broker: MemoryBroker
     records: dict[str, list[TopicRecord]] = field(default_factory=dict)
     _positions: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def read(self, name: str) -> list[TopicRecord]:
-        """Those of a topic, by partition and offset as far as they were there at each reading."""
+        """Read and return all committed records of a topic, in the order of the reads, then of partitions."""
         records = self.records.setdefault(name, [])
         request = ReadRequest(positions=self._positions.get(name), stop="latest")
         reader = at_once(self.broker.topic(name).open_reader(request))
@@ -187,73 +348,3 @@ class CommittedRecords:
             records.extend(batch.records())
         self._positions[name] = reader.positions()
         return records
-
-
-Outputs = Mapping[str, Sequence[TopicRecord]]
-"""Committed records by the name of their topic."""
-
-Check = Callable[[Outputs], object]
-"""Looks at what is committed, after every commit; raises AssertionError if that can be no part of a right result."""
-
-
-class World:
-    """One for each simulated run, however often its job begins again.
-
-    ``expected`` is what an undisturbed run has committed, None in that run itself.
-
-    What survives the crashes of a simulated job: topics, the store, time, and what is known of the outputs.
-    """
-
-    def __init__(self, seed: int, levels: Levels, *, expected: Outputs | None, check: Check | None) -> None:
-        self.seed = seed
-        self.time = SimulatedTime()
-        self.trace = Trace()
-        self.random = generator(seed, "world")
-        self.network = SimulatedNetwork(self.time, self.trace, generator(seed, "network"), levels)
-        self._ids = generator(seed, "ids")
-        self.broker = MemoryBroker(clock=self.time)
-        self.store = MemoryStore()
-        self.inputs: dict[str, Input] = {}
-        self.outputs: dict[str, OutputRules] = {}
-        self.committed = CommittedRecords(self.broker)
-        self.violation: str | None = None
-        """The first thing that was found to be wrong."""
-        self._expected = expected
-        self._check = check
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether all records of all inputs are in their topics."""
-        return all(given.is_fed for given in self.inputs.values())
-
-    def new_id(self) -> str:
-        """A name for a run, each time another one."""
-        return f"{self._ids.getrandbits(128):032x}"
-
-    def feed(self, given: Input) -> None:
-        """Let the records of an input come in."""
-        self.inputs[given.name] = given
-        # Undisturbed it is the same under every seed, so that one such run can serve many.
-        is_undisturbed = self._expected is None
-        chosen = None if is_undisturbed else generator(self.seed, f"arrivals of {given.name}")
-        given.start(self.broker, self.time, chosen)
-
-    def look(self, *, is_complete: bool = False) -> None:
-        """Compare what is committed with what is expected; ``is_complete`` says that nothing more is to come."""
-        if self.violation is not None:
-            return
-        seen = {name: self.committed.read(name) for name in self.outputs}
-        for name, rules in self.outputs.items():
-            if self._expected is not None:
-                wrong = rules.what_is_wrong(seen[name], self._expected[name], is_complete=is_complete)
-                self.found(wrong)
-        if self._check is not None:
-            try:
-                self._check(seen)
-            except AssertionError as error:
-                self.found(f"the check of committed outputs fails: {error}")
-
-    def found(self, wrong: str | None) -> None:
-        """Remember the first thing that is wrong."""
-        if wrong is not None and self.violation is None:
-            self.violation = wrong

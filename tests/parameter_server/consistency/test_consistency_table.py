@@ -79,7 +79,7 @@ def test_a_worker_joins_where_the_slowest_is(consistency: Consistency) -> None:
     assert [move.clock for move in model.clock(7)] == [3]
 
 
-def test_what_is_no_consistency_has_no_model() -> None:
+def test_an_unknown_consistency_is_refused() -> None:
     """A fourth consistency that nobody wrote a model for must not be taken for one of the three."""
     with pytest.raises(
         InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"

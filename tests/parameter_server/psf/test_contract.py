@@ -104,7 +104,7 @@ def test_an_aggregate_gives_what_numpy_gives_however_the_matrix_is_stored(
                 np.testing.assert_allclose(given, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=where)
 
 
-def test_every_psf_there_is_has_a_case() -> None:
+def test_every_psf_has_a_case() -> None:
     """A psf without one would be compared with nothing."""
     exported = {
         name

@@ -73,7 +73,7 @@ def _on(function: Any, matrix: str) -> Any:
     return type(function)(**{**vars(function), "matrix": matrix})
 
 
-async def test_blocks_on_different_shards_must_agree_before_any_changes() -> None:
+async def test_blocks_on_different_shards_must_agree_before_one_changes() -> None:
     """Each shard asked its own blocks only, and both found one default each."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=2, columns=10, sparse=True)
@@ -83,7 +83,7 @@ async def test_blocks_on_different_shards_must_agree_before_any_changes() -> Non
         assert (await client.get("w", row=1)).tolist() == [0.0] * 10
 
 
-async def test_rows_that_are_not_there_or_apart_are_refused() -> None:
+async def test_missing_rows_and_rows_in_different_blocks_are_refused() -> None:
     """A row id that did not exist was a silent no-op."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=4, columns=10, block=(2, 5))
@@ -136,7 +136,7 @@ class NamesOneColumn(psf.UpdateFunction):
         ),
     ],
 )
-async def test_a_function_of_the_user_s_does_not_change_what_lies_in_other_blocks(
+async def test_a_function_of_a_user_cannot_change_other_blocks(
     function: psf.UpdateFunction, message: str, sparse: bool
 ) -> None:
     """Row 0, asked of the block of rows 2 and 3, was row 2; column 0 was column 2. Nobody heard of it."""
@@ -149,7 +149,7 @@ async def test_a_function_of_the_user_s_does_not_change_what_lies_in_other_block
         assert not values[0, 2:].any() or isinstance(function, NamesNoRows)
 
 
-async def test_functions_of_the_user_s_work_on_what_lies_in_their_block() -> None:
+async def test_functions_of_a_user_work_on_their_block() -> None:
     """The first column of each block, by its number in the matrix; and an optimizer of the user's counts its steps."""
 
     class Second(psf.Optimize):

@@ -259,7 +259,7 @@ def test_the_count_of_updates_goes_on_after_a_restore():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_gradients_that_cancel_are_none_where_only_some_columns_are_updated(sparse):
+def test_gradients_whose_sum_is_0_count_as_none_in_sparse_updates(sparse):
     """As documented: whether somebody has added a 0 is not to be seen in a sum. A dense update goes on there."""
     blocks = Blocks(3, sparse=sparse)
     blocks.add(2, [1.0], [4])
@@ -274,7 +274,7 @@ def test_gradients_that_cancel_are_none_where_only_some_columns_are_updated(spar
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_numbers_that_run_away_become_infinite_and_stop_nobody(sparse):
+def test_numbers_too_large_become_infinite_and_fail_no_worker(sparse):
     """A warning of numpy, made an error, ended the job of a worker that had done nothing wrong."""
     blocks = Blocks(4, dtype="float32", sparse=sparse)
     for value in (1e30, np.nan):  # the square of the first is too large for float32
@@ -467,7 +467,7 @@ class OfThisTest(SGD):
     """A rule at the top level of a module."""
 
 
-def test_a_rule_that_another_process_cannot_import_is_refused_where_it_is_given():
+def test_an_optimizer_that_another_process_cannot_import_is_refused_where_it_is_given():
     """It failed in the shard's process, far from the line that was wrong."""
 
     class OfThisFunction(SGD):

@@ -59,7 +59,7 @@ def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
         assert len({row.tobytes() for row in drivers[1].values()}) == 10
 
 
-def test_a_row_longer_than_a_piece_goes_on_where_the_piece_ended() -> None:
+def test_a_long_row_is_drawn_in_pieces_of_one_sequence() -> None:
     """Numbers are drawn in pieces, and each piece began anew."""
     from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block

@@ -122,7 +122,7 @@ WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] =
 
 
 @pytest.mark.parametrize("name", WRONG_WHERE_WRITTEN)
-def test_what_can_never_be_is_refused_where_it_is_written(name: str) -> None:
+def test_wrong_settings_are_refused_where_they_are_written(name: str) -> None:
     """The error came from a shard in another process, and pointed at no line of the user's."""
     write, error, message = WRONG_WHERE_WRITTEN[name]
     with pytest.raises(error) as refusal:
@@ -130,7 +130,7 @@ def test_what_can_never_be_is_refused_where_it_is_written(name: str) -> None:
     assert str(refusal.value) == message
 
 
-def test_a_random_psf_without_a_seed_is_no_psf() -> None:
+def test_a_random_psf_needs_a_seed() -> None:
     """Nobody could have repeated what it did."""
     with pytest.raises(TypeError, match="seed"):
         psf.RandomNormal("w", 0, 0.0, 1.0)  # type: ignore[call-arg]
@@ -230,7 +230,7 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_FOR_THE_MATRIX)
-def test_what_does_not_fit_the_matrix_is_refused_before_it_changes(name: str) -> None:
+def test_settings_that_do_not_fit_the_matrix_are_refused_before_it_changes(name: str) -> None:
     """A row of another width was cut off silently; half of the blocks had changed when the error came."""
     function, error, message = WRONG_FOR_THE_MATRIX[name]
     driver = OnBlocks(Fixture("dense", "int64"), (5, 50))
@@ -241,7 +241,7 @@ def test_what_does_not_fit_the_matrix_is_refused_before_it_changes(name: str) ->
     assert driver.values().tobytes() == driver.initial.tobytes()
 
 
-def test_rows_must_be_there_and_lie_in_one_row_block() -> None:
+def test_rows_must_exist_in_one_row_block() -> None:
     """A row that did not exist was a silent no-op; rows of two shards cannot be added where they are."""
     driver = OnBlocks(Fixture("dense", "float64"), (5, 50))
     with pytest.raises(OutOfRange, match="from 0 to 9, given 10"):
@@ -297,7 +297,7 @@ def test_every_psf_can_go_to_another_process() -> None:
     assert by_name == psf.Map("w", 0, 1, "parameter_server.psf.user_functions:twice_plus_one")
 
 
-def test_what_another_process_cannot_import_is_refused() -> None:
+def test_a_function_that_another_process_cannot_import_is_refused() -> None:
     """It failed over there, with an error about a module nobody had heard of."""
 
     def local(x: Any) -> Any:

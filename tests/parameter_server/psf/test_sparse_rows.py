@@ -37,14 +37,14 @@ def test_a_function_of_the_column_must_give_absent_columns_one_number(shape: str
     )
 
 
-def test_blocks_that_are_content_each_for_itself_must_agree() -> None:
+def test_blocks_must_agree_on_the_new_default() -> None:
     """With blocks as wide as the function's steps each block had one default, and the whole matrix none."""
     steps = psf.MapWithIndex("w", 1, 3, lambda i, x: i // 50 + 0 * x)
     message = refused(OnBlocks(SPARSE, (5, 50)), steps)
     assert "given 0.0 for column 0 and 1.0 for column 50" in message
 
 
-def test_the_last_block_is_asked_before_the_first_is_changed() -> None:
+def test_all_blocks_are_checked_before_one_is_changed() -> None:
     """The first blocks had the new values, the last the old."""
 
     def fails_at_the_end(index: Array, x: Array) -> Array:
@@ -59,7 +59,7 @@ def test_the_last_block_is_asked_before_the_first_is_changed() -> None:
         )
 
 
-def test_the_last_block_is_asked_also_where_the_column_does_not_matter() -> None:
+def test_maps_without_column_numbers_check_all_blocks_first() -> None:
     """A function that fails on one value left the blocks before it changed."""
     for fixture in (SPARSE, Fixture("dense", "float64")):
         driver = OnBlocks(fixture, (5, 50))
@@ -99,7 +99,7 @@ def test_a_row_without_absent_columns_may_become_anything() -> None:
         (psf.Put("w", 3, np.zeros(100)), 0.0),
     ],
 )
-def test_what_equals_the_new_default_takes_no_room(function: Any, default: float) -> None:
+def test_values_equal_to_the_new_default_are_not_stored(function: Any, default: float) -> None:
     """Log filled the row with −inf, column by column; and NaN beside a default of NaN was kept."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(function)
@@ -127,7 +127,7 @@ def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
     np.testing.assert_array_equal(values, np.where(np.arange(100) < 50, np.arange(100), 7.0))
 
 
-def test_a_wide_sparse_row_is_tried_in_pieces() -> None:
+def test_a_wide_sparse_row_is_computed_in_pieces() -> None:
     """Arguments for all absent columns at once took more memory than the matrix was made sparse to save."""
     from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block

@@ -247,7 +247,7 @@ def test_a_row_is_read_into_memory_that_is_given(is_sparse: bool, dtype: Any) ->
         assert out.sum() == (3 if row else 0)
 
 
-def test_a_block_of_one_kind_refuses_what_only_the_other_has() -> None:
+def test_dense_and_sparse_blocks_refuse_calls_for_the_other_kind() -> None:
     """A function that took a sparse row for a dense one would change a copy, and nobody would see it."""
     dense, _ = block_of(Matrix("w", rows=1, columns=4))
     sparse, _ = block_of(Matrix("w", rows=1, columns=4, sparse=True))
