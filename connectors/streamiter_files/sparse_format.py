@@ -140,7 +140,7 @@ def _any_floats(text: Text, starts: Integers, lengths: Integers) -> tuple[Number
     return np.array(numbers), np.ones(len(numbers), dtype=np.bool_)
 
 
-class Irregular(ValueError):
+class IrregularLines(ValueError):
     """A batch has a line that the fast decoding does not take; each line is decoded alone."""
 
 
@@ -162,7 +162,7 @@ class LineTokens:
             [b"", *lines, b"\n"]
         )  # separators around all lines, and one more for the look-ahead
         if block.count(b"\n") != len(lines) + 2:
-            raise Irregular("a line feed within a line")
+            raise IrregularLines("a line feed within a line")
         self.text: Text = np.frombuffer(block, dtype=np.uint8)
         self.is_separator = _any_of(self.text, separators + b"\n")
         edges = np.flatnonzero(self.is_separator[1:] != self.is_separator[:-1]) + 1
@@ -221,9 +221,9 @@ class SparseLines:
         inner = self.firsts[(self.firsts > 0) & (self.firsts < len(self.indices))]
         increasing[inner - 1] = True  # between two lines
         if not increasing.all():
-            raise Irregular("indices that do not increase")
+            raise IrregularLines("indices that do not increase")
         if self.indices.size and (self.indices.min() < 0 or (width and self.indices.max() >= width)):
-            raise Irregular("indices out of range")
+            raise IrregularLines("indices out of range")
 
     def records(self) -> list[dict[str, Any]]:
         """Return each line as a dict with ``label``, ``indices`` and ``values`` (views of the common arrays)."""
@@ -279,7 +279,7 @@ class SparseFormat(abc.ABC):
                 lines = self._all_lines(present)
                 lines.check(self._width)
                 return lines
-            except (Irregular, NotANumber):
+            except (IrregularLines, NotANumber):
                 pass
         return SparseLines.from_rows(decode_each(values, self._checked_line))
 
@@ -408,7 +408,7 @@ def _check_colons(tokens: LineTokens) -> None:
         and np.count_nonzero(tokens.text == _COLON) == np.count_nonzero(before_colon)
         and not tokens.is_separator[tokens.ends[before_colon] + 1].any()
     ):
-        raise Irregular("not label index:value ...")
+        raise IrregularLines("not label index:value ...")
 
 
 @final
@@ -432,7 +432,7 @@ class Dummy(SparseFormat):
     def _all_lines(self, lines: list[bytes]) -> SparseLines:
         tokens = LineTokens(lines, b" \t,")
         if not tokens.counts.all():
-            raise Irregular("a line without label")
+            raise IrregularLines("a line without label")
         labels = tokens.firsts[:-1]
         features = np.flatnonzero(tokens.places)
         indices = parse_integers(tokens.text, tokens.starts[features], tokens.ends[features])

@@ -49,7 +49,7 @@ _LONGEST_WAIT_S: Final = 0.05
 _USUAL_END_S: Final = 1.0
 
 
-class StillEnding(BrokerTrouble):
+class TransactionStillEnding(BrokerTrouble):
     """The broker is still ending the transaction before."""
 
 
@@ -179,7 +179,7 @@ class Coordinator:
         if code in _MOVED:
             self._node = None
         if code == Code.CONCURRENT_TRANSACTIONS:
-            raise StillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
+            raise TransactionStillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
         if code == Code.INVALID_PRODUCER_ID_MAPPING:
             raise TransactionExpired(
                 f"{self.subject}: the broker does not know the transactional id any more, which was not used "
@@ -195,7 +195,7 @@ class Coordinator:
         while True:
             try:
                 return await attempt()
-            except StillEnding:
+            except TransactionStillEnding:
                 if self._clock.monotonic_s() > give_up_s:
                     raise
             await self._clock.sleep(wait_s)

@@ -78,7 +78,7 @@ def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> R
 
 
 @dataclass(slots=True)
-class Buffered:
+class BufferedBatch:
     """Fetched records of one partition; the first ``taken`` of them were returned."""
 
     batch: TopicBatch
@@ -97,7 +97,7 @@ class SqliteReader(TopicReader):
         self._ends: Mapping[int, PartitionEnds] = beginning.ends
         self._request = request
         self._options = options
-        self._buffers: dict[int, Buffered] = {}
+        self._buffers: dict[int, BufferedBatch] = {}
         self._seen_version: int | None = None
         self._pause_s = options.poll_interval_s
         self._is_closed = False
@@ -140,7 +140,7 @@ class SqliteReader(TopicReader):
                 return self._take_from(number, self._buffers[number])
         return None
 
-    def _take_from(self, number: int, buffered: Buffered) -> TopicBatch:
+    def _take_from(self, number: int, buffered: BufferedBatch) -> TopicBatch:
         start, stop = buffered.taken, buffered.taken + self._request.max_records
         batch = buffered.batch if stop - start >= len(buffered.batch) else buffered.batch[start:stop]
         buffered.taken = stop
@@ -151,7 +151,7 @@ class SqliteReader(TopicReader):
 
     async def _look(self) -> bool:
         """Fetch into the buffers; return whether the next look should follow without a pause."""
-        wanted = Wanted(
+        wanted = LookRequest(
             self._positions.in_turn(),
             self._positions.stops,
             self._request.max_records,
@@ -162,7 +162,7 @@ class SqliteReader(TopicReader):
         if fetched is None:
             return False
         self._ends = fetched.ends
-        self._buffers = {number: Buffered(batch) for number, batch in fetched.batches.items()}
+        self._buffers = {number: BufferedBatch(batch) for number, batch in fetched.batches.items()}
         for number, following in fetched.passed.items():
             self._positions.passed(number, following)
         has_news = self._add_partitions() or bool(fetched.batches)
@@ -178,7 +178,7 @@ class SqliteReader(TopicReader):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LookRequest:
     """What a look searches for. It fetches whole blocks, and at least one where there are records."""
 
     positions: Mapping[int, int]
@@ -194,7 +194,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class LookResult:
     """What a look has found."""
 
     batches: Mapping[int, TopicBatch]
@@ -207,7 +207,7 @@ class Fetched:
     """The version of the file, which the commits of other connections change."""
 
 
-def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted) -> Fetched | None:
+def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: LookRequest) -> LookResult | None:
     """Return the records from the wanted positions, or None where the file has not changed since the last look.
 
     For an unchanged file this only reads a counter in shared memory, which the commits of other connections change.
@@ -218,18 +218,18 @@ def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted) -> Fe
     with read_transaction(connection):
         ends = partition_ends(connection, topic)
         batches, passed = _fetch_batches(connection, topic, wanted, ends)
-        return Fetched(batches, passed, ends, version)
+        return LookResult(batches, passed, ends, version)
 
 
 def _fetch_batches(
-    connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted, ends: Mapping[int, PartitionEnds]
+    connection: sqlite3.Connection, topic: TopicRow, wanted: LookRequest, ends: Mapping[int, PartitionEnds]
 ) -> tuple[dict[int, TopicBatch], dict[int, int]]:
     batches: dict[int, TopicBatch] = {}
     passed: dict[int, int] = {}
     room_bytes = wanted.max_bytes
     for partition, position in wanted.positions.items():
         stop = ends[partition].end if wanted.stops is None else wanted.stops.get(partition, 0)
-        span = Span(topic, partition, position, min(stop, ends[partition].end))
+        span = OffsetSpan(topic, partition, position, min(stop, ends[partition].end))
         if span.is_empty or room_bytes <= 0:
             continue
         if position < ends[partition].earliest:
@@ -245,7 +245,7 @@ def _fetch_batches(
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """The offsets ``start`` to ``stop`` (half-open) of one partition."""
 
     topic: TopicRow
@@ -268,7 +268,7 @@ class BlockSlice:
 
 
 def _fetch_parts(
-    connection: sqlite3.Connection, span: Span, max_records: int, max_bytes: int
+    connection: sqlite3.Connection, span: OffsetSpan, max_records: int, max_bytes: int
 ) -> tuple[list[BlockSlice], int]:
     parts: list[BlockSlice] = []
     records = size_bytes = 0
@@ -290,7 +290,7 @@ def _fetch_parts(
 
 
 def _block(
-    span: Span, following: int, offsets: tuple[int, int], payload: bytes | None, crc32: int | None
+    span: OffsetSpan, following: int, offsets: tuple[int, int], payload: bytes | None, crc32: int | None
 ) -> RecordBlock:
     """Return a stored block; raise ``DamagedFile`` if the block is incomplete or records before it are missing."""
     first_offset, end_offset = checked_numbers(offsets, "entries")
@@ -301,7 +301,7 @@ def _block(
     return block
 
 
-def _check_gap(span: Span, following: int, offset: int) -> None:
+def _check_gap(span: OffsetSpan, following: int, offset: int) -> None:
     """Raise ``DamagedFile`` for a gap, unless the topic is compacted: only compaction leaves gaps."""
     if offset > following and not span.topic.settings.get(COMPACTION_SETTING):
         raise DamagedFile(
@@ -311,7 +311,7 @@ def _check_gap(span: Span, following: int, offset: int) -> None:
 
 
 def _payloads(
-    connection: sqlite3.Connection, span: Span
+    connection: sqlite3.Connection, span: OffsetSpan
 ) -> Iterator[tuple[int, int, bytes | None, int | None]]:
     """Return the offsets, the bytes and the checksum of each block that has records of the span, in order."""
     return connection.execute(
@@ -324,7 +324,7 @@ def _payloads(
     )
 
 
-def _part(first_offset: int, block: RecordBlock, span: Span) -> BlockSlice:
+def _part(first_offset: int, block: RecordBlock, span: OffsetSpan) -> BlockSlice:
     start = max(0, span.start - first_offset)
     stop = min(len(block.values), span.stop - first_offset)
     offsets = range(first_offset + start, first_offset + stop)

@@ -181,7 +181,12 @@ class SqliteTransactions(Transactions):
     """
 
     def __init__(
-        self, database: Database, domain: str, owner: Owner, timeout_s: float, options: SqliteOptions
+        self,
+        database: Database,
+        domain: str,
+        owner: TransactionOwner,
+        timeout_s: float,
+        options: SqliteOptions,
     ) -> None:
         self._database = database
         self._domain = domain
@@ -269,15 +274,15 @@ class SqliteTransactions(Transactions):
             )
         return self._transaction
 
-    async def _target(self, transaction: OpenTransaction, name: str) -> Target:
+    async def _target(self, transaction: OpenTransaction, name: str) -> TopicOfTransaction:
         if name not in transaction.targets:
             topic, partitions = await self._database.run(find_partitions, name)
-            transaction.targets.setdefault(name, Target(topic, partitions))
+            transaction.targets.setdefault(name, TopicOfTransaction(topic, partitions))
         return transaction.targets[name]
 
     async def _as_owner(
         self,
-        function: Callable[Concatenate[sqlite3.Connection, Owner, Parameters], None],
+        function: Callable[Concatenate[sqlite3.Connection, TransactionOwner, Parameters], None],
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> None:
@@ -308,7 +313,7 @@ class OpenTransaction:
     def __init__(self, *, due_s: float, deadline_ms: int) -> None:
         self.due_s = due_s  # on the monotonic clock, for this process
         self.deadline_ms = deadline_ms  # the same on the wall clock, for other processes
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, TopicOfTransaction] = {}
 
     @property
     def topics(self) -> list[TopicRow]:
@@ -325,7 +330,7 @@ class OpenTransaction:
             self.targets[topic.name].pending.put_back(parts)
 
 
-class Target:
+class TopicOfTransaction:
     """One topic of the open transaction."""
 
     def __init__(self, topic: TopicRow, partitions: int) -> None:
@@ -343,14 +348,14 @@ _DISCARDED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class TransactionOwner:
     """A transactional id and the number of its run."""
 
     transactional_id: str
     run: int
 
 
-def take_over(connection: sqlite3.Connection, transactional_id: str, now_ms: int) -> Owner:
+def take_over(connection: sqlite3.Connection, transactional_id: str, now_ms: int) -> TransactionOwner:
     """Begin the next run of the id. Discard the records that its earlier runs, and expired owners, have staged."""
     with write_transaction(connection):
         expired = connection.execute(
@@ -360,7 +365,7 @@ def take_over(connection: sqlite3.Connection, transactional_id: str, now_ms: int
         for (other,) in expired:
             _next_run(connection, other)
             _set_deadline(connection, other, _DISCARDED)
-        return Owner(transactional_id, _next_run(connection, transactional_id))
+        return TransactionOwner(transactional_id, _next_run(connection, transactional_id))
 
 
 def _next_run(connection: sqlite3.Connection, transactional_id: str) -> int:
@@ -382,7 +387,7 @@ def _discard_staged(connection: sqlite3.Connection, transactional_id: str) -> No
     connection.execute("DELETE FROM staged WHERE transactional_id = ?", (transactional_id,))
 
 
-def check_run(connection: sqlite3.Connection, owner: Owner) -> None:
+def check_run(connection: sqlite3.Connection, owner: TransactionOwner) -> None:
     """Raise ``ProducerFenced`` after a newer run has taken over, and ``TransactionExpired`` after the timeout."""
     row = connection.execute(
         "SELECT run, deadline_ms FROM transactional_ids WHERE id = ?", (owner.transactional_id,)
@@ -401,7 +406,7 @@ def check_run(connection: sqlite3.Connection, owner: Owner) -> None:
 
 
 def stage(
-    connection: sqlite3.Connection, owner: Owner, gathered: Sequence[Gathered], deadline_ms: int
+    connection: sqlite3.Connection, owner: TransactionOwner, gathered: Sequence[Gathered], deadline_ms: int
 ) -> None:
     """Store records where no reader sees them."""
     packed = [
@@ -416,7 +421,11 @@ def stage(
 
 
 def _stage_block(
-    connection: sqlite3.Connection, owner: Owner, topic: TopicRow, partition: int, block: PackedBlock
+    connection: sqlite3.Connection,
+    owner: TransactionOwner,
+    topic: TopicRow,
+    partition: int,
+    block: PackedBlock,
 ) -> None:
     connection.execute(
         "INSERT INTO staged (block_id, transactional_id, topic_id, partition, records, size_bytes, latest_ms)"
@@ -435,7 +444,7 @@ def _stage_block(
 
 def commit(
     connection: sqlite3.Connection,
-    owner: Owner,
+    owner: TransactionOwner,
     topics: Sequence[TopicRow],
     gathered: Sequence[Gathered],
     now_ms: int,
@@ -457,7 +466,7 @@ def commit(
         _set_deadline(connection, owner.transactional_id, None)
 
 
-def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[StoredBlock]:
+def _staged_entries(connection: sqlite3.Connection, owner: TransactionOwner) -> list[StoredBlock]:
     rows = connection.execute(
         "SELECT block_id, topic_id, partition, records, size_bytes, latest_ms FROM staged"
         " WHERE transactional_id = ? ORDER BY block_id",
@@ -466,7 +475,7 @@ def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[Stored
     return [StoredBlock(*checked_numbers(row, "staged")) for row in rows]
 
 
-def discard(connection: sqlite3.Connection, owner: Owner) -> None:
+def discard(connection: sqlite3.Connection, owner: TransactionOwner) -> None:
     """Discard the staged records."""
     with write_transaction(connection):
         check_run(connection, owner)
