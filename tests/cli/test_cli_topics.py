@@ -97,7 +97,7 @@ async def test_a_topic_is_created_with_its_settings(tmp_path):
         ),
         ((EVENTS, "--setting", "a=1", "--setting", "a=2"), 2, "expected each name once, given 'a' twice\n"),
         ((EVENTS, "--partitions", "0"), 2, "greater than or equal to 1\n"),
-        (("sqlite:///events.db",), 1, "expected ?topic=<name> behind the path\n"),
+        (("sqlite:///events.db",), 1, "expected ?topic=<name> after the path\n"),
     ],
 )
 def test_what_cannot_be_created_is_an_error(tmp_path, arguments, code, said):
@@ -343,7 +343,7 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
         ),
         (
             "sqlite:///events.db",
-            "error: topic 'sqlite:///events.db': expected ?topic=<name> behind the path\n",
+            "error: topic 'sqlite:///events.db': expected ?topic=<name> after the path\n",
         ),
         ("file:nosuch.jsonl", "error: file '{folder}/nosuch.jsonl': there is no such file in '{folder}'\n"),
     ],

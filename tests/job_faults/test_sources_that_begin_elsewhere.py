@@ -143,7 +143,7 @@ async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve,
     assert isinstance(error.__cause__, OffsetOutOfRange)
     assert "step 'lines'" in one_line(error)
     assert "log.jsonl', partition 0: offset" in one_line(error)
-    assert "belongs to a file that began with other lines: this one was replaced" in one_line(error)
+    assert "belongs to a file that began with other lines: this file was replaced" in one_line(error)
     assert "changed_steps=['lines']" in one_line(error)
 
 
