@@ -11,16 +11,13 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.records import Batch, Columns, take
+from streamiter.records import Batch, BatchOrigin, Columns, take
 from streamiter.tables import rows_of_table
-
-if TYPE_CHECKING:
-    from streamiter.operators.output import Output
 
 __all__ = [
     "FunctionResultError",
@@ -38,6 +35,24 @@ __all__ = [
 
 
 Function = Callable[..., Any]
+
+
+class RefusedRecords(Protocol):
+    """The part of an ``Output`` that takes records for which a function has failed."""
+
+    @property
+    def tolerates_rejections(self) -> bool:
+        """Whether the step continues after a refused record."""
+
+    @property
+    def batch_origin(self) -> BatchOrigin | None:
+        """Where the current batch was read, as far as known."""
+
+    def reject(self, record: Any, reason: str | Exception, *, origin: BatchOrigin | None = None) -> None:
+        """Refuse a record: by the policy of the step this returns or ends the job."""
+
+    def fail(self, reason: str | Exception, record: Any) -> NoReturn:
+        """End the job, naming the step and the record."""
 
 
 class FunctionResultError(StreamiterError, TypeError):
@@ -173,7 +188,7 @@ def checked_batch(function: str, result: object) -> Batch:
     )
 
 
-def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords) -> tuple[Batch, list[Any]]:
     """Call ``f`` for each record, in order; return the records that were not refused, and the results.
 
     A record for which ``f`` raises follows the step's policy. If no record is refused, the batch itself is returned.
@@ -187,7 +202,7 @@ def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[B
         fail_at(batch, progress, error, out)
 
 
-def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords) -> tuple[Batch, list[Any]]:
     accepted: list[int] = []
     results: list[Any] = []
     for index, record in enumerate(batch):
@@ -216,7 +231,7 @@ def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
     return records, records
 
 
-def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output) -> NoReturn:
+def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: RefusedRecords) -> NoReturn:
     """End the job with ``error``, naming the record for which it was raised."""
     found, index = record_at_fault(range(len(batch)), progress)
     if not found:
@@ -224,7 +239,7 @@ def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output
     out.fail(error, batch[index])
 
 
-def refuse(out: Output, record: Any, error: Exception) -> None:
+def refuse(out: RefusedRecords, record: Any, error: Exception) -> None:
     """Refuse a record of the current batch because of ``error``; by the step's policy this returns or ends the job."""
     reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
     out.reject(record, reason, origin=out.batch_origin)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink
 from streamiter.parameter_server.consistency.models import ASP
+from streamiter.parameter_server.directory import MatrixDirectory
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.participation import Heartbeats, Participation
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
@@ -31,9 +32,6 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRead, RowRead
 from streamiter.parameter_server.storage.block import Numbers
 from streamiter.parameter_server.subscriptions import Subscription
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.server import MatrixDirectory
 
 __all__ = ["MAX_CALLS", "Client"]
 

@@ -8,9 +8,9 @@ are applied. Two users ask for states at barriers: a flow's checkpoint, and ``Sn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import WaitingReply
@@ -30,9 +30,6 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.shard import Shard
 
 __all__ = ["HeldRequest", "Holding", "NumberedSnapshots", "SeenAdds"]
 
@@ -84,6 +81,27 @@ class SeenAdds:
             self._sum_up_above = max(_FEW, 2 * len(self.parts))
 
 
+class HoldingShard(Protocol):
+    """The shard whose requests are held."""
+
+    @property
+    def matrices(self) -> Mapping[str, MatrixShard]:
+        """The shard's parts of the matrices, by name."""
+
+    @property
+    def workers(self) -> Mapping[int, None]:
+        """The workers that take part."""
+
+    def matrix(self, name: str) -> MatrixShard:
+        """Return the shard's part of a matrix; raises UnknownMatrix."""
+
+    def apply(self, request: HeldRequest | LeaveRequest) -> Any:
+        """Handle a request that was held."""
+
+    def freeze(self) -> dict[str, Any]:
+        """Return the shard's state now."""
+
+
 @final
 class Holding:
     """Holds the requests that workers send behind a barrier.
@@ -99,7 +117,7 @@ class Holding:
     clock.
     """
 
-    def __init__(self, shard: Shard, snapshots: NumberedSnapshots | None) -> None:
+    def __init__(self, shard: HoldingShard, snapshots: NumberedSnapshots | None) -> None:
         self._shard = shard
         self._snapshots = snapshots
         self._behind: dict[int, int] = {}

@@ -12,7 +12,7 @@ from parameter_server.consistency.client_run import turns
 
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.server import MatrixDirectory
+from streamiter.parameter_server.directory import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 
 

@@ -15,7 +15,7 @@ from streamiter.errors import OutOfRange
 from streamiter.parameter_server import BSP, SSP, Matrix, psf
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency.models import Consistency
-from streamiter.parameter_server.server import MatrixDirectory
+from streamiter.parameter_server.directory import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.messages import SessionId
 from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions

@@ -22,6 +22,7 @@ from streamiter.errors import ParameterServerError, RolledBack, StreamiterError,
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
+from streamiter.parameter_server.directory import MatrixDirectory
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import (
     CreateRequest,
@@ -30,7 +31,6 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     TakeState,
 )
-from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import ShardStatistics
 from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
 from streamiter.parameter_server.transport.ray.connection import (
