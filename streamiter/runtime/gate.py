@@ -100,7 +100,7 @@ class Gate:
         if self._feedback_only:
             return self._poll_feedback()
         ready = self._ready
-        while ready:
+        while ready.queue:
             port = ready.take()
             if self._in_order:
                 self._epochs.hold_due(port)
@@ -133,7 +133,7 @@ class Gate:
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
         """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""
         ready = self._ready
-        while ready:
+        while ready.queue:
             port = ready.take()
             if port.is_feedback and not port.is_blocked and port.peek() is not None:
                 message = port.take()
@@ -175,7 +175,7 @@ class Gate:
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
-        if self._posted or self._ready or self._ending is not None:
+        if self._posted or self._ready.queue or self._ending is not None:
             return
         await self._ready.wait()
 

@@ -378,17 +378,15 @@ class ReadyPorts:
     sees that its input still is not wanted.
     """
 
-    __slots__ = ("_is_parked", "_is_queued", "_parked", "_queue", "_waiter")
+    __slots__ = ("_is_parked", "_is_queued", "_parked", "_waiter", "queue")
 
     def __init__(self, ports: int) -> None:
-        self._queue: deque[Port] = deque()
+        self.queue: deque[Port] = deque()
+        """The ports in their order. The gate looks whether there are any; only this class changes it."""
         self._is_queued = [False] * ports
         self._parked: list[Port] = []
         self._is_parked = [False] * ports
         self._waiter: asyncio.Future[None] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
 
     @property
     def has_parked(self) -> bool:
@@ -400,7 +398,7 @@ class ReadyPorts:
         if self._is_queued[port.index] or port.state is BLOCKED:
             return
         self._is_queued[port.index] = True
-        self._queue.append(port)
+        self.queue.append(port)
         if self._waiter is not None:
             self.wake()
 
@@ -419,7 +417,7 @@ class ReadyPorts:
 
     def take(self) -> Port:
         """Take the port whose turn it is."""
-        port = self._queue.popleft()
+        port = self.queue.popleft()
         self._is_queued[port.index] = False
         return port
 
