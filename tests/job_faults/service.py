@@ -91,7 +91,8 @@ class Service:
         await self.until(lambda: self.taken >= 2 if len(self.jobs) > jobs else self.taken >= taken + 2)
 
     async def suspended(self) -> JobStatistics:
-        """Stop it as SIGTERM does."""
+        """Stop it as SIGTERM does, as soon as its job has started."""
+        await self.until(lambda: bool(self.jobs))
         await patiently(self.jobs[-1].stop("suspend"))
         return await patiently(self._running)
 

@@ -48,7 +48,7 @@ def test_a_restored_run_equals_the_undisturbed_run(
 PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
-    "streamiter_files.topic.FilesReader": "test_restore_of_topics",
+    "streamiter_files.reader.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
     "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
@@ -63,6 +63,7 @@ NO_STATE = {
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "what is asked of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
+    "streamiter.parameter_server.holding.HoldingShard": "asked of the shard, which has a case",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
