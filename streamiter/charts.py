@@ -1,4 +1,7 @@
-"""Small charts of lines and bars, as SVG."""
+"""Small charts of lines and bars, as SVG.
+
+``chart`` draws panels next to each other. A ``Panel`` has lines over common axes, a ``BarPanel`` has bars.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,18 @@ __all__ = [
 # Numbers at a distance that people count in.
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _INTERVALS: Final = 5
-"""About so many; up to twice as many come of rounding."""
+"""The approximate number of ticks; rounding may double it."""
 
 
 def ticks(values: Sequence[float], *, whole: bool = False) -> list[float]:
-    """Round numbers around all values, at equal distances; values that are all alike are in the middle.
+    """Return round numbers at equal distances, around all values; equal values are in the middle.
 
-    They are ``whole`` numbers where the values count something, such as epochs.
+    ``whole``: the values count something, such as epochs, so the ticks are whole numbers.
 
     >>> ticks([0.31, 0.49]), ticks([3])
     ([0.3, 0.35, 0.4, 0.45, 0.5], [2.0, 2.5, 3.0, 3.5, 4.0])
     >>> ticks([1, 4], whole=True), ticks([3], whole=True)
     ([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0])
-
-    Round numbers for the axes of a chart.
     """
     lowest, highest = min(values), max(values)
     if highest - lowest <= 1e-9 * max(abs(lowest), abs(highest)):
@@ -47,7 +48,7 @@ def ticks(values: Sequence[float], *, whole: bool = False) -> list[float]:
 
 
 def tick_labels(numbers: Sequence[float]) -> list[str]:
-    """All with as many digits as the finest of them needs.
+    """Return the numbers as texts with the same number of digits after the point: as many as the finest needs.
 
     >>> tick_labels([0.0, 0.25, 0.5])
     ['0.00', '0.25', '0.50']
@@ -57,7 +58,7 @@ def tick_labels(numbers: Sequence[float]) -> list[str]:
 
 
 def _is_whole(number: float) -> bool:
-    """But for rounding."""
+    """Return whether a number is whole, except for rounding."""
     return abs(number - round(number)) < 1e-6
 
 
@@ -65,15 +66,15 @@ _FONTS: Final = "DejaVu Sans, Verdana, sans-serif"
 
 
 def chart(panels: Sequence[Panel | BarPanel]) -> str:
-    """The drawing as SVG; :func:`~streamiter.flow.drawing.formats.png_of_svg` makes PNG of it.
+    """Return a drawing of panels next to each other, as SVG.
+
+    :func:`~streamiter.flow.drawing.formats.png_of_svg` makes PNG of it.
 
     >>> from streamiter.charts import BarPanel, Line, Panel
     >>> loss = Panel("Loss", "epoch", [Line("training", [1, 2, 3], [0.5, 0.4, 0.35])])
     >>> drawing = chart([loss, BarPanel("Seconds", {"BSP": 3.0, "ASP": 1.25})])
     >>> drawing.count("<polyline"), "epoch" in drawing, "1.25" in drawing
     (1, True, True)
-
-    A chart of one or more panels side by side.
     """
     width = PANEL_WIDTH * len(panels)
     parts = [part for number, panel in enumerate(panels) for part in panel.parts(number * PANEL_WIDTH)]
@@ -92,17 +93,17 @@ def chart(panels: Sequence[Panel | BarPanel]) -> str:
 PANEL_WIDTH: Final = 460
 HEIGHT: Final = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 24, 46, 56
-"""Around the plot of a panel: room for numbers, the title, the name of the axis."""
+"""The margins of a plot in its panel: room for numbers, the title and the name of the axis."""
 TEXT, GREY, _GRID, CANVAS = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df")
-"""Of the first line or bar, of the second, and so on; then the first again."""
+"""The colours of lines and bars, in order; after the last comes the first again."""
 
 
 @dataclass
 class Plot:
-    """Where numbers lie in a panel, whose own place in the drawing is ``left_of_panel``.
+    """The plot of a panel: the places of numbers, and the frame with title, axes and ticks.
 
-    The frame that lines and bars stand in: title, axes, numbers.
+    The panel starts at ``left_of_panel`` in the drawing.
     """
 
     left_of_panel: float
@@ -114,17 +115,17 @@ class Plot:
         self.top, self.bottom = _TOP, HEIGHT - _BOTTOM
 
     def x(self, value: float) -> float:
-        """Of a number on the axis below."""
+        """Return the place of a number on the horizontal axis."""
         first, last = self.x_range
         return self.left + (self.right - self.left) * (value - first) / (last - first)
 
     def y(self, value: float) -> float:
-        """Of a number on the axis at the left."""
+        """Return the place of a number on the vertical axis."""
         lowest, highest = self.y_range
         return self.bottom - (self.bottom - self.top) * (value - lowest) / (highest - lowest)
 
     def frame(self, title: str, y_ticks: Sequence[float], y_name: str = "") -> Iterator[str]:
-        """The title, a line for each number at the left, and the axis below."""
+        """Draw the title, a grid line for each vertical tick, and the horizontal axis."""
         yield text(self.left, _TOP - 20, title, TEXT, anchor="start", size=15)
         for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
             yield f'<path d="M{self.left},{self.y(tick):.1f} H{self.right}" stroke="{_GRID}"/>'
@@ -136,7 +137,7 @@ class Plot:
 
 
 def text(x: float, y: float, words: str, colour: str, *, anchor: str = "middle", size: int = 12) -> str:
-    """One line, legible also on a line of the grid."""
+    """Return a line of text that is legible on a grid line, too."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}" '
         f'stroke="{CANVAS}" stroke-width="4" stroke-linejoin="round" paint-order="stroke">{escape(words)}</text>'
@@ -151,10 +152,7 @@ _DISTANCE_OF_MARKS: Final = 8
 
 @dataclass(frozen=True)
 class Line:
-    """Points that are joined, from left to right; at least one.
-
-    Lines over common axes.
-    """
+    """A line through points, from left to right; at least one point."""
 
     name: str
     xs: Sequence[float]
@@ -163,19 +161,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over common axes, with a legend where there are several; points are marked where there is room for it."""
+    """Lines over common axes. Several lines have a legend; points are marked if there is room."""
 
     title: str
     x_name: str
     lines: Sequence[Line]
     y_name: str = ""
     cut_above: float | None = None
-    """The axis ends with the next number above this, so that a high beginning does not flatten the rest."""
+    """The vertical axis ends at the next tick above this value, so that high first values do not flatten the rest."""
     has_whole_xs: bool = False
-    """Whether the axis below counts something, such as epochs: its numbers are whole."""
+    """Whether the horizontal axis counts something, such as epochs: its ticks are whole numbers."""
 
     def parts(self, left: float) -> Iterator[str]:
-        """What is drawn, from ``left`` on."""
+        """Return the parts of the drawing, which starts at ``left``."""
         x_ticks = ticks([x for line in self.lines for x in line.xs], whole=self.has_whole_xs)
         ys = [y for line in self.lines for y in line.ys]
         y_ticks = ticks(ys if self.cut_above is None else [min(y, self.cut_above) for y in ys])
@@ -223,18 +221,16 @@ _ROOM_ABOVE: Final = 1.08
 
 @dataclass(frozen=True)
 class BarPanel:
-    """A bar for each name, at least one, with its number above it; none is below 0.
+    """A bar for each name (at least one), with its number above it. No number is below 0.
 
-    The first has the colour of the first line of a :class:`Panel`, and so on.
-
-    Bars side by side.
+    The bars have the colours of the lines of a :class:`Panel`, in order.
     """
 
     title: str
     heights: Mapping[str, float]
 
     def parts(self, left: float) -> Iterator[str]:
-        """What is drawn, from ``left`` on."""
+        """Return the parts of the drawing, which starts at ``left``."""
         y_ticks = ticks([0.0, _ROOM_ABOVE * max(self.heights.values()) or 1.0])
         plot = Plot(left, (0.0, float(len(self.heights))), (y_ticks[0], y_ticks[-1]))
         yield from plot.frame(self.title, y_ticks)

@@ -350,10 +350,7 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextlib.contextmanager
 def write_transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All statements within take effect together, or none does. Waits for other writers of the file.
-
-    Transactions of the file: many statements that take effect together, or see the same state.
-    """
+    """Run the statements of the block as one transaction: all of them take effect, or none. Waits for other writers."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -92,8 +92,6 @@ def model_updates(
     >>> asyncio.run(main())
     1 1 [0.5]
     1 2 [0.75]
-
-    Following a model: ``async for update in model_updates(topic(...), model="ctr")``.
     """
     check_model_name(model)
     checked_policy(on_error, topic, model)

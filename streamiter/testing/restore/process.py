@@ -63,8 +63,6 @@ class RestoreProcess:
     >>> with RestoreProcess() as process:
     ...     process.is_running
     False
-
-    The fresh process that states are restored in.
     """
 
     def __init__(self, hash_seed: int | None = None) -> None:

@@ -123,8 +123,6 @@ def simulate(
     ...     result = simulate(totals, seed)
     >>> [record.value for record in result.outputs["totals"]]
     [b'3', b'4', b'4', b'5', b'10']
-
-    Who decides, between the turns of a job, what becomes of it.
     """
     whole_number("simulate: seed", seed, 0)
     positive("simulate: within_s", within_s)
