@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
-from streamiter.channels import Channel
+from streamiter.channels import Channel, Intake
 from streamiter.errors import InternalError
 from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, estimated_bytes
 
@@ -203,3 +203,96 @@ def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(example: Action
         told = channel.statistics()
         assert told.records == channel.records == sum(len(item.records) for item in waiting)
         assert told.size_bytes == sum(estimated_bytes(item.records) for item in waiting)
+
+
+Calls = list[tuple[str, int, int]]
+
+
+def some_calls_on_two_channels(random: Random) -> Calls:
+    """Calls on channels 0 and 1, each with a number: of bytes for a batch, else of records."""
+    kinds = ("put", "put", "take", "aside", "aside", "release", "make way", "make no way")
+    return [
+        (random.choice(kinds), random.randrange(2), random.choice((1, 2, 3, 4, 5, 9)))
+        for _ in range(random.randrange(30))
+    ]
+
+
+@random_examples(some_calls_on_two_channels)
+def test_records_set_aside_take_room_and_shut_intakes_as_sums_would_tell(calls: Calls) -> None:
+    """Records set aside that counted nowhere made each checkpoint of a slow learner larger than the one before."""
+    limit_records, limit_bytes, ways = 4, 40, (1, 2)
+    channels = [channel_of(limit_records, limit_bytes) for _ in ways]
+    shared, own = Intake(), Intake()
+    channels[0].shut_intakes([shared], ways[0])
+    channels[1].shut_intakes([shared, own], ways[1])
+    aside: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+    inside: tuple[list[int], list[int]] = ([], [])
+    makes_way = [False, False]
+    assert not shared.is_shut
+    for kind, which, number in calls:
+        channel = channels[which]
+        records_aside = sum(records for records, _ in aside[which])
+        bytes_aside = sum(size_bytes for _, size_bytes in aside[which])
+        match kind:
+            case "put":
+                counted, counted_bytes = sum(inside[which]), sum(inside[which])
+                if not makes_way[which]:
+                    counted, counted_bytes = counted + records_aside, counted_bytes + bytes_aside
+                fits = not counted or (
+                    counted + number <= limit_records and counted_bytes + number <= limit_bytes
+                )
+                assert channel.try_put(DataBatch(np.zeros(number, np.uint8))) is fits
+                if fits:
+                    inside[which].append(number)
+            case "take" if inside[which]:
+                assert len(channel.take().records) == inside[which].pop(0)
+            case "aside":
+                aside[which].append((number % 4, 7 * number))
+                channel.set_aside(number % 4, 7 * number)
+            case "release" if aside[which]:
+                channel.release(*aside[which].pop(0))
+            case "make way" | "make no way":
+                makes_way[which] = kind == "make way"
+                channel.make_way(makes_way[which])
+        overfull = [
+            sum(records for records, _ in aside[each]) > ways[each] * limit_records
+            or sum(size_bytes for _, size_bytes in aside[each]) > ways[each] * limit_bytes
+            for each in (0, 1)
+        ]
+        assert (shared.is_shut, own.is_shut) == (any(overfull), overfull[1])
+        told = channel.statistics()
+        assert told.aside_records == sum(records for records, _ in aside[which])
+        assert told.aside_bytes == sum(size_bytes for _, size_bytes in aside[which])
+
+
+async def test_a_source_reads_again_when_every_channel_has_opened_its_intake() -> None:
+    """The first channel with room would have let a source read on behalf of another that was still too full."""
+    intake = Intake()
+    await asyncio.wait_for(intake.wait(), 1)
+    intake.shut()
+    intake.shut()
+    waiting = asyncio.ensure_future(intake.wait())
+    intake.open()
+    await asyncio.sleep(0)
+    assert intake.is_shut
+    assert not waiting.done()
+    intake.open()
+    await waiting
+    assert not intake.is_shut
+
+
+async def test_a_producer_waits_for_room_while_records_are_set_aside_unless_the_channel_makes_way() -> None:
+    """A producer that did not wait would ask again and again; one that waited for ever would hang the job."""
+    channel = channel_of(records=2)
+    channel.set_aside(2, 2)
+    waiting = asyncio.ensure_future(channel.wait_for_room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    channel.release(1, 1)
+    await waiting
+    waiting = asyncio.ensure_future(channel.wait_for_room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    channel.make_way(True)
+    await waiting
+    await asyncio.wait_for(channel.wait_for_room(), 1)
