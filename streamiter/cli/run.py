@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_paths
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
 
 import typer
 
@@ -320,9 +320,25 @@ def format_for(output: Path | None, drawing_format: Format | None) -> Format:
         ) from None
 
 
-def write_drawing(drawing: str | bytes, output: Path | None) -> None:
-    """Write the drawing to the file, or to standard output."""
-    content = drawing.encode() if isinstance(drawing, str) else drawing
+class Drawable(Protocol):
+    """A flow or a network."""
+
+    @overload
+    def draw(self, *, format: Literal["mermaid", "svg"]) -> str: ...
+
+    @overload
+    def draw(self, *, format: Literal["png"]) -> bytes: ...
+
+
+def write_drawing(drawable: Drawable, drawing_format: Format, output: Path | None) -> None:
+    """Draw a flow or a network, and write the drawing to the file, or to standard output."""
+    match drawing_format:
+        case Format.PNG:
+            content = drawable.draw(format="png")
+        case Format.SVG:
+            content = drawable.draw(format="svg").encode()
+        case Format.MERMAID:
+            content = drawable.draw(format="mermaid").encode()
     if output is None:
         sys.stdout.buffer.write(content)
         return
@@ -335,17 +351,7 @@ def write_drawing(drawing: str | bytes, output: Path | None) -> None:
 def draw(target: Target, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
     """Draw the graph of a flow, without running it: as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
-    write_drawing(_drawn(load_flow(target), chosen), output)
-
-
-def _drawn(flow: Flow, drawing_format: Format) -> str | bytes:
-    match drawing_format:
-        case Format.PNG:
-            return flow.draw(format="png")
-        case Format.SVG:
-            return flow.draw(format="svg")
-        case Format.MERMAID:
-            return flow.draw()
+    write_drawing(load_flow(target), chosen, output)
 
 
 # This character keeps typer from joining lines.

@@ -13,7 +13,7 @@ import orjson
 import typer
 
 from streamiter.cli.figures import print_table, say
-from streamiter.cli.run import Format, FormatOption, OutputOption, examples, format_for, write_drawing
+from streamiter.cli.run import FormatOption, OutputOption, examples, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.numbers import whole_number_in
@@ -400,17 +400,7 @@ def draw_network(
 ) -> None:
     """Draw the layers of a network, as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
-    write_drawing(_drawn(load_network(file), chosen), output)
-
-
-def _drawn(network: Network, drawing_format: Format) -> str | bytes:
-    match drawing_format:
-        case Format.PNG:
-            return network.draw(format="png")
-        case Format.SVG:
-            return network.draw(format="svg")
-        case Format.MERMAID:
-            return network.draw()
+    write_drawing(load_network(file), chosen, output)
 
 
 def show(
