@@ -111,7 +111,7 @@ def stuck():
     return flow
 
 class Odd(Flow):
-    def draw(self):
+    def draw(self, **options):
         raise KeyError("no such thing")
 
 odd = Odd("odd")
