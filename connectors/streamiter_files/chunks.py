@@ -25,24 +25,6 @@ from typing import Final, Protocol, TypeVar
 from streamiter.errors import RecordTooLarge, TopicError
 from streamiter_files.options import FileFormat, file_errors, is_gzip
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "UTF8_MARK",
-    "ByteSource",
-    "FileState",
-    "GzipChunks",
-    "OneAtATime",
-    "PlainChunks",
-    "TornMember",
-    "exclusive_lock",
-    "file_state",
-    "has_identity",
-    "identity_of",
-    "open_chunks",
-    "splitter_for",
-]
-
-
 # File systems without locks, such as some network file systems, answer with one of these.
 _WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 

@@ -22,14 +22,6 @@ from streamiter.records import Batch, Columns
 from streamiter.topics.formats.raw import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-__all__ = [
-    "ColumnType",
-    "Csv",
-    "CsvBatch",
-    "parse_header",
-]
-
-
 # The number of characters of a field in a message.
 _SHOWN_CHARACTERS: Final = 40
 

@@ -32,25 +32,6 @@ from streamiter.numbers import whole_number_in
 from streamiter.topics.lookup import check_options
 from streamiter.topics.secrets import shown_url
 
-__all__ = [
-    "FileFormat",
-    "FileOptions",
-    "Location",
-    "common_format",
-    "file_errors",
-    "folder_files",
-    "format_of_name",
-    "in_order",
-    "is_gzip",
-    "is_pattern",
-    "known_suffixes",
-    "matching_files",
-    "names_a_folder",
-    "parse_options",
-    "parse_url",
-]
-
-
 # EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})

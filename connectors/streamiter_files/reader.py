@@ -19,15 +19,6 @@ from streamiter_files.chunks import ByteSource, FileState, OneAtATime, has_ident
 from streamiter_files.csv_format import CsvBatch, parse_header
 from streamiter_files.options import FileFormat, FileOptions
 
-__all__ = [
-    "FileLayout",
-    "FilePartition",
-    "FilesReader",
-    "bounds",
-    "count_records",
-    "known_identities",
-]
-
 
 class FilesReader(TopicReader):
     """Reads files to the end that each had when the reader was opened.

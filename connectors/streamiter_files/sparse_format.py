@@ -26,15 +26,6 @@ from streamiter.records import Batch, Columns
 from streamiter.topics.formats.raw import NO_VALUE, decode_each, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-__all__ = [
-    "Dummy",
-    "Libsvm",
-    "NotANumber",
-    "parse_floats",
-    "parse_integers",
-]
-
-
 Text = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]

@@ -57,11 +57,6 @@ from streamiter_files.reader import (
 from streamiter_files.sparse_format import Dummy, Libsvm
 from streamiter_files.writer import AppendFile, FilesWriter, is_whole_json, torn_path
 
-__all__ = [
-    "FilesConnector",
-    "FilesTopic",
-]
-
 
 class FilesConnector(Connector):
     """Serves ``file:`` URLs (:mod:`streamiter_files.options`) with the options of `FileOptions`.

@@ -34,14 +34,6 @@ from streamiter_files.chunks import (
 )
 from streamiter_files.options import file_errors, is_gzip
 
-__all__ = [
-    "AppendFile",
-    "FilesWriter",
-    "is_whole_json",
-    "torn_path",
-]
-
-
 _log: Final = logging.getLogger(__name__)
 
 # So many bytes are gathered before they are appended: enough to make the hop to a thread cheap, as for reading.

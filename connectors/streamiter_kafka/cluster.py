@@ -43,18 +43,6 @@ from streamiter_kafka.wire import (
     topic_metadata,
 )
 
-__all__ = [
-    "NO_LEADER",
-    "OPEN_TIMEOUT_S",
-    "READ_COMMITTED",
-    "BrokerConnections",
-    "ConnectionPurpose",
-    "OffsetFinder",
-    "comparable",
-    "shown_settings",
-]
-
-
 T = TypeVar("T")
 
 OPEN_TIMEOUT_S: Final = 8.0

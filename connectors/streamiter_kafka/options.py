@@ -27,14 +27,6 @@ from streamiter.numbers import has_plain_digits
 from streamiter.topics.lookup import check_options
 from streamiter.topics.secrets import hide, secret_option_names, shown_path, shown_url, with_secrets
 
-__all__ = [
-    "KafkaAddress",
-    "KafkaOptions",
-    "Server",
-    "shown",
-]
-
-
 _SECRET: Final = ("sasl_username", "sasl_password", "ssl_password")
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -23,20 +23,6 @@ from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.trouble import BrokerTrouble, Code, failure_of
 from streamiter_kafka.wire import RecordBatchBuilder
 
-__all__ = [
-    "DEFAULT_LIMIT_BYTES",
-    "Key",
-    "Packing",
-    "PartitionQueue",
-    "PendingBatch",
-    "ProducerIdentity",
-    "fenced",
-    "murmur2",
-    "partitions_of_keys",
-    "refusal",
-]
-
-
 # From org.apache.kafka.common.utils.Utils.murmur2.
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995

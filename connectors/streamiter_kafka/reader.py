@@ -48,14 +48,6 @@ from streamiter_kafka.wire import (
     fetched_partitions,
 )
 
-__all__ = [
-    "KafkaBatch",
-    "KafkaReader",
-    "ReadPartition",
-    "open_reader",
-]
-
-
 # A broker waits so long for records before it answers that it has none. It answers at once when a record arrives, so
 # the wait delays no record. Each answer also proves that the broker works.
 _MAX_WAIT_MS: Final = 500

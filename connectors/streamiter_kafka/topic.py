@@ -43,11 +43,6 @@ from streamiter_kafka.wire import (
 )
 from streamiter_kafka.writer import open_packing, open_writer
 
-__all__ = [
-    "KafkaConnector",
-    "_create",
-]
-
 
 class KafkaConnector(Connector):
     """Topics on Kafka: ``kafka://host:9092,host2:9092/topic``.

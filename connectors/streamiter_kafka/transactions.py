@@ -32,12 +32,6 @@ from streamiter_kafka.wire import (
 )
 from streamiter_kafka.writer import Sender, open_packing
 
-__all__ = [
-    "KafkaTransactions",
-    "open_transactions",
-]
-
-
 T = TypeVar("T")
 
 _MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})

@@ -16,20 +16,6 @@ from typing import Final, TypeVar
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StreamiterError, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
 
-__all__ = [
-    "BrokerTrouble",
-    "Code",
-    "RetryLimit",
-    "TopicMissing",
-    "check",
-    "code_name",
-    "failure_of",
-    "log",
-    "passing",
-    "persist",
-    "persist_within",
-]
-
 
 class Code(enum.IntEnum):
     """Error codes, by the names of the protocol's documentation."""

@@ -30,13 +30,6 @@ from streamiter_kafka.packing import (
 from streamiter_kafka.trouble import BrokerTrouble, Code, check
 from streamiter_kafka.wire import InitProducerIdRequest, ProduceRequest, Response
 
-__all__ = [
-    "Sender",
-    "open_packing",
-    "open_writer",
-]
-
-
 # Brokers refuse requests above 100 MB (socket.request.max.bytes), and answer smaller requests sooner.
 _REQUEST_BYTES: Final = 8_000_000
 # The broker stops waiting for replicas after the request timeout; its answer to that must still arrive in time.

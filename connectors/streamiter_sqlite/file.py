@@ -32,16 +32,6 @@ from urllib.parse import quote
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
 
-__all__ = [
-    "DamagedFile",
-    "Database",
-    "SqliteOptions",
-    "checked_numbers",
-    "read_transaction",
-    "uninterrupted",
-    "write_transaction",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SqliteOptions:

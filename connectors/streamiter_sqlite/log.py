@@ -31,29 +31,6 @@ from streamiter.topics.connecting import PartitionEnds, batch_bytes, joined_colu
 from streamiter.topics.topic import Headers, OutgoingBatch
 from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction
 
-__all__ = [
-    "COMPACTION_SETTING",
-    "RETENTION_SETTINGS",
-    "PackedBlock",
-    "PendingRecords",
-    "RecordBlock",
-    "StoredBlock",
-    "TopicRow",
-    "append",
-    "append_entry",
-    "blocks_of",
-    "create_topic",
-    "delete_topic",
-    "find_partitions",
-    "find_topic",
-    "insert_block",
-    "partition_ends",
-    "retain",
-    "topic_names",
-    "unpacked",
-]
-
-
 # The limit of a topic without the setting max_record_bytes. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
 _RECORD_BYTES_MAX: Final = 256 << 20
 

@@ -37,11 +37,6 @@ from streamiter_sqlite.log import (
     unpacked,
 )
 
-__all__ = [
-    "SqliteReader",
-]
-
-
 # The packed bytes that one look brings into memory, over all partitions: four full blocks.
 _FETCH_BYTES: Final = 4 << 20
 

@@ -35,11 +35,6 @@ from streamiter_sqlite.log import (
 from streamiter_sqlite.reader import SqliteReader
 from streamiter_sqlite.writer import SqliteTransactions, SqliteWriter
 
-__all__ = [
-    "SqliteConnector",
-    "SqliteTopic",
-]
-
 
 class SqliteConnector(Connector):
     """Serves ``sqlite:///relative.db?topic=clicks`` and ``sqlite:////absolute.db?topic=clicks``.

@@ -49,11 +49,6 @@ from streamiter_sqlite.log import (
     retain,
 )
 
-__all__ = [
-    "SqliteTransactions",
-    "SqliteWriter",
-]
-
 
 class SqliteWriter(TopicWriter):
     """Writes to one topic.

@@ -34,20 +34,6 @@ from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotFile, Snap
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, RunRecord, StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 
-__all__ = [
-    "STORAGE_NAME_CHARACTERS",
-    "DirectoryStore",
-    "FlowFolder",
-    "checkpoint_of",
-    "flows_in",
-    "is_shortened",
-    "name_of",
-    "shortened_name",
-    "snapshot_name",
-    "storage_name",
-    "unpack_record",
-]
-
 
 class DirectoryStore(CheckpointStore):
     """Keeps the snapshots of flows in a directory, which is created when a flow is claimed: a folder for each flow.

@@ -28,15 +28,6 @@ from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_o
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Batch, Control, DataBatch, estimated_bytes
 
-__all__ = [
-    "DiskBatches",
-    "EncodedBatch",
-    "HeldDiskBatches",
-    "SpillQueue",
-    "SpillStatistics",
-    "check_limits",
-]
-
 Item = DataBatch | Control
 
 # A DataBatch (48 bytes), its list (56 and a pointer) and its place in the queue, rounded up. Without this

@@ -37,9 +37,6 @@ from streamiter.checkpoints.plain_format import (
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.records import Columns
 
-__all__ = ["Resolve", "decode_frame", "encode_frame"]
-
-
 Array = npt.NDArray[Any]
 
 _TUPLE_OPENING: Final = extension(plain_format.TUPLE, b"")

@@ -20,20 +20,6 @@ from typing import IO, Final, ParamSpec, TypeAlias, TypeVar, final
 
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StorageFull
 
-__all__ = [
-    "FULL_DISK",
-    "Content",
-    "FileHold",
-    "TemporaryFile",
-    "alone",
-    "errors_of_a_full_disk",
-    "in_thread",
-    "is_free",
-    "shared",
-    "sync_folder",
-]
-
-
 Content: TypeAlias = bytes | memoryview
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).

@@ -28,8 +28,6 @@ from streamiter.checkpoints.plain_data import shown, type_name
 from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, pack, pack_each
 from streamiter.errors import PlainDataError
 
-__all__ = ["KEY_GROUPS", "Key", "check_keys", "encode_key", "key_group", "key_groups", "normalize_key"]
-
 Key = int | str | bytes | tuple[Any, ...]
 """An int, str, bytes or a tuple of keys."""
 

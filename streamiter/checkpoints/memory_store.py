@@ -14,8 +14,6 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, Snapsh
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, StoredSnapshot
 from streamiter.errors import CheckpointError, InternalError
 
-__all__ = ["MemoryStore"]
-
 
 @dataclass(slots=True)
 class _StoredPart:

@@ -47,14 +47,6 @@ from streamiter.records import (
     Idle,
 )
 
-__all__ = [
-    "PlainData",
-    "control_from_plain",
-    "control_to_plain",
-    "shown",
-    "type_name",
-]
-
 
 class PlainData:
     """The encoding of plain data; ``structs`` are the classes it knows in addition to the built-in types.

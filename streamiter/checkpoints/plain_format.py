@@ -46,40 +46,6 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError
 
-__all__ = [
-    "ALIGNED_BYTES",
-    "ARRAY",
-    "BIG_INT",
-    "COLUMNS",
-    "DEFERRED",
-    "DEFERRED_NUMBER",
-    "DEPTH_MAX",
-    "DTYPE_LENGTH",
-    "FIXED_VOID",
-    "NUMPY_BYTES",
-    "NUMPY_STR",
-    "OBJECT_LENGTH",
-    "PACKED_UNASKED",
-    "PLAIN",
-    "SCALAR",
-    "SCALAR_TYPES",
-    "STRUCT",
-    "TUPLE",
-    "UNICODE_ERRORS",
-    "WITH_BUFFERS",
-    "Extension",
-    "StructRegistry",
-    "dtype_refusal",
-    "extension",
-    "gap_before",
-    "pack",
-    "pack_dtype",
-    "pack_each",
-    "shape_layout",
-    "unpack",
-    "unpack_dtype",
-]
-
 TUPLE: Final = 1
 STRUCT: Final = 2
 COLUMNS: Final = 3

@@ -23,10 +23,6 @@ from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_o
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.records import Batch, Columns, can_concatenate, concatenate, estimated_bytes, slice_batch
 
-__all__ = [
-    "ReplayCache",
-]
-
 _INT64: Final = range(2**63)
 
 

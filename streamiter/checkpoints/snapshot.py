@@ -27,34 +27,6 @@ from streamiter.checkpoints.files import FULL_DISK
 from streamiter.deferred import Deferred
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
 
-__all__ = [
-    "FORMAT",
-    "FRAME_HEAD",
-    "PREAMBLE_BYTES",
-    "TRAILER_BYTES",
-    "CheckpointId",
-    "Damage",
-    "Manifest",
-    "OtherFormat",
-    "PartEntry",
-    "Section",
-    "SnapshotHeader",
-    "SnapshotPart",
-    "StepState",
-    "check_preamble",
-    "errors_of_reading",
-    "errors_of_writing",
-    "frame_crc32",
-    "frame_head",
-    "frames_of",
-    "manifest_of",
-    "pack_manifest",
-    "pack_preamble",
-    "pack_trailer",
-    "unpack_manifest",
-    "unpack_trailer",
-]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:

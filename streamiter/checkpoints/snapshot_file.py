@@ -42,13 +42,6 @@ from streamiter.checkpoints.snapshot import (
 from streamiter.checkpoints.store import StoredSnapshot
 from streamiter.errors import CheckpointError, InternalError
 
-__all__ = [
-    "BATCH_BYTES",
-    "SnapshotFile",
-    "SnapshotWriter",
-]
-
-
 # Many small frames are read at once; of a larger frame, at most this many bytes are read twice.
 _AHEAD_BYTES: Final = 1 << 16
 

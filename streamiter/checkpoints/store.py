@@ -17,15 +17,6 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, Snapsh
 from streamiter.errors import ConfigurationError, ProducerFenced
 from streamiter.numbers import positive, whole_number
 
-__all__ = [
-    "CheckpointStore",
-    "Checkpoints",
-    "CommitPointer",
-    "FlowRecord",
-    "RunRecord",
-    "StoredSnapshot",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CommitPointer:

@@ -21,8 +21,6 @@ from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
 from streamiter.runtime.running import Interruption
 
-__all__ = ["app", "run_app"]
-
 
 class When(StrEnum):
     """The values of ``--labels``: when the label of a flight is known."""

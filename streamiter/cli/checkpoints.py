@@ -20,11 +20,6 @@ from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError
 
-__all__ = [
-    "checkpoints_app",
-]
-
-
 Directory = Annotated[
     Path,
     typer.Argument(metavar="DIRECTORY", help="The folder of the checkpoints.", show_default=False),

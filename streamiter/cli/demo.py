@@ -37,10 +37,6 @@ from streamiter.models import ServedModel, last_update
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.runtime.statistics import JobState, JobStatistics
 
-__all__ = [
-    "run_demo",
-]
-
 
 def run_demo(
     directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool

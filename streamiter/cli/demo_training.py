@@ -38,19 +38,6 @@ from streamiter.runtime.running import stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
-__all__ = [
-    "MODEL",
-    "UPDATES_BYTES",
-    "Contents",
-    "DemoTopics",
-    "TrainingProgress",
-    "flights_in_topic",
-    "start_over",
-    "train",
-    "write_flights",
-]
-
-
 DATABASE: Final = "streamiter.db"
 
 # A header of the first event describes all events, so that another run can use them again.

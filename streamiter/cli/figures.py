@@ -33,20 +33,6 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 from streamiter.topics.secrets import hide, secrets_in, shown_url
 
-__all__ = [
-    "INTERRUPTED",
-    "Commands",
-    "lines_of",
-    "open_lines",
-    "print_error",
-    "print_fields",
-    "print_statistics",
-    "print_table",
-    "say",
-    "watched",
-]
-
-
 # Often enough to look live, and seldom enough to cost almost nothing compared with the job.
 _REFRESH_S: Final = 0.25
 

@@ -20,8 +20,6 @@ from streamiter.models import ModelUpdate, last_update, model_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import ReadRequest, Topic
 
-__all__ = ["models_app"]
-
 models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, rich_markup_mode=None)
 
 Url = Annotated[

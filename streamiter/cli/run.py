@@ -26,18 +26,6 @@ from streamiter.numbers import whole_number_in
 from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = [
-    "Format",
-    "FormatOption",
-    "OutputOption",
-    "draw",
-    "examples",
-    "format_for",
-    "run",
-    "write_drawing",
-]
-
-
 Target = Annotated[
     str,
     typer.Argument(

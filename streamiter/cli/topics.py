@@ -37,14 +37,6 @@ from streamiter.topics import (
 )
 from streamiter.topics.secrets import shown_url
 
-__all__ = [
-    "AsJson",
-    "last_records",
-    "lasting_topic",
-    "topics_app",
-]
-
-
 Url = Annotated[
     str,
     typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False),

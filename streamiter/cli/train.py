@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from streamiter.networks.training import TrainedNetwork
     from streamiter.parameter_server.consistency.models import Consistency
 
-__all__ = [
-    "network_app",
-    "predict",
-    "train",
-]
-
 
 def consistency_of(given: str) -> Consistency:
     """Parse ``bsp``, ``asp``, or ``ssp:`` with the staleness.

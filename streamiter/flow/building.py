@@ -22,17 +22,6 @@ from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Graph, 
 from streamiter.runtime.output import Forward, Partitioning, Rebalance
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "BodyLoop",
-    "FlowUnderConstruction",
-    "Outlets",
-    "StepOutput",
-    "check_bounded",
-    "check_outside_loops",
-    "check_same_flow",
-    "matched",
-]
-
 
 class BodyLoop(StepLoop, Protocol):
     """What a flow asks of the iteration whose body is being built."""

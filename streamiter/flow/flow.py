@@ -50,14 +50,6 @@ if TYPE_CHECKING:
     from streamiter.runtime.running import OnInterrupt
     from streamiter.runtime.statistics import JobStatistics
 
-__all__ = [
-    "Flow",
-    "all_or_nothing",
-    "check_stream",
-    "listed_items",
-    "step_names",
-]
-
 
 class Flow(FlowUnderConstruction):
     """A graph of sources, steps and sinks that is built step by step, and then run.

@@ -21,20 +21,6 @@ from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_met
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
-__all__ = [
-    "check_codec",
-    "check_factory",
-    "check_field_or_function",
-    "check_function",
-    "check_input_names",
-    "check_name",
-    "check_parallelism",
-    "check_policy",
-    "check_seconds",
-    "check_start",
-    "check_stop",
-]
-
 
 def check_name(name: str | None) -> None:
     """Raise GraphError for a name that is neither None nor a text with characters."""

@@ -39,20 +39,6 @@ from streamiter.topics.secrets import shown_given
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import Encoder, Topic
 
-__all__ = [
-    "GatheringOptions",
-    "ProcessOptions",
-    "StepOptions",
-    "add_collect",
-    "add_dead_letters",
-    "add_next_step",
-    "add_publisher",
-    "add_sink",
-    "check_options",
-    "label_of",
-    "may_emit_unasked",
-]
-
 
 class GatheringOptions(TypedDict, total=False):
     """Options of a step that brings all records together in one subtask."""

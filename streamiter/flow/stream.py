@@ -46,8 +46,6 @@ from streamiter.topics.topic import Encoder, Topic
 if TYPE_CHECKING:  # A flow gives streams, and a stream names its flow.
     from streamiter.flow.flow import Flow
 
-__all__ = ["ConnectedStreams", "KeyedStream", "Stream", "connect"]
-
 
 class Stream(Outlets):
     """The records that a step emits. The methods of a stream add steps and return the stream of their output.

@@ -37,12 +37,6 @@ from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
 from streamiter.runtime.graph import Edge, Step
 
-__all__ = [
-    "iterate_bounded_streams_until_termination",
-    "iterate_unbounded_streams",
-]
-
-
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
 
 # The default of ``max_epochs_ahead`` in a bounded iteration: synchronous. In an unbounded iteration plain data never

@@ -27,17 +27,6 @@ from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 from streamiter.runtime.gate_epochs import EpochsAside
 
-__all__ = [
-    "FEEDBACK",
-    "INITIAL",
-    "CriteriaHead",
-    "Entrance",
-    "Head",
-    "ReceivedEpochs",
-    "end_of_all",
-]
-
-
 INITIAL = "initial"
 """The input of a head for the initial variables."""
 FEEDBACK = "feedback"

@@ -22,24 +22,6 @@ from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.runtime.graph import FeedbackLimits, StepLoop
 from streamiter.runtime.output import Forward
 
-__all__ = [
-    "AS_THE_ENTRY_POINT_SAYS",
-    "IterationBodyResult",
-    "IterationConfig",
-    "OperatorLifeCycle",
-    "Outputs",
-    "check_arguments",
-    "check_body",
-    "check_body_stream",
-    "check_bounded",
-    "check_bounded_data",
-    "check_config",
-    "check_config_of_unbounded",
-    "check_result",
-    "check_stamps",
-    "is_stamped",
-]
-
 if TYPE_CHECKING:
     # Only type checkers need the default: IterationBodyResult without a parameter has a list of outputs.
     from typing_extensions import TypeVar

@@ -20,8 +20,6 @@ from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "RestoredEpochs", "Terminate"]
-
 Post = Callable[[Control], None]
 
 _log = logging.getLogger("streamiter.job")

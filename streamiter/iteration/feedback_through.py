@@ -18,14 +18,6 @@ from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
 
-__all__ = [
-    "FeedbackRecords",
-    "FeedbackThrough",
-    "check_topic_is_free",
-    "feedback_stream",
-    "feedback_through",
-]
-
 
 class FeedbackThrough:
     """The result of :func:`feedback_through`: it can only be one of the ``feedback_variable_streams``."""

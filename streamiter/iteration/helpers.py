@@ -27,17 +27,6 @@ from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 
-__all__ = [
-    "LastRound",
-    "MapWith",
-    "ReduceEpoch",
-    "TerminateAfter",
-    "all_reduce",
-    "last_round",
-    "map_with",
-    "terminate_after",
-]
-
 
 @all_or_nothing
 def all_reduce(

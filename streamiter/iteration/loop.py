@@ -19,9 +19,6 @@ from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
-__all__ = ["Loop", "RoundScope", "for_each_epoch", "for_each_round"]
-
-
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
 
 

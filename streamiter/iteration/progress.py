@@ -36,16 +36,6 @@ from typing import Final
 
 from streamiter.errors import InternalError
 
-__all__ = [
-    "Completed",
-    "Decision",
-    "EndReason",
-    "Ended",
-    "EpochCounts",
-    "LoopProgress",
-    "ReleasedEpoch",
-]
-
 
 @dataclass(slots=True)
 class ReleasedEpoch:

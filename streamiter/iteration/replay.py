@@ -23,13 +23,6 @@ from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = [
-    "DataStream",
-    "Replayed",
-    "Replayer",
-    "replayed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DataStream:

@@ -22,13 +22,6 @@ from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step
 
-__all__ = [
-    "Stamper",
-    "StampingClock",
-    "TimedStamper",
-    "epochs_every",
-]
-
 
 def epochs_every(
     stream: Stream,

@@ -28,25 +28,6 @@ from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "OnlineKMeans",
-    "Spread",
-    "as_columns",
-    "choose_centroids",
-    "inertia_of",
-    "joined_spread",
-    "largest_move",
-    "moved",
-    "nearest",
-    "online_k_means",
-    "sample_of",
-    "sample_size",
-    "scoring_of",
-    "spread_of",
-    "sums_by_cluster",
-]
-
-
 # Measured for 10 clusters of 10 coordinates: from 2,048 points on the calls cost little compared with the arithmetic,
 # and from 8,192 points on a chunk and its scores do not fit into the processor's cache.
 _CHUNK_POINTS: Final = 4096

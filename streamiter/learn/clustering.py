@@ -47,13 +47,6 @@ from streamiter.operators.output import Output
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
 
-__all__ = [
-    "KMeans",
-    "KMeansOptions",
-    "cluster",
-    "k_means",
-]
-
 
 class KMeansOptions:
     """The checked options of :func:`~streamiter.learn.clustering.k_means`.

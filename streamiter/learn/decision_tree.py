@@ -42,14 +42,6 @@ from streamiter.sparse_rows import SparseRows
 from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
 
-__all__ = [
-    "DecisionTree",
-    "Tree",
-    "grown_tree",
-    "tree_lines",
-]
-
-
 Task = Literal["classification", "regression"]
 
 

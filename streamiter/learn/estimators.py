@@ -35,18 +35,6 @@ from streamiter.topics.topic import Decoder, StopPosition, Topic
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = [
-    "examples_in_topic",
-    "labelled",
-    "no_path",
-    "read_topic",
-    "refuse_arrays_with_topic",
-    "refuse_options_of_topics",
-    "rounds_done",
-    "run_offline",
-    "was_interrupted",
-]
-
 
 def no_path(owner: str, given: str) -> ModelError:
     """Return the error for a text that was given instead of data: it is most likely the name of a file."""

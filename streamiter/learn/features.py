@@ -29,13 +29,6 @@ from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats, columns_of_table
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "FeatureHasher",
-    "StandardScaler",
-    "online_standard_scaler",
-    "scaled",
-]
-
 
 def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
     """Return the records that were given, a table as ``Columns``; ModelError for an object without records."""

@@ -26,16 +26,6 @@ from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "AssociationRule",
-    "ChooseFrequent",
-    "CountItemSets",
-    "ItemSet",
-    "apriori",
-    "association_rules",
-]
-
-
 ItemSet = tuple[int | str, ...]
 """Items in ascending order, ints before texts."""
 

@@ -36,15 +36,6 @@ from streamiter.learn.rows import (
 from streamiter.numbers import Floats
 from streamiter.optimizers import Optimizer
 
-__all__ = [
-    "PROBABILITY_FLOOR",
-    "LinearLoss",
-    "LinearModel",
-    "LogLoss",
-    "SquaredLoss",
-]
-
-
 # A wrong prediction made with certainty would cost infinity. scikit-learn clipped at 1e-15 for a long time; it is the
 # smallest round number p for which 1 − p differs from 1.
 PROBABILITY_FLOOR: Final = 1e-15

@@ -20,13 +20,6 @@ from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.sparse_rows import sums_by
 from streamiter.tables import as_floats
 
-__all__ = [
-    "GRADIENT_LIMIT",
-    "Gradient",
-    "LinearWeights",
-    "is_tame",
-]
-
 
 @final
 class Gradient:

@@ -43,16 +43,6 @@ from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "KeptExamples",
-    "OfflineTraining",
-    "OfflineWorker",
-    "ReplayedExamples",
-    "ReplySteps",
-    "train_offline",
-]
-
-
 OfflineExtract = Extract | Callable[[Any], CheckedExamples]
 """Returns the examples of a batch of records. Examples that are checked already are not checked again."""
 

@@ -53,16 +53,6 @@ from streamiter.records import Batch, OutputTag
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "BroadcastSteps",
-    "DelayedLabels",
-    "DelayedLabelsWorker",
-    "OnlineTraining",
-    "OnlineWorker",
-    "OnlineWorkerOptions",
-    "train_online",
-]
-
 
 @dataclass(frozen=True)
 class OnlineTraining:

@@ -21,35 +21,6 @@ from streamiter.records import Batch, Columns, take
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
-__all__ = [
-    "FEW",
-    "BadRows",
-    "CheckedExamples",
-    "Examples",
-    "Extract",
-    "Features",
-    "Rows",
-    "all_are_few",
-    "as_examples",
-    "as_points",
-    "blaming_rows",
-    "checked_rows",
-    "dense_features",
-    "dense_weighted_sum",
-    "dots",
-    "holds",
-    "independent_dots",
-    "of_good_rows",
-    "refuse_not_finite",
-    "refuse_rows",
-    "row_vector",
-    "row_weights",
-    "rows_as_lists",
-    "weighted_sum",
-    "without",
-]
-
-
 # The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
 _ROWS_NAMED: Final = 5
 

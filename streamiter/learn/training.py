@@ -30,22 +30,6 @@ from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
 
-__all__ = [
-    "LOSSES",
-    "MODELS",
-    "EpochSteps",
-    "GradientSum",
-    "GradientWorker",
-    "LearnMiniBatches",
-    "MakeModel",
-    "ParameterOwner",
-    "StartedOwner",
-    "StepRule",
-    "WorkerReport",
-    "check_makes_model",
-]
-
-
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
 

@@ -25,13 +25,6 @@ from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, OutputTag, concatenate
 
-__all__ = [
-    "HistogramWorker",
-    "TreeOptions",
-    "TreeOwner",
-    "grow_tree",
-]
-
 
 class TreeOptions(NamedTuple):
     """The settings of a tree that grows; ``DecisionTree`` describes them."""

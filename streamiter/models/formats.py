@@ -31,14 +31,6 @@ from streamiter.errors import ModelError
 from streamiter.models.update import Parameters
 from streamiter.records import Array
 
-__all__ = [
-    "Document",
-    "UpdateFormat",
-    "decode_document",
-    "encode_document",
-]
-
-
 UpdateFormat = Literal["auto", "json", "safetensors"]
 """How updates are written; ``"auto"`` writes large arrays as safetensors, other parameters as JSON."""
 

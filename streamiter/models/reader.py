@@ -34,20 +34,6 @@ from streamiter.models.update import (
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
 from streamiter.topics.topic import ReadRequest, StartPosition, Topic, TopicBatch, TopicReader, TopicRecord
 
-__all__ = [
-    "ModelUpdates",
-    "OnError",
-    "RunStart",
-    "UpdateIntake",
-    "UpdateStart",
-    "UpdateStatistics",
-    "last_update",
-    "model_updates",
-    "next_generation",
-    "next_run",
-]
-
-
 OnError = Literal["fail", "skip"]
 """What happens to an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts
 it."""

@@ -24,15 +24,6 @@ from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "LinearPredictor",
-    "NoModel",
-    "Prediction",
-    "ServedModel",
-    "ServedModelStatistics",
-    "rows_to_predict",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Prediction:

@@ -26,29 +26,6 @@ from streamiter.errors import ModelError
 from streamiter.records import Array
 from streamiter.topics.topic import Headers
 
-__all__ = [
-    "UPDATE_BYTES_MAX",
-    "Chunk",
-    "ChunkAssembler",
-    "ChunkSet",
-    "ModelSnapshot",
-    "ModelUpdate",
-    "Parameters",
-    "Rank",
-    "UpdateHeaders",
-    "check_model_name",
-    "checked_parameters",
-    "chunk_key",
-    "cut",
-    "deleted_rank",
-    "deletion_headers",
-    "freeze_arrays",
-    "is_key_of",
-    "model_of",
-    "update_key",
-]
-
-
 Rank = tuple[int, int]
 """Generation and version; updates of one model are ordered by it."""
 

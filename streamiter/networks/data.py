@@ -27,14 +27,6 @@ from streamiter.tables import as_floats
 from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic, TopicBatch
 
-__all__ = [
-    "LabelledRows",
-    "as_labelled_rows",
-    "part",
-    "read_rows",
-    "translated",
-]
-
 
 @final
 class DenseLines:

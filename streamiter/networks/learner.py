@@ -32,19 +32,6 @@ from streamiter.topics.topic import Topic
 if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
 
-__all__ = [
-    "NETWORK",
-    "NetworkLearner",
-    "NetworkWorker",
-    "Published",
-    "Start",
-    "check_start",
-    "checked_arrays",
-    "network_of_version",
-    "version_of",
-]
-
-
 NETWORK: Final = "network"
 """The name of the JSON among the arrays of a version. Each name of an array has a dot, this one has none."""
 

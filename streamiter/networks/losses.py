@@ -23,15 +23,6 @@ from streamiter.numbers import positive
 if TYPE_CHECKING:
     from streamiter.networks.training import TrainedNetwork
 
-__all__ = [
-    "LOSSES",
-    "Diverged",
-    "HuberLoss",
-    "NetworkLogLoss",
-    "NetworkLoss",
-    "Predictions",
-]
-
 
 class Diverged(ModelError):
     """A loss, a gradient or a parameter is no longer finite; the training ends.

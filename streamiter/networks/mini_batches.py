@@ -26,15 +26,6 @@ from streamiter.networks.parameters import Array
 from streamiter.numbers import Indices
 from streamiter.sparse_rows import SparseRows
 
-__all__ = [
-    "FeatureMiniBatch",
-    "PlaceHolder",
-    "TrainingSteps",
-    "from_record",
-    "prepared",
-    "to_record",
-]
-
 
 class PlaceHolder:
     """The current mini-batch, as the layers see it: rows, labels, and the features that occur in the rows.

@@ -33,13 +33,6 @@ from streamiter.numbers import whole_number
 if TYPE_CHECKING:
     from streamiter.sparse_rows import SparseRows
 
-__all__ = [
-    "ConfigurationWarning",
-    "LayerGraph",
-    "Network",
-    "NetworkSummary",
-]
-
 
 class ConfigurationWarning(UserWarning):
     """A configuration file has an unknown key, which is ignored."""

@@ -20,17 +20,6 @@ import numpy.typing as npt
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer
 
-__all__ = [
-    "Array",
-    "Parameter",
-    "ParameterLayout",
-    "Status",
-    "initial_values",
-    "layouts",
-    "logistic",
-]
-
-
 Array = npt.NDArray[Any]
 """An array of float32 or float64, the dtype of the network."""
 

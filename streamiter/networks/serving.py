@@ -33,20 +33,6 @@ from streamiter.networks.parameters import Array
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "EpochResult",
-    "Evaluation",
-    "NetworkPredictor",
-    "SavedNetwork",
-    "ServedNetwork",
-    "check_folder",
-    "evaluate",
-    "evaluation_of",
-    "is_saved_network",
-    "load_network",
-    "save_network",
-]
-
 
 def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
     """Set the parameters that the mini-batch of the graph needs."""

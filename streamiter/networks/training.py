@@ -52,16 +52,6 @@ from streamiter.runtime.plan import ChannelLimits
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "NetworkTraining",
-    "RowChecks",
-    "TrainedNetwork",
-    "fit_network",
-    "sized",
-    "train_network",
-    "train_network_online",
-]
-
 
 @final
 class RowChecks:

@@ -17,13 +17,6 @@ import numpy as np
 from streamiter.networks.parameters import Array, logistic
 from streamiter.numbers import fraction
 
-__all__ = [
-    "TRANSFER_FUNCTIONS",
-    "Dropout",
-    "IdentityFunction",
-    "TransferFunction",
-]
-
 
 class Applied(NamedTuple):
     """The output, and the array that ``backward`` needs."""

@@ -19,21 +19,6 @@ from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError
 from streamiter.records import Batch, BatchOrigin, Columns, take
 from streamiter.tables import rows_of_table
 
-__all__ = [
-    "FunctionResultError",
-    "apply_to_each",
-    "asynchronous_kind",
-    "checked_batch",
-    "fail_at",
-    "field_or_function",
-    "misfit",
-    "plain_function",
-    "records_of",
-    "refuse",
-    "rows_if_table",
-]
-
-
 Function = Callable[..., Any]
 
 

@@ -27,16 +27,6 @@ from streamiter.operators.operator import Context, IterationListener, Operator, 
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, can_concatenate, concatenate, slice_batch, take
 
-__all__ = [
-    "HeldInput",
-    "Join",
-    "MiniBatch",
-    "ReduceAll",
-    "Sort",
-    "_Timeouts",
-]
-
-
 Epoch = int | None
 
 # A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.

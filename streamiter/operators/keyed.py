@@ -21,15 +21,6 @@ from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 
-__all__ = [
-    "NO_STATE",
-    "KeyedOperator",
-    "KeyedReduce",
-    "KeyedReduceBatch",
-    "StatefulMap",
-]
-
-
 CheckKeys = Callable[[list[Any]], list[Any]]
 """Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""
 

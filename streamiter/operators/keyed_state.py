@@ -20,15 +20,6 @@ from streamiter.clock import Clock
 from streamiter.deferred import Deferred, Encode
 from streamiter.errors import InternalError, PlainDataError, shortened
 
-__all__ = [
-    "FrozenStates",
-    "KeyedState",
-    "StateFrame",
-    "independent_copy",
-    "select_keys",
-]
-
-
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(
     {type(None), bool, int, float, str, bytes, *np.sctypeDict.values()}

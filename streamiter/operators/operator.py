@@ -21,22 +21,6 @@ from streamiter.records import Batch, BatchOrigin, Control
 if TYPE_CHECKING:
     from streamiter.operators.output import Output
 
-__all__ = [
-    "Boundary",
-    "BoundaryOutput",
-    "Context",
-    "IterationListener",
-    "JobScope",
-    "Operator",
-    "OperatorFactory",
-    "OperatorStatistics",
-    "Progress",
-    "Service",
-    "ServiceWorker",
-    "Sharing",
-]
-
-
 MaybeAwaitable = Awaitable[None] | None
 """The result of a method that may be a plain or a coroutine function."""
 

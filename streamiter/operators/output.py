@@ -15,17 +15,6 @@ from streamiter.errors import described, shortened
 from streamiter.operators.functions import FunctionResultError, rows_if_table
 from streamiter.records import Batch, BatchOrigin, Columns, OutputTag
 
-__all__ = [
-    "DEAD_LETTERS",
-    "DeadLetter",
-    "Origin",
-    "Output",
-    "Receiver",
-    "RecordFailure",
-    "RejectionPolicy",
-]
-
-
 Receiver = Callable[[Batch], object]
 """Receives a batch: the next operator of the chain, or the writer of a channel."""
 

@@ -15,17 +15,6 @@ from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, BatchOrigin, take
 
-__all__ = [
-    "Collect",
-    "Collected",
-    "ItemsSource",
-    "Positions",
-    "Source",
-    "SourceBatch",
-    "SourceFactory",
-]
-
-
 Positions = dict[Any, Any]
 """The positions at which reading resumes: plain data by partition, or by another part of the source."""
 

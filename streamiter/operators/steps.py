@@ -25,15 +25,6 @@ from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
 
-__all__ = [
-    "Filter",
-    "FilterBatch",
-    "FlatMap",
-    "Identity",
-    "Map",
-    "MapBatch",
-]
-
 
 class Map(Operator):
     """Emits ``f(record)`` for each record, in order, as lists.

@@ -23,25 +23,6 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import fraction, not_negative, positive, whole_number
 
-__all__ = [
-    "Constant",
-    "Correction",
-    "FloatArray",
-    "FloatView",
-    "IndexList",
-    "Inverse",
-    "InverseSquareRoot",
-    "LearningRate",
-    "Numbers",
-    "Optimizer",
-    "Slots",
-    "Views",
-    "WarmRestarts",
-    "checked_optimizer",
-    "view_of",
-]
-
-
 FloatArray = npt.NDArray[np.floating[Any]]
 """An array of float64 or float32; weights, gradient and slots have the same dtype."""
 

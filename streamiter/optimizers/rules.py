@@ -29,17 +29,6 @@ from streamiter.optimizers.optimizer import (
     rate_of,
 )
 
-__all__ = [
-    "FTRL",
-    "SGD",
-    "AdaDelta",
-    "AdaGrad",
-    "Adam",
-    "GradientDescent",
-    "Momentum",
-    "RMSProp",
-]
-
 
 class _RateRule(Optimizer):
     """A rule with a learning rate."""

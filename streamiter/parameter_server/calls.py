@@ -18,17 +18,6 @@ from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
 from streamiter.parameter_server.requests import Request
 
-__all__ = [
-    "Arrivals",
-    "Call",
-    "Outstanding",
-    "OutstandingStatistics",
-    "ShardLink",
-    "WaitingReply",
-    "until_settled",
-]
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 

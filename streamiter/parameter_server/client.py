@@ -33,8 +33,6 @@ from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRea
 from streamiter.parameter_server.storage.block import Numbers
 from streamiter.parameter_server.subscriptions import Subscription
 
-__all__ = ["MAX_CALLS", "Client"]
-
 T = TypeVar("T")
 
 # Enough for a call to every shard of a large server at a time. Of calls that do not wait there is never more than one.

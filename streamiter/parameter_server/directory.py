@@ -12,8 +12,6 @@ from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.requests import CreateRequest, ForgetRequest, Request
 
-__all__ = ["MatrixDirectory"]
-
 R = TypeVar("R")
 
 

@@ -31,8 +31,6 @@ from streamiter.parameter_server.requests import (
     summed_adds,
 )
 
-__all__ = ["HeldRequest", "Holding", "NumberedSnapshots", "SeenAdds"]
-
 # Above this size adds and clocks under ASP and SSP wait for the checkpoint, too. The limit is that of buffered adds of
 # one iteration (matrix_shard).
 _HELD_BYTES: Final = 64 << 20

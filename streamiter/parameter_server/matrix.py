@@ -20,17 +20,6 @@ from streamiter.parameter_server.consistency.models import ASP, Consistency
 if TYPE_CHECKING:
     from streamiter.parameter_server.psf.function import UpdateFunction
 
-__all__ = [
-    "DTYPES",
-    "BlockRange",
-    "DType",
-    "Matrix",
-    "MatrixPartitioning",
-    "Slice",
-    "fits_int64",
-]
-
-
 DType = Literal["float32", "float64", "int64"]
 
 DTYPES = ("float32", "float64", "int64")

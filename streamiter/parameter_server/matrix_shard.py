@@ -40,16 +40,6 @@ from streamiter.parameter_server.snapshots import check_state, frozen_blocks, re
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import Block, GuardedBlock, Numbers
 
-__all__ = [
-    "MatrixCounts",
-    "MatrixShard",
-    "MatrixStatistics",
-    "check_first_values",
-    "init_functions",
-    "init_values",
-]
-
-
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 

@@ -23,13 +23,6 @@ from streamiter.parameter_server.requests import (
     Request,
 )
 
-__all__ = [
-    "Heartbeats",
-    "Participation",
-    "SilenceWatch",
-]
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 

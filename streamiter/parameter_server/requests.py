@@ -16,41 +16,6 @@ from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.storage.block import Columns, Numbers
 
-__all__ = [
-    "AbandonBarrier",
-    "AddPart",
-    "AddRequest",
-    "AggregateRequest",
-    "ArriveRequest",
-    "ChangedRows",
-    "Changes",
-    "ClockRequest",
-    "CreateRequest",
-    "FailWaiting",
-    "ForgetRequest",
-    "GetPart",
-    "GetReply",
-    "GetRequest",
-    "JoinRequest",
-    "LeaveRequest",
-    "MatrixRequest",
-    "NextChanges",
-    "PassBarrier",
-    "RaiseRequest",
-    "Request",
-    "ResetRequest",
-    "RestoreState",
-    "RowChange",
-    "TakeState",
-    "Unsubscribe",
-    "UpdateRequest",
-    "add_pending",
-    "copied_add",
-    "size_of_adds",
-    "summed_adds",
-]
-
-
 # -- reading and adding --------------------------------------------------------------------------------------
 
 

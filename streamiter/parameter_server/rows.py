@@ -36,17 +36,6 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.storage.block import Columns, Numbers
 
-__all__ = [
-    "CachedRows",
-    "FunctionParts",
-    "MatrixAccess",
-    "MatrixRead",
-    "RowCache",
-    "RowRead",
-    "cache_rules",
-]
-
-
 FunctionParts = dict[int, list[tuple[int, Any]]]
 """The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
 

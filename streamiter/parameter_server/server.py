@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from streamiter.parameter_server.transport.ray.hosting import RemoteServer
     from streamiter.parameter_server.transport.ray.protocol import RayAddress
 
-__all__ = ["ParameterServer", "ParameterServerStatistics"]
-
 R = TypeVar("R")
 
 Place = Literal["process", "ray"]

@@ -42,8 +42,6 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.subscriptions import Subscriptions
 
-__all__ = ["Shard", "ShardStatistics"]
-
 R = TypeVar("R")
 Q = TypeVar("Q", bound=Request[Any])
 

@@ -20,22 +20,6 @@ from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import CreateRequest
 from streamiter.parameter_server.storage.block import Block
 
-__all__ = [
-    "KeptSnapshots",
-    "ShardSnapshot",
-    "SnapshotEvery",
-    "StartingPoint",
-    "check_state",
-    "clock_in",
-    "frozen_blocks",
-    "in_memory",
-    "is_state",
-    "merged",
-    "restore_blocks",
-    "thawed",
-]
-
-
 S = TypeVar("S")
 """The state of a shard, or a reference to it."""
 

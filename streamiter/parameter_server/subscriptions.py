@@ -25,15 +25,6 @@ from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 if TYPE_CHECKING:
     from streamiter.parameter_server.matrix_shard import MatrixShard
 
-__all__ = [
-    "Marks",
-    "Positions",
-    "RowAssembly",
-    "RowsOfBlocks",
-    "Subscription",
-    "Subscriptions",
-]
-
 
 @final
 class Subscription:

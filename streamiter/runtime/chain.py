@@ -19,11 +19,6 @@ from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import Writer
 
-__all__ = [
-    "Chain",
-    "Rounds",
-]
-
 
 @final
 class Chain:

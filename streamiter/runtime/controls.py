@@ -20,19 +20,6 @@ from streamiter.records import (
     Idle,
 )
 
-__all__ = [
-    "BarrierReturned",
-    "BarrierTrigger",
-    "CheckAlignment",
-    "CheckpointAbandoned",
-    "DrainInput",
-    "InputEnded",
-    "RestHandled",
-    "from_plain",
-    "plain_log",
-]
-
-
 # -- posted to a task ----------------------------------------------------------------------------------
 
 

@@ -19,19 +19,6 @@ from streamiter.operators.output import Output, RecordFailure
 from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 
-__all__ = [
-    "SOURCE_METHODS",
-    "AsyncEntry",
-    "Entry",
-    "check_can_listen",
-    "check_handlers",
-    "check_methods",
-    "handler_of",
-    "is_awaited",
-    "make_async_entry",
-    "make_entry",
-]
-
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
 KeyOf = Callable[[Any], Any]

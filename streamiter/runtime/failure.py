@@ -9,8 +9,6 @@ from typing import TypeVar
 from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, shortened
 from streamiter.operators.output import RecordFailure
 
-__all__ = ["call_unless_cancelled", "first_failure", "job_failed", "unless_cancelled"]
-
 T = TypeVar("T")
 
 

@@ -27,19 +27,6 @@ from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
 
-__all__ = [
-    "AttachedBoundary",
-    "FeedbackChannel",
-    "FeedbackLog",
-    "FeedbackStatistics",
-    "RecordPoint",
-    "Surroundings",
-    "TopicRange",
-    "TrackMark",
-    "check_range_in_topic",
-    "missing_records_error",
-]
-
 
 class ReturnPath(Protocol):
     """The way of feedback through a topic into a channel, as the channel and its log use it."""

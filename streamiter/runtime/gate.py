@@ -39,10 +39,6 @@ from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
 
-__all__ = [
-    "Gate",
-]
-
 
 class Gate:
     """The input side of one task. Only that task uses it."""

@@ -19,14 +19,6 @@ from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Id
 from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.port import Port
 
-__all__ = [
-    "BEFORE_ALL_EPOCHS",
-    "EpochsAside",
-    "GateEpochs",
-    "WatermarkTracker",
-]
-
-
 BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""
 

@@ -19,19 +19,6 @@ from streamiter.runtime.output import Forward, Partitioning
 from streamiter.runtime.statistics import LoopStatistics
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "SINGLE_INPUT",
-    "Edge",
-    "FeedbackLimits",
-    "Graph",
-    "KeySelector",
-    "Savepoint",
-    "Step",
-    "StepLoop",
-    "edge_number",
-    "leaves_loop",
-]
-
 SINGLE_INPUT = "input"
 """The name of the input of a step that has only one."""
 

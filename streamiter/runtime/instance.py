@@ -33,12 +33,6 @@ from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async
 from streamiter.runtime.failure import call_unless_cancelled, unless_cancelled
 from streamiter.runtime.graph import Step
 
-__all__ = [
-    "Feeder",
-    "OperatorInstance",
-    "TimerDue",
-]
-
 
 @final
 class TimerDue(Control):

@@ -52,8 +52,6 @@ from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
-__all__ = ["Job", "JobOptions", "StopMode"]
-
 StopMode = Literal["suspend", "drain", "abort"]
 
 T = TypeVar("T")

@@ -37,23 +37,6 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import FeedbackChannel
 
-__all__ = [
-    "Broadcast",
-    "ByFunction",
-    "ByKey",
-    "ChannelOutput",
-    "EdgeWriter",
-    "FeedbackWriter",
-    "Forward",
-    "Partitioning",
-    "Rebalance",
-    "Writer",
-    "restore_turns",
-    "subtask_of_group",
-    "turns_of",
-]
-
-
 Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
 
 Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]

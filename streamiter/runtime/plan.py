@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = ["ChannelLimits", "Planner", "new_id"]
-
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
 

@@ -32,19 +32,6 @@ from streamiter.records import (
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
 
-__all__ = [
-    "BLOCKED",
-    "TURN_S",
-    "Port",
-    "PortLog",
-    "PortOrigin",
-    "PortState",
-    "ReadableChannel",
-    "ReadyPorts",
-    "TurnSize",
-]
-
-
 # The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
 # gets larger batches, which take less time for each record.
 _JOINED_RECORDS: Final = 8192

@@ -21,16 +21,6 @@ from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, Tra
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = [
-    "Interruption",
-    "OnInterrupt",
-    "check_on_interrupt",
-    "run_in_own_loop",
-    "run_jobs",
-    "signal_handlers",
-    "stopping_on_signals",
-]
-
 _log = logging.getLogger("streamiter.job")
 
 OnInterrupt = Literal["suspend", "drain"]

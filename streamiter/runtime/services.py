@@ -20,8 +20,6 @@ from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encod
 from streamiter.runtime.controls import CheckAlignment
 from streamiter.runtime.task import Task
 
-__all__ = ["JobServices", "service_key"]
-
 
 def service_key(name: str) -> str:
     """Return the name of a service's state among the states of the tasks."""

@@ -9,17 +9,6 @@ from streamiter.channels import ChannelStatistics
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.runtime.feedback import FeedbackStatistics
 
-__all__ = [
-    "CheckpointStatistics",
-    "JobState",
-    "JobStatistics",
-    "LoopStatistics",
-    "RoundStatistics",
-    "StepStatistics",
-    "TaskStatistics",
-]
-
-
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs have ended or were drained; ``suspended``: stopped between two batches; ``aborted``: stopped
 at once; ``failed``: ended by an error."""

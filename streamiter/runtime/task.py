@@ -47,8 +47,6 @@ from streamiter.runtime.instance import Feeder, OperatorInstance, TimerDue
 from streamiter.runtime.output import ChannelOutput, Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
 
-__all__ = ["Acknowledge", "Task"]
-
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
 # for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
 _BATCHES_IN_A_ROW: Final = 16

@@ -43,15 +43,6 @@ from streamiter.topics.topic import (
     record_limit,
 )
 
-__all__ = [
-    "TopicFeedback",
-    "Worker",
-    "check_shared",
-    "check_shared_operator",
-    "worker_of",
-]
-
-
 MakeQueue = Callable[[str, FeedbackLimits], SpillQueue]
 
 # A smaller limit of a topic leaves little room besides the headers.

@@ -39,16 +39,6 @@ from streamiter.runtime.topic_outlets import (
 )
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
 
-__all__ = [
-    "RECORDS_PER_READ",
-    "Inlet",
-    "OriginTrack",
-    "ReturningPump",
-    "TopicReturnPath",
-    "fetch_ranges",
-]
-
-
 # The most records of one read. Each may be a batch of up to a megabyte, and all of them are in memory.
 RECORDS_PER_READ: Final = 256
 

@@ -32,19 +32,6 @@ from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicWriter
 
-__all__ = [
-    "DATA",
-    "HEADER_BYTES_MAX",
-    "RUN_HEADER",
-    "START",
-    "FeedbackOutlet",
-    "Message",
-    "OutgoingPump",
-    "control_from_kind",
-    "foreign_record_error",
-]
-
-
 # The pump writes about this many bytes at once, and keeps them in memory until they are stored.
 _WRITE_BYTES: Final = 1 << 20
 

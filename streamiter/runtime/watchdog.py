@@ -9,8 +9,6 @@ from typing import Final
 from streamiter.clock import Clock
 from streamiter.runtime.task import Task
 
-__all__ = ["STALL_AFTER_S", "Watchdog", "blocked_tasks"]
-
 _log = logging.getLogger("streamiter.job")
 
 # Longer than any pause of a healthy broker (session and transaction timeouts are 10 to 45 s), and short enough for the

@@ -9,12 +9,6 @@ from typing import Final, final
 
 from streamiter.errors import ConfigurationError
 
-__all__ = [
-    "Timer",
-    "VirtualClock",
-]
-
-
 # Turns of the event loop that tasks get after each timer: more than a record needs to pass a dozen tasks, and well
 # under a millisecond if there is nothing to do.
 _TURNS: Final = 100

@@ -14,17 +14,6 @@ from streamiter.clock import Clock
 from streamiter.errors import OffsetOutOfRange, TopicDenied, TopicNotFound
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicDescription, TopicRecord
 
-__all__ = [
-    "COMMIT_TOPIC",
-    "COMPACTED_BLOCKS",
-    "READ_RECORDS",
-    "BackwardReading",
-    "ensure_commit_topic",
-    "is_superseded",
-    "last_value",
-]
-
-
 COMMIT_TOPIC: Final = "streamiter-commits"
 """The one topic of all flows that write to a server or file; the key of a record is its flow."""
 

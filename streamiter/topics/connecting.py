@@ -20,26 +20,6 @@ from streamiter.numbers import whole_number_in
 from streamiter.tables import rows_of_table
 from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, Topic
 
-__all__ = [
-    "PartitionEnds",
-    "batch_bytes",
-    "check_identities",
-    "check_named_partitions",
-    "check_outgoing",
-    "check_record_sizes",
-    "check_request",
-    "first_position",
-    "named_positions",
-    "out_of_range_message",
-    "partition_for_key",
-    "partitions_of",
-    "recreated_message",
-    "spread",
-    "stop_offsets",
-    "timestamp_of",
-]
-
-
 Entry = TypeVar("Entry")
 
 

@@ -21,11 +21,6 @@ from streamiter.records import Batch
 from streamiter.topics.formats.json import to_json_type
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit
 
-__all__ = [
-    "DeadLetterEncoder",
-]
-
-
 # On Kafka the headers of a letter with cut texts take about 600 bytes; the rest is for the texts.
 _LEAST_LIMIT_BYTES: Final = 1024
 

@@ -20,8 +20,6 @@ from streamiter.topics.topic import Connector, Topic
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["ENTRY_POINT_GROUP", "connector_for", "known_schemes", "topic"]
-
 ENTRY_POINT_GROUP: Final = "streamiter.topics"
 
 # The extra of the distribution that installs the client library of a scheme.

@@ -46,13 +46,6 @@ from streamiter.topics.topic import (
     TopicWriter,
 )
 
-__all__ = [
-    "MemoryBroker",
-    "MemoryConnector",
-    "MemoryReader",
-    "MemoryTopic",
-]
-
 
 class MemoryBroker:
     """Holds topics as a server does: all users of one broker see the same topics.

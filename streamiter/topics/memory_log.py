@@ -35,15 +35,6 @@ from streamiter.topics.connecting import (
 )
 from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicBatch, Transactions
 
-__all__ = [
-    "MemoryTopics",
-    "MemoryTransactions",
-    "TopicLog",
-    "append",
-    "check_not_deleted",
-    "joined",
-]
-
 
 class Waiters:
     """The readers that wait for a change of a topic. They are woken from any thread and any event loop."""

@@ -17,17 +17,6 @@ from urllib.parse import unquote, unquote_plus
 
 from streamiter.errors import ConfigurationError
 
-__all__ = [
-    "has_secret",
-    "hide",
-    "secret_option_names",
-    "secrets_in",
-    "shown_given",
-    "shown_path",
-    "shown_url",
-    "with_secrets",
-]
-
 _HIDDEN: Final = "…"
 
 # The one option that is part of a topic's name, so messages show it.

@@ -27,14 +27,6 @@ from streamiter.topics.topic import (
     TopicWriter,
 )
 
-__all__ = [
-    "DecodeValues",
-    "Outputs",
-    "TopicSink",
-    "TopicSource",
-]
-
-
 _IDENTITIES: Final = "identities"
 """The key of the identities among the positions; the other keys are partitions."""
 

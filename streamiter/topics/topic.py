@@ -21,27 +21,6 @@ from typing import ClassVar, Final, Literal, Protocol, TypeVar
 from streamiter.clock import Clock, SystemClock
 from streamiter.records import Batch, estimated_bytes
 
-__all__ = [
-    "RECORD_BYTES_MAX",
-    "Connector",
-    "Decoder",
-    "Encoder",
-    "Headers",
-    "OutgoingBatch",
-    "ReadRequest",
-    "SizeLimit",
-    "StartPosition",
-    "StopPosition",
-    "Topic",
-    "TopicBatch",
-    "TopicDescription",
-    "TopicReader",
-    "TopicRecord",
-    "TopicWriter",
-    "Transactions",
-    "record_limit",
-]
-
 Entry = TypeVar("Entry")
 
 

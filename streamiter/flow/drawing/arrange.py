@@ -12,18 +12,6 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import combinations, pairwise
 
-__all__ = [
-    "Arc",
-    "Arrangement",
-    "Back",
-    "Item",
-    "LevelRun",
-    "Point",
-    "Rectangle",
-    "arrange",
-]
-
-
 Point = tuple[float, float]
 
 

@@ -18,22 +18,6 @@ from typing import Final
 
 from streamiter.flow.drawing.picture import Box, Link, Node
 
-__all__ = [
-    "FONT_FAMILY",
-    "FONT_FILE",
-    "Caption",
-    "CaptionLine",
-    "advances",
-    "fit",
-    "heading_caption",
-    "label_caption",
-    "node_caption",
-    "printable",
-    "title_caption",
-    "width_of",
-]
-
-
 _TITLE_SIZE: Final = 16.0
 _HEADING_SIZE: Final = 12.0
 _LABEL_SIZE: Final = 11.0

@@ -27,17 +27,6 @@ from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = [
-    "DrawingFormat",
-    "draw",
-    "draw_picture",
-    "mermaid",
-    "png",
-    "png_of_svg",
-    "svg",
-]
-
-
 DrawingFormat = Literal["mermaid", "svg", "png"]
 
 

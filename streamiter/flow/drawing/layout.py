@@ -19,15 +19,6 @@ from streamiter.flow.drawing.captions import (
 )
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
-__all__ = [
-    "MARGIN",
-    "PlacedBox",
-    "PlacedLink",
-    "PlacedNode",
-    "lay_out",
-]
-
-
 MARGIN = 20.0
 _TITLE_HEIGHT = 36.0
 

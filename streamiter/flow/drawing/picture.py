@@ -16,16 +16,6 @@ from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Rebalance
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
-__all__ = [
-    "Box",
-    "Link",
-    "LinkKind",
-    "Node",
-    "Picture",
-    "picture_of",
-]
-
-
 LinkKind = Literal["data", "feedback", "criteria", "service"]
 """``feedback`` and ``criteria`` close a loop; ``service`` joins a step and the service that it uses, both ways."""
 

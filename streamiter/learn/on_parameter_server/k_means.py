@@ -46,12 +46,6 @@ from streamiter.topics.topic import Topic
 if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
 
-__all__ = [
-    "CentroidRows",
-    "MoveCentroids",
-    "k_means_on_parameter_server",
-]
-
 
 @dataclass(frozen=True)
 class CentroidRows:

@@ -45,22 +45,6 @@ from streamiter.topics.topic import Topic
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = [
-    "REPEAT_MEMORY_BYTES",
-    "ParameterServerTraining",
-    "Repeater",
-    "Versions",
-    "check_bounded",
-    "check_consistency",
-    "check_dtype",
-    "check_server",
-    "check_worker",
-    "count_of",
-    "repeated",
-    "train_on_parameter_server",
-    "trained",
-]
-
 
 def count_of(owner: str, option: str, given: object) -> int:
     """Return an option that is a whole number of at least 1."""

@@ -45,16 +45,6 @@ from streamiter.sparse_rows import SparseRows
 if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
 
-__all__ = [
-    "Computed",
-    "Labels",
-    "Learner",
-    "LinearLearner",
-    "ParameterServerWorker",
-    "PrepareExamples",
-    "ServerWorkerOptions",
-]
-
 
 class Computed(NamedTuple):
     """The result of one mini-batch."""

@@ -37,13 +37,6 @@ from streamiter.networks.configuration.settings import (
     nearest,
 )
 
-__all__ = [
-    "as_text",
-    "canonical",
-    "read_configuration",
-]
-
-
 _PROBABILITIES: Final = ("sigmoid", "sigmoidwithdropout", "softmax")
 
 

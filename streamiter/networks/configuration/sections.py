@@ -38,21 +38,6 @@ from streamiter.optimizers import (
     WarmRestarts,
 )
 
-__all__ = [
-    "DECAYS",
-    "LOSSES",
-    "OPTIMIZERS",
-    "TRANSFER_FUNCTIONS",
-    "Defaults",
-    "FunctionKinds",
-    "LayerReader",
-    "read_data",
-    "read_function",
-    "read_model",
-    "read_train",
-]
-
-
 _LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = {
     "ConstantLearningRate": lambda train: Constant(train.lr),
     "StandardDecay": lambda train: InverseSquareRoot(train.lr, train.decay_alpha),

@@ -15,26 +15,6 @@ from typing import Any, Final, Literal
 from streamiter.errors import ConfigurationError
 from streamiter.optimizers import Optimizer
 
-__all__ = [
-    "ALIASES",
-    "LAYER_KINDS",
-    "Configuration",
-    "DataFormat",
-    "DataSettings",
-    "FunctionSettings",
-    "InitialWay",
-    "Keys",
-    "LabelTransformation",
-    "LayerConfiguration",
-    "LayerKind",
-    "ModelSettings",
-    "TrainSettings",
-    "Where",
-    "find_kind",
-    "nearest",
-]
-
-
 DataFormat = Literal["libsvm", "dummy", "dense"]
 LabelTransformation = Literal["NoTrans", "PosNegTrans", "ZeroOneTrans", "AddOneTrans", "SubOneTrans"]
 InitialWay = Literal["xavier", "angel"]

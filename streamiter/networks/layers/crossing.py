@@ -17,14 +17,6 @@ from streamiter.networks.parameters import Array
 if TYPE_CHECKING:
     from streamiter.networks.mini_batches import PlaceHolder
 
-__all__ = [
-    "BiInnerCross",
-    "BiInnerSumCross",
-    "BiInteractionCross",
-    "BiInteractionCrossTiled",
-    "BiOuterCross",
-]
-
 
 def pairs(count: int) -> int:
     """Return the number of pairs i < j of ``count`` vectors.

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from streamiter.networks.transfer_functions import TransferFunction
     from streamiter.optimizers import Optimizer
 
-__all__ = [
-    "ConcatLayer",
-    "CrossLayer",
-    "DotPooling",
-    "FCLayer",
-    "MulPooling",
-    "ParamSharedFC",
-    "SumPooling",
-    "WeightedSumLayer",
-]
-
 
 def products_of_others(factors: Sequence[Array]) -> list[Array]:
     """Return for each of two or more factors the product of the others; without division, so a factor may be 0.

@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from streamiter.networks.transfer_functions import TransferFunction
     from streamiter.optimizers import Optimizer
 
-__all__ = [
-    "Embedding",
-    "KMeansInputLayer",
-    "SimpleInputLayer",
-    "column_sums",
-]
-
 
 def column_sums(values: Array) -> Array:
     """Return the sum over the rows; as a product it is several times faster than ``sum(axis=0)``."""

@@ -22,20 +22,6 @@ from streamiter.optimizers import Optimizer
 if TYPE_CHECKING:
     from streamiter.networks.mini_batches import PlaceHolder
 
-__all__ = [
-    "Joining",
-    "Layer",
-    "LayerSettings",
-    "LossLayer",
-    "SimpleLossLayer",
-    "StatusError",
-    "as_configured",
-    "only_input",
-    "required_optimizer",
-    "same_dims",
-    "vectors_of",
-]
-
 
 @dataclass(frozen=True)
 class LayerSettings:

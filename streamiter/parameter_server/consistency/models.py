@@ -16,19 +16,6 @@ from streamiter.errors import InternalError, OutOfTurn
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker, WaitingGets
 
-__all__ = [
-    "ASP",
-    "BSP",
-    "SSP",
-    "AsynchronousModel",
-    "BulkSynchronousModel",
-    "Consistency",
-    "ConsistencyModel",
-    "Released",
-    "StaleSynchronousModel",
-    "model_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Consistency:

@@ -13,13 +13,6 @@ from typing import Any, Generic, TypeVar, final
 
 from streamiter.errors import InternalError, ParameterServerError, UnknownWorker
 
-__all__ = [
-    "PendingAdds",
-    "ProgressTracker",
-    "WaitingGets",
-]
-
-
 _WORKERS_NAMED = 5
 """The most workers that an error lists; there may be thousands."""
 

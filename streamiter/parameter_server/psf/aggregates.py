@@ -29,23 +29,6 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Columns, Number, Numbers, SparseRow
 
-__all__ = [
-    "Amax",
-    "Amin",
-    "Asum",
-    "Dot",
-    "Equal",
-    "FullPull",
-    "Max",
-    "Min",
-    "Nnz",
-    "Nrm2",
-    "Pull",
-    "PullSparse",
-    "Size",
-    "Sum",
-]
-
 _PIECE_COLUMNS = 1 << 16
 """Columns converted to float64 at a time: half a megabyte, which stays in the processor's cache."""
 

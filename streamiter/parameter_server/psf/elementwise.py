@@ -30,40 +30,6 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
-__all__ = [
-    "Abs",
-    "Add",
-    "AddS",
-    "Axpy",
-    "Ceil",
-    "Copy",
-    "Div",
-    "DivS",
-    "Exp",
-    "Expm1",
-    "Floor",
-    "Log",
-    "Log1p",
-    "Log10",
-    "Map",
-    "MapWithIndex",
-    "MaxV",
-    "MinV",
-    "Mul",
-    "MulS",
-    "Pow",
-    "Round",
-    "Scale",
-    "Signum",
-    "Sqrt",
-    "Sub",
-    "SubS",
-    "Zip2Map",
-    "Zip2MapWithIndex",
-    "Zip3Map",
-    "Zip3MapWithIndex",
-]
-
 _ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
 """The rule for int64: compute as for floats; copy the row, as the function changes no whole number; or raise an error,
 as the results are fractions."""

@@ -24,32 +24,6 @@ from streamiter.numbers import is_number, not_negative, plain_float, positive, w
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
 
-__all__ = [
-    "ComparedByContent",
-    "GetFunction",
-    "PartitionFunction",
-    "UpdateFunction",
-    "aligned",
-    "check_columns",
-    "check_fits_dtype",
-    "check_fractions_fit",
-    "check_function",
-    "check_width",
-    "importable_name",
-    "imported",
-    "same_numbers",
-    "set_columns",
-    "set_finite",
-    "set_not_negative",
-    "set_numbers",
-    "set_positive",
-    "set_rows",
-    "set_seed",
-    "set_values",
-    "where",
-    "without_default",
-]
-
 
 class PartitionFunction(abc.ABC):
     """A function on a matrix that runs on each block, on the shard that stores the block.

@@ -38,8 +38,6 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
 
-__all__ = ["InitialSlots", "Optimize", "OptimizerRows"]
-
 # Columns of a row that are updated at once: the two or three temporary arrays of the optimizer stay below 1 MB, and in
 # the processor's cache. For a whole row of 10 M numbers they would take 240 MB.
 _CHUNK_COLUMNS: Final = 1 << 15

@@ -30,17 +30,6 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Numbers
 
-__all__ = [
-    "KaimingNormal",
-    "RandomNormal",
-    "RandomUniform",
-    "XavierNormal",
-    "XavierUniform",
-    "normals",
-    "uniforms",
-]
-
-
 _WORDS_PER_COUNT = 4
 _UNIT = 2.0**-53
 """A float has 53 bits of precision: the upper ones of a word."""

@@ -33,22 +33,6 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
 
-__all__ = [
-    "CompressUpdate",
-    "Diag",
-    "Eye",
-    "Fill",
-    "FullFill",
-    "Increment",
-    "MaxA",
-    "MinA",
-    "Push",
-    "Put",
-    "Reset",
-    "SparsePush",
-]
-
-
 # -- a row and an array ----------------------------------------------------------------------------------------
 
 

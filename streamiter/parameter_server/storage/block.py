@@ -20,21 +20,6 @@ from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError, OutOfRange
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 
-__all__ = [
-    "Block",
-    "Columns",
-    "DenseBlock",
-    "FrozenState",
-    "GuardedBlock",
-    "Number",
-    "Numbers",
-    "SparseRow",
-    "block_shape",
-    "check_shape",
-    "gathered",
-]
-
-
 Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of the dtype of the matrix."""
 

@@ -30,9 +30,6 @@ from streamiter.parameter_server.storage.block import (
     gathered,
 )
 
-__all__ = ["FrozenCells", "SparseBlock"]
-
-
 # -- cells ---------------------------------------------------------------------------------------------------
 
 PART_COLUMNS: Final = 1 << 16

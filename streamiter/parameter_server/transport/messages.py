@@ -36,21 +36,6 @@ from streamiter.errors import (
 from streamiter.parameter_server.requests import AddRequest, GetReply, GetRequest, Request
 from streamiter.parameter_server.storage.block import Numbers
 
-__all__ = [
-    "ClientMessage",
-    "Failure",
-    "GiveUp",
-    "Outputs",
-    "Sendable",
-    "SessionControl",
-    "SessionId",
-    "error_of",
-    "failure_of",
-    "fill",
-    "outcome_of",
-    "without_outputs",
-]
-
 
 class SessionId(NamedTuple):
     """Identifies a session: one numbering of the requests of one client to one shard."""

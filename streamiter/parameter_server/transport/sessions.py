@@ -40,16 +40,6 @@ from streamiter.parameter_server.transport.messages import (
     without_outputs,
 )
 
-__all__ = [
-    "LOST_AFTER_S",
-    "WINDOW",
-    "Carrier",
-    "RemoteLink",
-    "RequestHandler",
-    "ShardSessions",
-    "between_calls",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -24,8 +24,6 @@ from streamiter.runtime.task import Task
 if TYPE_CHECKING:
     from streamiter.runtime.services import JobServices
 
-__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "WorkersApart"]
-
 TakenParts = dict[str, list[SnapshotPart]]
 """The parts that each task has given, by the name of the task."""
 

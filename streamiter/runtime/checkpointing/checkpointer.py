@@ -42,11 +42,6 @@ from streamiter.runtime.statistics import CheckpointStatistics
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 
-__all__ = [
-    "Checkpointer",
-]
-
-
 _log = logging.getLogger("streamiter.job")
 
 # Shorter delays are not noticed by readers of the outputs.

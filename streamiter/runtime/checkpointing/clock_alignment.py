@@ -17,8 +17,6 @@ from typing import final
 
 from streamiter.operators.operator import ServiceWorker
 
-__all__ = ["ClockAlignment"]
-
 
 @dataclass
 class _Member:

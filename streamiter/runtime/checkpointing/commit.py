@@ -44,16 +44,6 @@ from streamiter.topics.connecting import batch_bytes
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicRecord, TopicWriter, Transactions
 
-__all__ = [
-    "CommitRecord",
-    "HeldBatches",
-    "JobSnapshot",
-    "JobTransaction",
-    "TransactionalWriter",
-    "output_to_commit_with",
-    "snapshot_in_memory",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:

@@ -37,12 +37,6 @@ from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number, leav
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import Port, PortOrigin
 
-__all__ = [
-    "EdgeSharing",
-    "GateShares",
-]
-
-
 Queue = tuple[int, QueueFrames, list[tuple[int, int]]]
 """The batches of later epochs at a port: the number of the port, the batches, and the number of batches by epoch."""
 

@@ -25,25 +25,6 @@ from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import PortOrigin
 
-__all__ = [
-    "OldJob",
-    "OldPort",
-    "OldTask",
-    "QueueFrames",
-    "SubtaskProgress",
-    "WaitingBatch",
-    "batches_for",
-    "batches_held",
-    "batches_queued",
-    "deal",
-    "entry_of",
-    "gate_watermark",
-    "join_progress",
-    "old_ports",
-    "origins",
-    "progress_behind",
-]
-
 
 class SubtaskProgress(NamedTuple):
     """The epochs and ends that a subtask has passed on."""

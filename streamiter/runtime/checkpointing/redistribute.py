@@ -45,15 +45,6 @@ from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.topics.topic import Topic
 
-__all__ = [
-    "KeyShare",
-    "fetch_topic_batches",
-    "has_same_tasks",
-    "redistribute_states",
-    "redistribute_timers",
-]
-
-
 Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
 

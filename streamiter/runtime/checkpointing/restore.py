@@ -31,14 +31,6 @@ from streamiter.runtime.checkpointing.redistribute import (
 from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
 
-__all__ = [
-    "JobRestore",
-    "Restore",
-    "check_restore_option",
-    "choose_checkpoint",
-]
-
-
 Restore = Literal["last"] | int | None
 """The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
 

@@ -23,19 +23,6 @@ from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.gate import Gate
 
-__all__ = [
-    "PartName",
-    "TaskBarriers",
-    "TaskState",
-    "TaskStates",
-    "encode_log",
-    "encode_service",
-    "encode_task",
-    "held_in_memory",
-    "release_parts",
-    "task_state",
-]
-
 TaskState: TypeAlias = dict[str, PlainValue]
 """The state of a task: the entries of ``Task.snapshot``, as plain data."""
 

@@ -48,13 +48,6 @@ from streamiter.testing.restore.driving import (
 )
 from streamiter.testing.restore.process import RestoreProcess, describe, restored_run
 
-__all__ = [
-    "Comparison",
-    "check_flow_restore",
-    "check_restore",
-]
-
-
 Factory = Callable[[], Operator] | Callable[[], Source] | str
 """An operator or source class, a callable that makes one, or the ``"module:name"`` of such."""
 

@@ -25,15 +25,6 @@ from streamiter.operators.output import Output
 from streamiter.records import Columns
 from streamiter.runtime.graph import Step
 
-__all__ = [
-    "RestoreMismatch",
-    "Watch",
-    "first_difference",
-    "lost_attributes",
-    "state_difference",
-    "stream_difference",
-]
-
 
 class RestoreMismatch(AssertionError):
     """A restored run differs from the undisturbed run: the message says the difference, the cut, and what to do."""

@@ -34,18 +34,6 @@ from streamiter.runtime.task import Task
 from streamiter.testing.clock import VirtualClock
 from streamiter.testing.restore.differences import Watch, first_difference
 
-__all__ = [
-    "Build",
-    "BuiltFlow",
-    "Cut",
-    "JobOutcome",
-    "RunOptions",
-    "SourceKey",
-    "run_freely",
-    "run_in_steps",
-]
-
-
 Outputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
 """Streams whose records are compared, and callables whose results are compared after the run."""
 

@@ -36,13 +36,6 @@ from streamiter.testing.restore.driving import (
     run_in_steps,
 )
 
-__all__ = [
-    "RestoreProcess",
-    "describe",
-    "restored_run",
-]
-
-
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0
 _CLOSING_S: Final = 5.0

@@ -32,14 +32,6 @@ from typing import Any, Final, TypeVar, TypeVarTuple, final
 
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, unwind
 
-__all__ = [
-    "Deadlock",
-    "Shuffle",
-    "SimulatedEventLoop",
-    "drop_all",
-]
-
-
 # The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
 # would become due before the end.
 TURN_S: Final = 0.001

@@ -32,19 +32,6 @@ from streamiter.topics.topic import (
     Transactions,
 )
 
-__all__ = [
-    "Faults",
-    "Levels",
-    "NetworkConnection",
-    "SimulatedNetwork",
-    "SimulatedStorageFull",
-    "SimulatedStore",
-    "SimulatedTopic",
-    "SimulatedTopics",
-    "SimulatedUnavailable",
-    "drawn_levels",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Faults:

@@ -16,19 +16,6 @@ from streamiter.clock import TimerHandle
 from streamiter.errors import InternalError
 from streamiter.testing.clock import Timer
 
-__all__ = [
-    "Crashed",
-    "SimulatedTime",
-    "SimulationFailed",
-    "TaskClock",
-    "Trace",
-    "at_once",
-    "generator",
-    "unwind",
-    "where_tasks_wait",
-]
-
-
 # The date at which every simulation begins: 2023-11-14.
 _START_MS: Final = 1_700_000_000_000
 

@@ -23,22 +23,6 @@ from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, a
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
-__all__ = [
-    "Check",
-    "Compare",
-    "Delivery",
-    "Input",
-    "KeyOf",
-    "MakeFlow",
-    "Order",
-    "OutputRules",
-    "Outputs",
-    "Simulation",
-    "World",
-    "key_and_value",
-]
-
-
 KeyOf = Callable[[Any], bytes | str]
 
 

@@ -20,13 +20,6 @@ from streamiter.records import Batch, Columns, take
 from streamiter.topics.formats.raw import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-__all__ = [
-    "Json",
-    "JsonColumns",
-    "Typed",
-    "to_json_type",
-]
-
 
 @final
 class Json:

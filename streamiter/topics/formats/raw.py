@@ -13,18 +13,6 @@ from streamiter.records import Batch, Columns
 from streamiter.tables import rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 
-__all__ = [
-    "BAD_INPUT",
-    "NO_VALUE",
-    "Raw",
-    "Text",
-    "WithMetadata",
-    "decode_each",
-    "encode_each",
-    "rows_to_encode",
-]
-
-
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 

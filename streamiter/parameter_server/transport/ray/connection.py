@@ -37,13 +37,6 @@ from streamiter.parameter_server.transport.ray.protocol import (
 )
 from streamiter.parameter_server.transport.sessions import RemoteLink
 
-__all__ = [
-    "ConnectionLink",
-    "Connections",
-    "ShardConnections",
-    "ended",
-]
-
 R = TypeVar("R")
 
 

@@ -46,8 +46,6 @@ from streamiter.parameter_server.transport.ray.protocol import (
 )
 from streamiter.parameter_server.transport.sessions import RequestHandler, ShardSessions
 
-__all__ = ["ShardHost"]
-
 R = TypeVar("R")
 
 _WITHOUT_PARAMETERS: Final = (

@@ -52,11 +52,6 @@ from streamiter.parameter_server.transport.ray.protocol import (
 )
 from streamiter.parameter_server.transport.sessions import between_calls
 
-__all__ = [
-    "RayHosting",
-    "RemoteServer",
-]
-
 R = TypeVar("R")
 
 

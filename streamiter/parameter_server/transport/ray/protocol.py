@@ -31,22 +31,6 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport.messages import ClientMessage
 
-__all__ = [
-    "Describe",
-    "GenerationStart",
-    "GoBack",
-    "HostProcess",
-    "RayAddress",
-    "RayCarrier",
-    "RayCluster",
-    "Restore",
-    "client_name",
-    "fetched",
-    "importable",
-    "imported_ray",
-    "sendable",
-]
-
 Q = TypeVar("Q", bound=Request[Any])
 
 
