@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -11,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fork_server import fork_server
 from support.processes import async_process, process
 
 TESTS = Path(__file__).parent
 # These start processes themselves, and see to their end.
-STARTERS = {"support/processes.py", "support/kafka_server.py"}
+STARTERS = {"support/processes.py", "support/kafka_server.py", "support/fork_server.py"}
 STARTING = {"Popen", "create_subprocess_exec", "create_subprocess_shell", "Process"}
 # A shell that starts another process, which has the same pipes, and then both never end.
 SILENT = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"]
@@ -75,3 +77,19 @@ def test_ctrl_c_works_in_a_process_as_the_test_says(is_ignored: bool) -> None:
         [sys.executable, "-c", program], is_sigint_ignored=is_ignored, stdout=subprocess.PIPE
     ) as child:
         assert child.communicate()[0] == f"{is_ignored}\n"
+
+
+def test_a_forked_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """Its test fails; the commands of the tests after it run."""
+    url = "sqlite:///events.db?topic=clicks"
+    with fork_server() as server:
+
+        def run(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+            return server.run(arguments, cwd=tmp_path, env=os.environ, given="", timeout_s=timeout_s)
+
+        assert run("topics", "create", url).returncode == 0
+        with pytest.raises(TimeoutError):
+            run("topics", "tail", url, "--follow", timeout_s=1.0)
+        listed = run("topics", "list", "sqlite:///events.db")
+        assert (listed.returncode, "clicks" in listed.stdout, listed.stderr) == (0, True, "")
+        assert run("topics", "list").returncode == 2

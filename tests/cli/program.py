@@ -1,7 +1,9 @@
 """The real program as a process of its own: with pipes, or on a terminal."""
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import pty
 import select
@@ -14,12 +16,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from support.fork_server import ForkServer, fork_server
 from support.processes import process
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
 
 # Far above what anything here takes on a busy machine; a program that hangs fails its test.
 DEADLINE_S = 90
+
+_AT_EXIT = contextlib.ExitStack()
+atexit.register(_AT_EXIT.close)
 
 
 def environment() -> dict[str, str]:
@@ -29,14 +35,24 @@ def environment() -> dict[str, str]:
     return kept | {"TERM": "xterm-256color"}
 
 
+@functools.cache
+def _fork_server() -> ForkServer:
+    """Start the process that forks, once for all tests of this process; it ends when this process ends."""
+    return _AT_EXIT.enter_context(fork_server())
+
+
 def streamiter(
     *arguments: str, cwd: Path, given: str | None = None, command: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end."""
+    """Run the program to its end: as a fork of a process that has imported it, or by starting ``command``."""
+    given = given or ""
+    if command is None:
+        server = _fork_server()
+        return server.run(arguments, cwd=cwd, env=environment(), given=given, timeout_s=DEADLINE_S)
     return subprocess.run(
-        [*(command or PROGRAM), *arguments],
+        [*command, *arguments],
         cwd=cwd,
-        input="" if given is None else given,
+        input=given,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

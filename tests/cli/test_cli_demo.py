@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
-from cli.program import on_terminal, started, streamiter
+from cli.program import PROGRAM, on_terminal, started, streamiter
 
 from streamiter.learn.flights import FlightEvents
 from streamiter.models import model_updates
@@ -28,7 +28,7 @@ UPDATES = "sqlite:///data/streamiter.db?topic=model-updates"
 def demo(tmp_path_factory):
     """Two runs in one folder; tests in this module that run it again use the events that are there."""
     folder = tmp_path_factory.mktemp("demo")
-    first = streamiter(*SMALL, cwd=folder)
+    first = streamiter(*SMALL, cwd=folder, command=PROGRAM)
     second = streamiter(*SMALL, "--json", cwd=folder)
     return SimpleNamespace(folder=folder, first=first, second=second)
 

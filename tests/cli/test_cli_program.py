@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from cli.program import streamiter
+from cli.program import PROGRAM, streamiter
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path):
@@ -21,7 +21,7 @@ def test_the_installed_program_is_the_same_as_the_module(tmp_path):
     assert installed.exists()
     assert (
         streamiter("--help", cwd=tmp_path, command=[str(installed)]).stdout
-        == streamiter("--help", cwd=tmp_path).stdout
+        == streamiter("--help", cwd=tmp_path, command=PROGRAM).stdout
     )
 
 

@@ -1,0 +1,138 @@
+"""A process that has imported the program and forks for each command.
+
+A command then runs in a process of its own, as it does for users, without the second that Python needs to import numpy
+and the program. ``ForkServer`` is the side of the tests; as a script the module is the process that forks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["ForkServer", "fork_server"]
+
+# The program and the modules that its commands import when they run.
+_IMPORTED = (
+    "asyncio",
+    "rich.console",
+    "rich.table",
+    "streamiter.cli.app",
+    "streamiter.cli.demo",
+    "streamiter.learn",
+    "streamiter.networks",
+    "streamiter.parameter_server",
+    "streamiter_files",
+    "streamiter_kafka",
+    "streamiter_sqlite",
+    "uvloop",
+)
+
+# A process id, then an exit code; negative where a signal has ended the command.
+_REPLY_BYTES = 4
+
+
+class ForkServer:
+    """Runs commands of the program one after the other, each in a fork of the process at the other end of a socket."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+
+    def run(
+        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], given: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, like ``subprocess.run`` with pipes; after ``timeout_s`` kill it and raise."""
+        stdin, to_stdin = os.pipe()
+        from_stdout, stdout = os.pipe()
+        from_stderr, stderr = os.pipe()
+        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}) + "\n"
+        self._requests.settimeout(timeout_s)
+        socket.send_fds(self._requests, [request[:1].encode()], [stdin, stdout, stderr])
+        self._requests.sendall(request[1:].encode())
+        for descriptor in (stdin, stdout, stderr):
+            os.close(descriptor)
+        pid = self._reply()
+        with ThreadPoolExecutor(3) as threads:
+            threads.submit(_write, to_stdin, given)
+            printed = threads.submit(_read, from_stdout)
+            errors = threads.submit(_read, from_stderr)
+            try:
+                code = self._reply()
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                self._reply()
+                raise
+        return subprocess.CompletedProcess(list(arguments), code, printed.result(), errors.result())
+
+    def _reply(self) -> int:
+        return int.from_bytes(self._requests.recv(_REPLY_BYTES, socket.MSG_WAITALL), signed=True)
+
+
+@contextmanager
+def fork_server() -> Iterator[ForkServer]:
+    """Start the process that forks; it ends with the block, or with the process of the tests."""
+    ours, its = socket.socketpair()
+    with ours, its:
+        program = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()])
+        its.close()
+        try:
+            yield ForkServer(ours)
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+            program.wait(timeout=20)
+
+
+def _write(descriptor: int, text: str) -> None:
+    try:
+        with open(descriptor, "w") as pipe:
+            pipe.write(text)
+    except BrokenPipeError:  # The command has not read all of it.
+        pass
+
+
+def _read(descriptor: int) -> str:
+    with open(descriptor) as pipe:
+        return pipe.read()
+
+
+def _serve(requests: socket.socket) -> list[str]:
+    """Fork for each request. Return in the forks, with the arguments; the parent ends when the socket is closed."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 65536, 3)
+        while message and not message.endswith(b"\n"):
+            message += requests.recv(65536)
+        if not message:
+            sys.exit()
+        if pid := os.fork():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            requests.sendall(pid.to_bytes(_REPLY_BYTES, signed=True))
+            _, status = os.waitpid(pid, 0)
+            requests.sendall(os.waitstatus_to_exitcode(status).to_bytes(_REPLY_BYTES, signed=True))
+            continue
+        requests.close()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        request = json.loads(message)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        # As for `python -m streamiter` in that folder.
+        sys.path[0] = request["cwd"]
+        return request["arguments"]
+
+
+if __name__ == "__main__":
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    sys.argv = ["streamiter", *_serve(socket.socket(fileno=int(sys.argv[1])))]
+    importlib.import_module("streamiter.cli").main()
