@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.examples import random_examples
 
 from streamiter.records import (
     Batch,
+    BatchOrigin,
     CheckpointBarrier,
     Columns,
     DataBatch,
@@ -231,9 +233,11 @@ def test_texts_of_any_width_may_be_joined(kind: str) -> None:
     assert not can_concatenate(short, np.array(["a"], {"U": "S1", "S": "U1"}[kind]))
 
 
-def test_texts_in_rows_are_joined_as_rows() -> None:
-    """Two names a record."""
-    joined = concatenate([np.array([["a", "b"]]), np.array([["abc", "d"], ["", "e"]])])
+@pytest.mark.parametrize("order", "<>")
+def test_texts_in_rows_are_joined_as_rows(order: str) -> None:
+    """Two names a record, in the byte order of this machine and in the other one."""
+    first, second = np.array([["a", "b"]], f"{order}U1"), np.array([["abc", "d"], ["", "e"]], f"{order}U3")
+    joined = concatenate([first, second])
     assert isinstance(joined, np.ndarray)
     assert joined.tolist() == [["a", "b"], ["abc", "d"], ["", "e"]]
 
@@ -276,6 +280,16 @@ class TestEstimatedBytes:
         assert estimated_bytes([{"a": 1, "b": "x"}]) == size({"a": 1, "b": "x"}) + size(1) + size("x")
         assert estimated_bytes([(1, 2)]) == size((1, 2)) + 2 * size(1)
 
+    def test_counts_lists_in_lists_down_to_a_limit(self) -> None:
+        """A record of JSON may nest a thousand lists, and a list of Python may contain itself."""
+        nested: list[Any] = []
+        for _ in range(40):
+            nested = [nested]
+        assert estimated_bytes([nested]) == 33 * sys.getsizeof(nested)
+        endless: list[Any] = []
+        endless.append(endless)
+        assert estimated_bytes([endless]) == 33 * sys.getsizeof(endless)
+
     def test_counts_nothing_for_nothing(self) -> None:
         """Empty batches are free."""
         assert estimated_bytes([]) == estimated_bytes(np.zeros((0, 5))) == 0
@@ -307,32 +321,63 @@ def test_tags_of_one_name_are_one_side_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "shown", "fields"),
+    ("make", "shown", "fields"),
     [
-        (EpochWatermark(3), "EpochWatermark(3)", {"epoch": 3}),
-        (CheckpointBarrier(7), "CheckpointBarrier(7)", {"checkpoint": 7, "suspend": False}),
+        (lambda: EpochWatermark(3), "EpochWatermark(3)", {"epoch": 3}),
+        (lambda: CheckpointBarrier(7), "CheckpointBarrier(7)", {"checkpoint": 7, "suspend": False}),
         (
-            CheckpointBarrier(7, suspend=True),
+            lambda: CheckpointBarrier(7, suspend=True),
             "CheckpointBarrier(7, suspend)",
             {"checkpoint": 7, "suspend": True},
         ),
-        (EndOfData(), "EndOfData(0)", {"epoch": 0}),
-        (EndOfData(2), "EndOfData(2)", {"epoch": 2}),
-        (Idle(), "Idle()", {}),
-        (EndOfInput(), "EndOfInput()", {"epoch": None}),
-        (EndOfInput(4), "EndOfInput(4)", {"epoch": 4}),
-        (DataBatch([1]), "DataBatch(1 records, epoch 0)", {"records": [1], "epoch": 0}),
+        (EndOfData, "EndOfData(0)", {"epoch": 0}),
+        (lambda: EndOfData(2), "EndOfData(2)", {"epoch": 2}),
+        (Idle, "Idle()", {}),
+        (EndOfInput, "EndOfInput()", {"epoch": None}),
+        (lambda: EndOfInput(4), "EndOfInput(4)", {"epoch": 4}),
+        (
+            lambda: DataBatch([1]),
+            "DataBatch(1 records, epoch 0)",
+            {"records": [1], "epoch": 0, "origin": None},
+        ),
+        (
+            lambda: DataBatch([1, 2], 3, BatchOrigin("memory://clicks", 0, 5, 6)),
+            "DataBatch(2 records, epoch 3)",
+            {"records": [1, 2], "epoch": 3, "origin": BatchOrigin("memory://clicks", 0, 5, 6)},
+        ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_travels_in_a_channel_keeps_and_shows_what_it_was_made_of(
-    record: Any, shown: str, fields: dict[str, Any]
+def test_a_record_of_a_channel_keeps_and_shows_its_fields(
+    make: Callable[[], Any], shown: str, fields: dict[str, Any]
 ) -> None:
-    """The message of a loop that is stuck shows what waits: by these words it is found."""
+    """The message of a loop that is stuck shows the records that wait, and a log must not print a whole batch."""
+    record = make()
     assert repr(record) == shown
     assert {name: getattr(record, name) for name in fields} == fields
 
 
-def test_a_batch_on_its_way_shows_its_size_and_epoch() -> None:
-    """What logs show must not print ten thousand records."""
-    assert repr(DataBatch([1, 2], 3)) == "DataBatch(2 records, epoch 3)"
+def two_origins(random: Random) -> tuple[BatchOrigin, BatchOrigin]:
+    first, second = (
+        BatchOrigin(random.choice("ab"), *(random.choice([None, 0, 1, 2]) for _ in range(3)))
+        for _ in range(2)
+    )
+    return first, second
+
+
+@random_examples(two_origins)
+def test_the_origin_of_two_batches_is_the_part_of_a_topic_that_both_were_read_from(
+    example: tuple[BatchOrigin, BatchOrigin],
+) -> None:
+    """A dead letter that names the wrong offsets sends its reader to the wrong records."""
+    first, second = example
+    offsets = [first.first_offset, first.last_offset, second.first_offset, second.last_offset]
+    if first.topic != second.topic:
+        expected = None
+    elif first.partition != second.partition or None in offsets:
+        expected = BatchOrigin(first.topic)
+    else:
+        known = [offset for offset in offsets if offset is not None]
+        expected = BatchOrigin(first.topic, first.partition, min(known[0], known[2]), max(known[1], known[3]))
+    assert first.joined(second) == expected
+    assert first.joined(None) is None

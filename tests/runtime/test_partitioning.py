@@ -22,6 +22,7 @@ from streamiter.runtime.output import (
     Forward,
     Partitioning,
     Rebalance,
+    Turns,
     subtask_of_group,
 )
 
@@ -226,3 +227,18 @@ def test_a_batch_that_goes_to_one_subtask_is_not_copied() -> None:
     batch = np.arange(3)
     [(_, part)] = ByKey(lambda _: 1).splitter(0, 4)(batch)
     assert np.shares_memory(part, batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [name for name in PARTITIONINGS if name != "broadcast"])
+def test_an_empty_batch_is_sent_to_no_subtask(name: str, kind: str) -> None:
+    """A hop of a batch without records costs as much as one with them."""
+    assert list(PARTITIONINGS[name].splitter(0, 3)(KINDS[kind]([]))) == []
+
+
+def test_turns_resume_with_the_subtask_of_a_snapshot() -> None:
+    """After a restore the next record goes to the subtask that it would have gone to."""
+    turns = Turns(0, 3)
+    turns.restore(2)
+    assert [(subtask, list(part)) for subtask, part in turns([7, 8])] == [(2, [7]), (0, [8])]
+    assert turns.following == 1
