@@ -8,7 +8,7 @@ from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
 from streamiter.checkpoints.disk_queue import DiskBatches, EncodedBatch
-from streamiter.errors import LoopOverflow, StorageFull
+from streamiter.errors import LoopOverflow, PlainDataError, StorageFull
 
 HEAD_BYTES = 24  # before the content of each batch
 
@@ -152,3 +152,19 @@ def test_files_have_no_name(make_batches, tmp_path):
     batches = make_batches()
     batches.append(EncodedBatch(0, 1, b"a" * 1000))
     assert [path for path in pathlib.Path(tmp_path).iterdir() if path.is_file()] == []
+
+
+def test_a_batch_has_epoch_0_unless_another_is_given(make_batches):
+    """Data that is replayed outside of an iteration has no epoch of its own."""
+    batches = make_batches()
+    assert (batches.encode([1, 2]).epoch, batches.encode([1, 2], 3).epoch) == (0, 3)
+
+
+def test_a_batch_of_another_length_than_its_head_says_is_damaged(make_batches):
+    """The count of a loop's records would be wrong from then on."""
+    batches = make_batches()
+    with pytest.raises(
+        PlainDataError,
+        match=r"^train: expected a batch of 3 records, given one of 2; its bytes are damaged$",
+    ):
+        batches.decode(batches.encode([1, 2])._replace(records=3))

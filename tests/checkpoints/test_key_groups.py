@@ -249,3 +249,8 @@ def test_keys_spread_evenly_over_the_groups(keys, groups):
     expected = len(keys) / groups
     chi_squared = ((counts - expected) ** 2 / expected).sum()
     assert chi_squared < (groups - 1) + 6 * np.sqrt(2 * (groups - 1))
+
+
+def test_an_int_past_64_bits_is_not_cut_to_them() -> None:
+    """2**64 and 0 would share a group; in the usual number of groups they do by chance."""
+    assert (key_group(0, 1000), key_group(2**64, 1000)) == (0, 968)

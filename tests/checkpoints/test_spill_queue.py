@@ -457,8 +457,8 @@ def test_a_snapshot_changes_nothing(make_queue):
     [
         ("data", 1, 2, b"\x7b"),
         ("data", 1, 2),
-        ("data", 2**70, 2, b""),
-        ("data", 1, 2**70, b""),
+        ("data", 2**70, 2, PlainData().encode_batch([1, 2])),
+        ("data", 1, 2**70, PlainData().encode_batch([1, 2])),
         ("newer", 1),
         ("data",),
         5,
