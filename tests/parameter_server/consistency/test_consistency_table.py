@@ -377,3 +377,14 @@ def test_a_restore_gives_back_the_gets_that_wait() -> None:
     model.get(0, "g")
     assert model.restore(state) == ["g"]
     assert model.clock(1) == [Released(1, [], [])]
+
+
+@pytest.mark.parametrize("held_clocks", range(5))
+@pytest.mark.parametrize("clock", range(4))
+def test_clocks_that_a_checkpoint_holds_back_count_for_the_staleness_of_a_get(
+    clock: int, held_clocks: int
+) -> None:
+    """Behind a barrier a worker could otherwise read ahead of the others by more than the bound."""
+    model = model_at(SSP(2), {0: clock, 1: 1})
+    is_within_bound = clock + held_clocks <= min(clock, 1) + 2
+    assert model.get(0, "g", held_clocks=held_clocks) is is_within_bound
