@@ -131,3 +131,18 @@ def test_what_is_no_row_of_the_matrix_is_refused(row: Any, given: str) -> None:
     with pytest.raises(OutOfRange) as raised:
         _PARTITIONING.checked_row(row)
     assert str(raised.value) == f"matrix 'w', row: expected a whole number from 0 to 2, given {given}"
+
+
+def test_several_rows_are_checked_one_by_one() -> None:
+    """The error names the row that the matrix does not have."""
+    assert _PARTITIONING.checked_rows(iter([1, np.int64(0)])) == [1, 0]
+    with pytest.raises(OutOfRange, match="row: expected a whole number from 0 to .*, given -1$"):
+        _PARTITIONING.checked_rows([0, -1])
+
+
+@pytest.mark.parametrize("rows", [2, "12", None])
+def test_a_value_that_is_no_list_of_rows_is_refused(rows: Any) -> None:
+    """A text would be taken for a list of its letters."""
+    with pytest.raises(OutOfRange) as refused:
+        _PARTITIONING.checked_rows(rows)
+    assert str(refused.value) == f"matrix 'w', rows: expected a list of rows, given {rows!r}"
