@@ -136,7 +136,7 @@ def test_what_is_no_row_of_the_matrix_is_refused(row: Any, given: str) -> None:
 def test_several_rows_are_checked_one_by_one() -> None:
     """The error names the row that the matrix does not have."""
     assert _PARTITIONING.checked_rows(iter([1, np.int64(0)])) == [1, 0]
-    with pytest.raises(OutOfRange, match="row: expected a whole number from 0 to .*, given -1$"):
+    with pytest.raises(OutOfRange, match=r"row: expected a whole number from 0 to .*, given -1$"):
         _PARTITIONING.checked_rows([0, -1])
 
 
