@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,9 @@ from streamiter.errors import ConfigurationError, OutOfRange, RowsInDifferentBlo
 from streamiter.numbers import is_number, plain_float, whole_number
 from streamiter.parameter_server.consistency.models import ASP, Consistency
 
-if TYPE_CHECKING:
-    from streamiter.parameter_server.psf.function import UpdateFunction
-
 DType = Literal["float32", "float64", "int64"]
 
 DTYPES = ("float32", "float64", "int64")
-
-Init = "float | npt.ArrayLike | UpdateFunction | Sequence[UpdateFunction]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +42,10 @@ class Matrix:
     """The value of columns that a sparse matrix does not store."""
     block: tuple[int, int] | None = None
     """(rows, columns) of one block; None: all rows, and as many columns as give each shard one block."""
-    init: Any = 0.0
+    init: object = 0.0
     """The initial values: a number, an array of (rows, columns) or (columns,), or update functions on this matrix."""
-    on_clock: UpdateFunction | None = None
-    """An update function that runs whenever the minimum clock moves."""
+    on_clock: object = None
+    """An update function that runs whenever the minimum clock moves; None: no function."""
 
     def __post_init__(self) -> None:
         where = f"matrix {self.name!r}"

@@ -93,18 +93,15 @@ class MatrixShard:
         It is twice the size of the last sum: otherwise each further add would sum up a large sum again.
         """
         self._counts = MatrixCounts()
-        self._on_clock: list[tuple[int, Any]] = []
-        if matrix.on_clock is not None:
-            split = matrix.on_clock.split(matrix, self.partitioning)
-            self._on_clock = [(block.number, part) for block, part in split if block.number in self.blocks]
+        self._clock_function = clock_function(matrix)
+        self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
         self.followed: Followed | None = None
 
     def initialize(self) -> None:
         """Set the initial values of a new matrix."""
         functions = init_functions(self.matrix)
         for function in functions:
-            split = function.split(self.matrix, self.partitioning)
-            if parts := [(block.number, part) for block, part in split if block.number in self.blocks]:
+            if parts := self._parts_of(function):
                 self._run(function, parts)
         if functions or (given := init_values(self.matrix)) is None:
             return
@@ -112,6 +109,11 @@ class MatrixShard:
             for row in block.rows:
                 values = given[row, block.columns.start : block.columns.stop]
                 block.put(row, None, np.ascontiguousarray(values))
+
+    def _parts_of(self, function: UpdateFunction) -> list[tuple[int, object]]:
+        """Return the blocks of this shard on which a function of the matrix runs, each with its part."""
+        split = function.split(self.matrix, self.partitioning)
+        return [(block.number, part) for block, part in split if block.number in self.blocks]
 
     def reinitialize(self, workers: Iterable[int]) -> None:
         """Set the initial values again, with these workers at clock 0; waiting gets fail."""
@@ -267,9 +269,8 @@ class MatrixShard:
             raise failure
 
     def _finish_iteration(self) -> None:
-        function = self.matrix.on_clock
-        if function is not None and self._on_clock:
-            self._run(function, self._on_clock)
+        if self._clock_function is not None and self._clock_parts:
+            self._run(self._clock_function, self._clock_parts)
 
     # -- functions -------------------------------------------------------------------------------------
 
@@ -293,7 +294,7 @@ class MatrixShard:
         assert request.function is not None
         self._run(request.function, request.parts)
 
-    def _run(self, function: Any, parts: Sequence[tuple[int, Any]]) -> None:
+    def _run(self, function: UpdateFunction, parts: Sequence[tuple[int, object]]) -> None:
         self._counts.updates += 1
         for block, part in parts:
             with _named(function, self.matrix):
@@ -533,22 +534,29 @@ def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None
     functions = list(init_functions(matrix))
     if not functions:
         init_values(matrix)
-    if matrix.on_clock is not None:
-        if not isinstance(matrix.on_clock, UpdateFunction):
-            raise ConfigurationError(
-                f"matrix {matrix.name!r}, on_clock=: expected a psf that changes parameters such as psf.Optimize(…), "
-                f"given {matrix.on_clock!r}"
-            )
-        functions.append(matrix.on_clock)
+    if (on_clock := clock_function(matrix)) is not None:
+        functions.append(on_clock)
     for function in functions:
         check_function(function, matrix, partitioning)
+
+
+def clock_function(matrix: Matrix) -> UpdateFunction | None:
+    """Return the function of ``on_clock=``; raise ConfigurationError for any other value."""
+    function = matrix.on_clock
+    if function is None or isinstance(function, UpdateFunction):
+        return function
+    raise ConfigurationError(
+        f"matrix {matrix.name!r}, on_clock=: expected a psf that changes parameters such as psf.Optimize(…), "
+        f"given {function!r}"
+    )
 
 
 def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
     """Return the functions of ``init=``; none where ``init=`` is numbers."""
     init = matrix.init
-    given: Sequence[Any] = init if isinstance(init, (list, tuple)) else (init,)
-    return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
+    given = init if isinstance(init, (list, tuple)) else (init,)
+    functions = [one for one in given if isinstance(one, UpdateFunction)]
+    return functions if len(functions) == len(given) else ()
 
 
 def init_values(matrix: Matrix) -> Numbers | None:
