@@ -36,9 +36,15 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
-from streamiter.parameter_server.snapshots import check_state, frozen_blocks, restore_blocks
 from streamiter.parameter_server.storage import make_block
-from streamiter.parameter_server.storage.block import Block, GuardedBlock, Numbers
+from streamiter.parameter_server.storage.block import (
+    Block,
+    GuardedBlock,
+    Numbers,
+    check_state,
+    frozen_blocks,
+    restore_blocks,
+)
 
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20

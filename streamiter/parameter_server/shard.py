@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
-from streamiter.parameter_server.calls import Arrivals, WaitingReply
+from streamiter.errors import (
+    OutOfTurn,
+    ParameterServerError,
+    ServerReset,
+    StreamiterError,
+    UnknownMatrix,
+    WorkerHasLeft,
+)
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
 from streamiter.parameter_server.holding import HeldRequest, Holding, NumberedSnapshots
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
@@ -324,3 +332,95 @@ class Shard:
         return ShardStatistics(
             self.number, tuple(matrix.statistics() for matrix in self.matrices.values()), self._holding.held
         )
+
+
+@final
+class Arrivals:
+    """The barriers at which workers wait for each other (``client.barrier``): a pure data structure, on shard 0.
+
+    Barrier ``t`` opens when every worker has arrived at it.
+    """
+
+    def __init__(self) -> None:
+        self._tracker = ProgressTracker()
+        self._tracker.init(())
+        self._waiting: dict[int, tuple[int, WaitingReply[None]]] = {}
+        """By worker: the barrier at which the worker waits, and its reply."""
+
+    def arrive(self, worker: int, number: int) -> WaitingReply[None] | None:
+        """A worker arrives at barrier ``number``; below 0: at its next one. Return None if the barrier is open."""
+        self._tracker.check_worker_valid(worker)
+        expected = self._tracker.get_progress(worker)
+        if worker in self._waiting:
+            raise _out_of_turn(worker, f"the end of its wait at barrier {expected - 1}", number)
+        if number not in (expected, -1):
+            raise _out_of_turn(worker, f"barrier {expected}", number)
+        self._tracker.advance_and_get_changed_min_clock(worker)
+        self._open()
+        if self._tracker.get_min_clock() > expected:
+            return None
+        waiting: WaitingReply[None] = WaitingReply(lambda: self._give_up(worker))
+        self._waiting[worker] = (expected, waiting)
+        return waiting
+
+    def _give_up(self, worker: int) -> None:
+        """The worker's call was cancelled: the worker has arrived all the same, and may call again."""
+        self._waiting.pop(worker, None)
+
+    def join(self, worker: int) -> None:
+        """A worker joins: its first barrier is the first one that is not open."""
+        self._tracker.join(worker)
+
+    def leave(self, worker: int, error: StreamiterError) -> None:
+        """A worker leaves: its own wait fails, waits of other workers may end."""
+        if (waits := self._waiting.pop(worker, None)) is not None:
+            waits[1].fail(error)
+        self._tracker.leave(worker)
+        self._open()
+
+    def reset(self, workers: Iterable[int], error: StreamiterError) -> None:
+        """Begin with barrier 0 and these workers; all waits fail."""
+        self.fail(error)
+        self._tracker.init(workers)
+
+    def fail(self, error: StreamiterError) -> None:
+        """Fail all waits."""
+        waiting, self._waiting = self._waiting, {}
+        for _, one in waiting.values():
+            one.fail(error)
+
+    def _open(self) -> None:
+        lowest = self._tracker.get_min_clock()
+        for worker, (number, waiting) in list(self._waiting.items()):
+            if number < lowest:
+                del self._waiting[worker]
+                waiting.succeed(None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
+        return {
+            "passed": [
+                [worker, self._tracker.get_progress(worker) - (worker in self._waiting)]
+                for worker in self._tracker.workers
+            ]
+        }
+
+    def restore(self, state: Mapping[str, Any], workers: Iterable[int], error: StreamiterError) -> None:
+        """Take over the result of ``snapshot``; all waits fail.
+
+        For a worker that is not in the snapshot, the first barrier that is not open comes next.
+        """
+        self.fail(error)
+        passed = dict(state["passed"])
+        lowest = min(passed.values(), default=0)
+        self._tracker.init(())
+        for worker in workers:
+            self._tracker.join(worker, passed.get(worker, lowest))
+
+
+def _out_of_turn(worker: int, expected: str, number: int) -> OutOfTurn:
+    return OutOfTurn(
+        f"barrier of worker {worker}: expected {expected}, given "
+        f"{'the next one' if number < 0 else f'barrier {number}'}; "
+        "every worker passes every barrier, one after the other"
+    )

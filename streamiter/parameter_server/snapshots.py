@@ -13,12 +13,10 @@ from typing import Any, Generic, TypeVar, final
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred, Encode
-from streamiter.errors import ConfigurationError, ParameterServerError
+from streamiter.deferred import Deferred
+from streamiter.errors import ConfigurationError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import CreateRequest
-from streamiter.parameter_server.storage.block import Block
 
 S = TypeVar("S")
 """The state of a shard, or a reference to it."""
@@ -175,64 +173,3 @@ def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
     progress: Mapping[int, int] = clocks["progress"]
     minimum: int = clocks["min_clock"]
     return progress.get(worker, minimum)
-
-
-_SETTINGS = ("rows", "columns", "dtype", "sparse")
-"""The settings that a matrix must have to take over numbers of a snapshot."""
-
-
-_Span = tuple[int, int]
-
-
-def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
-    """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
-    return {
-        "settings": {name: getattr(matrix, name) for name in _SETTINGS},
-        "blocks": [
-            {
-                "rows": [block.rows.start, block.rows.stop],
-                "columns": [block.columns.start, block.columns.stop],
-                "content": block.freeze(encode),
-            }
-            for block in blocks
-        ],
-    }
-
-
-def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Raise an error if these blocks cannot take over a state of all blocks of the matrix."""
-    for name, value in state["settings"].items():
-        if (now := getattr(matrix, name)) != value:
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
-                "make it with these settings, or begin without the snapshot"
-            )
-    saved = _by_place(state)
-    for block in blocks:
-        rows, columns = _place(block)
-        if (rows, columns) not in saved:
-            (of_rows, of_columns) = next(iter(saved))
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected a snapshot of blocks such as rows {_shown(rows)}, columns "
-                f"{_shown(columns)}, given blocks such as rows {_shown(of_rows)}, columns {_shown(of_columns)}; "
-                f"make the matrix with block=({of_rows[1] - of_rows[0]}, {of_columns[1] - of_columns[0]})"
-            )
-
-
-def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Restore these blocks from a state of all blocks that ``check_state`` has accepted."""
-    saved = _by_place(state)
-    for block in blocks:
-        block.restore(saved[_place(block)])
-
-
-def _by_place(state: Mapping[str, Any]) -> dict[tuple[_Span, _Span], Any]:
-    return {(tuple(block["rows"]), tuple(block["columns"])): block["content"] for block in state["blocks"]}
-
-
-def _place(block: Block) -> tuple[_Span, _Span]:
-    return (block.rows.start, block.rows.stop), (block.columns.start, block.columns.stop)
-
-
-def _shown(ends: _Span) -> str:
-    return f"{ends[0]:,} to {ends[1] - 1:,}"

@@ -10,11 +10,10 @@ from restore.case import Case, fed, turns
 from streamiter import Flow, Operator, Stream
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.parameter_server.calls import Arrivals
 from streamiter.parameter_server.consistency.models import BulkSynchronousModel, ConsistencyModel
 from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard
-from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.shard import Arrivals, Shard
 from streamiter.parameter_server.storage.block import DenseBlock
 from streamiter.parameter_server.storage.sparse import SparseBlock
 

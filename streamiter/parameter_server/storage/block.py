@@ -9,7 +9,7 @@ in frames of about a megabyte.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast, final
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.deferred import Deferred, Encode
-from streamiter.errors import CheckpointError, InternalError, OutOfRange
+from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -273,6 +273,67 @@ def _described(part: object) -> str:
     if isinstance(part, np.ndarray):
         return f"an array of shape {part.shape} and dtype {part.dtype}"
     return "no more" if part is None else f"{type(part).__name__}"
+
+
+_SETTINGS = ("rows", "columns", "dtype", "sparse")
+"""The settings that a matrix must have to take over numbers of a snapshot."""
+
+
+_Span = tuple[int, int]
+
+
+def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
+    """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
+    return {
+        "settings": {name: getattr(matrix, name) for name in _SETTINGS},
+        "blocks": [
+            {
+                "rows": [block.rows.start, block.rows.stop],
+                "columns": [block.columns.start, block.columns.stop],
+                "content": block.freeze(encode),
+            }
+            for block in blocks
+        ],
+    }
+
+
+def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+    """Raise an error if these blocks cannot take over a state of all blocks of the matrix."""
+    for name, value in state["settings"].items():
+        if (now := getattr(matrix, name)) != value:
+            raise ParameterServerError(
+                f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
+                "make it with these settings, or begin without the snapshot"
+            )
+    saved = _by_place(state)
+    for block in blocks:
+        rows, columns = _place(block)
+        if (rows, columns) not in saved:
+            (of_rows, of_columns) = next(iter(saved))
+            raise ParameterServerError(
+                f"matrix {matrix.name!r}: expected a snapshot of blocks such as rows {_shown(rows)}, columns "
+                f"{_shown(columns)}, given blocks such as rows {_shown(of_rows)}, columns {_shown(of_columns)}; "
+                f"make the matrix with block=({of_rows[1] - of_rows[0]}, {of_columns[1] - of_columns[0]})"
+            )
+
+
+def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+    """Restore these blocks from a state of all blocks that ``check_state`` has accepted."""
+    saved = _by_place(state)
+    for block in blocks:
+        block.restore(saved[_place(block)])
+
+
+def _by_place(state: Mapping[str, Any]) -> dict[tuple[_Span, _Span], Any]:
+    return {(tuple(block["rows"]), tuple(block["columns"])): block["content"] for block in state["blocks"]}
+
+
+def _place(block: Block) -> tuple[_Span, _Span]:
+    return (block.rows.start, block.rows.stop), (block.columns.start, block.columns.stop)
+
+
+def _shown(ends: _Span) -> str:
+    return f"{ends[0]:,} to {ends[1] - 1:,}"
 
 
 # -- blocks for functions of users -----------------------------------------------------------------------------
