@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamiter.networks.network import Network, NetworkSummary
     from streamiter.networks.serving import EpochResult, SavedNetwork
     from streamiter.networks.training import TrainedNetwork
-    from streamiter.parameter_server.consistency.models import Consistency
+    from streamiter.parameter_server.consistency import Consistency
 
 
 def consistency_of(given: str) -> Consistency:
@@ -35,7 +35,7 @@ def consistency_of(given: str) -> Consistency:
     >>> consistency_of("ssp:2")
     SSP(staleness=2)
     """
-    from streamiter.parameter_server.consistency.models import ASP, BSP, SSP
+    from streamiter.parameter_server.consistency import ASP, BSP, SSP
 
     name, _, staleness = given.lower().partition(":")
     if name == "bsp" and not staleness:

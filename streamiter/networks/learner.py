@@ -25,7 +25,7 @@ from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, fr
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.parameters import Array, ParameterLayout, layouts
 from streamiter.operators.output import Output
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.topics.topic import Topic
 

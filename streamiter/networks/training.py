@@ -45,7 +45,7 @@ from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.parameter_server.consistency.models import BSP, Consistency
+from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch
 from streamiter.runtime.plan import ChannelLimits

@@ -6,7 +6,7 @@ those of ``streamiter.errors``: a ``ConfigurationError`` for settings, a ``Param
 
 from streamiter.parameter_server import psf
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.models import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.snapshots import SnapshotEvery

@@ -1,19 +1,32 @@
-"""Calls to shards: a reply that has to wait, a call to several shards, and limits on both.
+"""Calls to shards: replies that have to wait, calls to several shards, and how a worker takes part in a server.
 
 A shard answers a request at once, or with a ``WaitingReply`` that a later request settles. A client makes one ``Call``
 of its requests to several shards; ``Outstanding`` limits the calls of one client.
+
+A worker *joins* in two steps, because shards may be at different clocks: on each shard it joins at the shard's minimum
+clock; then its clock is raised to the highest of these clocks on all shards. Every request is a *heartbeat*, a sign
+that the worker is alive. A worker without a heartbeat for the timeout is *silent*, and is made to leave, so that other
+workers do not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast, final
+from typing import Any, Final, Generic, Protocol, TypeVar, cast, final
 
-from streamiter.numbers import whole_number
-from streamiter.parameter_server.requests import Request
+from streamiter.clock import Clock, TimerHandle
+from streamiter.errors import RolledBack, WorkerHasLeft
+from streamiter.numbers import positive, whole_number
+from streamiter.parameter_server.requests import (
+    ClockRequest,
+    JoinRequest,
+    LeaveRequest,
+    RaiseRequest,
+    Request,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -262,3 +275,319 @@ class Outstanding:
     def statistics(self) -> OutstandingStatistics:
         """Return the numbers of calls."""
         return OutstandingStatistics(self._now, self._peak, len(self._queue), self._waited)
+
+
+@final
+class Participation:
+    """One worker's part in a server: its clocks, its links to all shards, and the limit on its calls.
+
+    A call to several shards is ``begin``, then ``send``. The call's room is released when all shards have replied.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        links: Sequence[ShardLink],
+        max_calls: int,
+        heartbeats: Heartbeats | None,
+        on_left: Callable[[int], None],
+    ) -> None:
+        self.worker = worker
+        self.links = links
+        self.clocks: dict[str, int] = {}
+        """The worker's clocks, by matrix; 0 for a matrix that is not here."""
+        self.observed_at_join: dict[str, int] = {}
+        """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
+        self._outstanding = Outstanding(max_calls)
+        self.release = self._outstanding.release
+        """Releases the room of a call that has begun."""
+        self._heartbeats = heartbeats
+        self._on_left = on_left
+        self._left: str | None = None
+        """Why the worker has left; None while it takes part."""
+        self._joining: list[dict[str, int] | WaitingReply[dict[str, int]]] | None = None
+        """The replies of the shards to the request to join, until all have come."""
+
+    # -- joining and leaving ---------------------------------------------------------------------------
+
+    def begin_to_join(self) -> None:
+        """Ask the shards to let this worker join. Shards in this process answer at once."""
+        self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
+        joined = [reply for reply in self._joining if not isinstance(reply, WaitingReply)]
+        if len(joined) == len(self._joining):
+            self._raise_clocks(joined)
+
+    def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
+        """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
+        self._joining = None
+        clocks: dict[str, int] = {}
+        for of_shard in joined:
+            for name, clock in of_shard.items():
+                clocks[name] = max(clock, clocks.get(name, 0))
+        self.clocks = clocks
+        self.observed_at_join = dict(clocks)
+        if clocks:
+            for link in self.links:
+                link.send(RaiseRequest(self.worker, clocks))
+
+    async def join(self) -> None:
+        """Return when the worker has joined on all shards. If the wait is cancelled, the next call waits again."""
+        if (joining := self._joining) is None:
+            return
+        for reply in joining:
+            if isinstance(reply, WaitingReply):
+                await until_settled(reply)
+        if (
+            self._joining is joining
+        ):  # Another call may have waited for the same replies, and raised the clocks.
+            self._raise_clocks(
+                [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
+            )
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left."""
+        return self._left is not None
+
+    def check_open(self) -> None:
+        """Raise WorkerHasLeft if this worker has left."""
+        if self._left is not None:
+            raise self._has_left()
+
+    def heartbeat(self) -> None:
+        """Say that this worker is alive. Raises WorkerHasLeft."""
+        self.check_open()
+        if self._heartbeats is not None:
+            self._heartbeats.heard(self.worker)
+
+    async def leave(self, reason: str) -> None:
+        """Leave. All shards are told, even if one of them fails.
+
+        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part, as in the
+        snapshot, and has to repeat its requests since then.
+        """
+        self.left(reason)
+        replies, failure = [], None
+        for link in self.links:
+            try:
+                replies.append(link.send(LeaveRequest(self.worker, reason)))
+            except Exception as error:
+                failure = failure or error
+        try:
+            for reply in replies:
+                if isinstance(reply, WaitingReply):
+                    await reply
+        except RolledBack:
+            self._left = None
+            raise
+        finally:
+            if self._left is not None:  # Also where a shard is lost: the worker's number is free.
+                self._on_left(self.worker)
+        if failure is not None:
+            raise failure
+
+    def left(self, reason: str) -> None:
+        """Note that the server has made this worker leave."""
+        if self._left is None:
+            self._left = reason
+            self._outstanding.fail_waiting(self._has_left())
+
+    def _has_left(self) -> WorkerHasLeft:
+        return WorkerHasLeft(
+            f"worker {self.worker}: expected a client that takes part, given one that does not: {self._left}; "
+            "make a new one with client() of a server that is open"
+        )
+
+    def go_back(self, clocks: Mapping[str, int]) -> None:
+        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
+        self._joining = None
+        self.clocks = dict(clocks)
+        self.observed_at_join.clear()
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Begin a call: wait until the worker has joined, and for room. Raises WorkerHasLeft."""
+        if self._left is not None:
+            raise self._has_left()
+        if self._joining is not None:
+            await self.join()
+        await self._outstanding.acquire()
+        if self._heartbeats is not None:
+            self._heartbeats.heard(self.worker)
+
+    async def ask(self, shard: int, request: Request[R]) -> R:
+        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
+        await self.begin()
+        try:
+            reply = self.links[shard].send(request)
+            if not isinstance(reply, WaitingReply):
+                return reply
+            self.wait_alive((reply,))
+            return await reply
+        finally:
+            self.release()
+
+    def send(
+        self, requests: Sequence[tuple[int, Request[Any]]], finish: Callable[[Sequence[Any]], T]
+    ) -> Call[T]:
+        """Send one request to each of several shards; the call keeps its room until all have replied."""
+        replies: list[Any] = []
+        failure: BaseException | None = None
+        for shard, request in requests:
+            try:
+                replies.append(self.links[shard].send(request))
+            except BaseException as error:
+                failure = failure or error
+                if not isinstance(request, ClockRequest):  # The clocks of shards must not differ for ever.
+                    break
+        if failure is not None:
+            for reply in replies:
+                if isinstance(reply, WaitingReply):
+                    reply.give_up()
+            self.release()
+            raise failure
+        waiting = [reply for reply in replies if isinstance(reply, WaitingReply)]
+        self.wait_alive(waiting)
+        self._release_when_settled(waiting)
+        return Call(replies, finish)
+
+    def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+        """Note that the worker is alive while it waits for these replies."""
+        if (heartbeats := self._heartbeats) is not None:
+            for one in waiting:
+                heartbeats.wait_begins(self.worker)
+                one.when_settled(lambda: heartbeats.wait_ends(self.worker))
+
+    def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+        rest = len(waiting)
+        if not rest:
+            self.release()
+            return
+
+        def settled() -> None:
+            nonlocal rest
+            rest -= 1
+            if not rest:
+                self.release()
+
+        for one in waiting:
+            one.when_settled(settled)
+
+
+# The watch checks again when the next worker may be silent, but not before this part of the timeout has passed. So a
+# worker may be noticed that much later, and many workers cost no more than a few.
+_LEAST_PART_OF_TIMEOUT: Final = 0.05
+
+
+@final
+class Heartbeats:
+    """The time of each worker's last heartbeat: a pure data structure.
+
+    Heartbeats of workers that do not take part, such as a late message of a worker that has left, are ignored.
+
+    A worker that waits for a reply sends nothing meanwhile. Between ``wait_begins`` and ``wait_ends`` it is not silent.
+    Call these two only where the end of a wait is certain to be noticed: in the same process a call is given up when
+    its task is cancelled. A worker in another process may die without a message; it sends heartbeats while it waits.
+    The call of a subscription waits all the time, and says nothing about its worker.
+
+    >>> from streamiter.testing import VirtualClock
+    >>> clock = VirtualClock()
+    >>> heartbeats = Heartbeats(clock, timeout_s=10.0)
+    >>> heartbeats.joined(3)
+    >>> heartbeats.silent(clock.monotonic_s() + 9.9), heartbeats.silent(clock.monotonic_s() + 10.0)
+    ([], [3])
+    """
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        self._clock = clock
+        self.timeout_s = positive("heartbeat timeout, in seconds", timeout_s)
+        self._last_s: dict[int, float] = {}
+        self._waiting: dict[int, int] = {}
+
+    def joined(self, worker: int) -> None:
+        """A worker has joined."""
+        self._last_s[worker] = self._clock.monotonic_s()
+
+    def left(self, worker: int) -> None:
+        """A worker has left."""
+        self._last_s.pop(worker, None)
+        self._waiting.pop(worker, None)
+
+    def heard(self, worker: int) -> None:
+        """A message of a worker has arrived."""
+        if worker in self._last_s:
+            self._last_s[worker] = self._clock.monotonic_s()
+
+    def wait_begins(self, worker: int) -> None:
+        """A call of a worker begins to wait at the server."""
+        if worker in self._last_s:
+            self._waiting[worker] = self._waiting.get(worker, 0) + 1
+
+    def wait_ends(self, worker: int) -> None:
+        """A waiting call of a worker was answered or given up."""
+        waiting = self._waiting.get(worker, 0)
+        if waiting > 1:
+            self._waiting[worker] = waiting - 1
+        else:
+            self._waiting.pop(worker, None)
+        self.heard(worker)
+
+    def silent(self, now_s: float) -> list[int]:
+        """Return the workers without a heartbeat for the timeout that do not wait, in the order they joined."""
+        return [
+            worker
+            for worker, last_s in self._last_s.items()
+            if now_s >= last_s + self.timeout_s and worker not in self._waiting
+        ]
+
+    def next_check_s(self) -> float:
+        """Return the first moment at which a worker may be silent, including a worker that joins now."""
+        joins_now_s = self._clock.monotonic_s() + self.timeout_s
+        due_s = [
+            last_s + self.timeout_s for worker, last_s in self._last_s.items() if worker not in self._waiting
+        ]
+        return min(due_s, default=joins_now_s)
+
+
+@final
+class SilenceWatch:
+    """Makes silent workers leave, with one timer for all workers. Its owner starts and stops it."""
+
+    def __init__(self, clock: Clock, heartbeats: Heartbeats, leave: Callable[[int, str], None]) -> None:
+        """``leave`` is called with the worker and the reason; it must call ``heartbeats.left``, too."""
+        self._clock = clock
+        self._heartbeats = heartbeats
+        self._leave = leave
+        self._timer: TimerHandle | None = None
+        self._is_running = False
+
+    def start(self) -> None:
+        """Begin to watch; nothing happens if the watch runs already."""
+        if not self._is_running:
+            self._is_running = True
+            self._set_timer()
+
+    def stop(self) -> None:
+        """Stop watching. May be called from within ``leave``."""
+        self._is_running = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        timeout_s = self._heartbeats.timeout_s
+        delay_s = self._heartbeats.next_check_s() - self._clock.monotonic_s()
+        self._timer = self._clock.call_later(max(delay_s, timeout_s * _LEAST_PART_OF_TIMEOUT), self._check)
+
+    def _check(self) -> None:
+        timeout_s = self._heartbeats.timeout_s
+        self._timer = None
+        try:
+            for worker in self._heartbeats.silent(self._clock.monotonic_s()):
+                if not self._is_running:
+                    break
+                self._leave(worker, f"nothing was heard of it for {timeout_s:g} s (its heartbeat timeout)")
+        finally:
+            if self._is_running:
+                self._set_timer()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, RowsInDifferentBlocks
 from streamiter.numbers import is_number, plain_float, whole_number
-from streamiter.parameter_server.consistency.models import ASP, Consistency
+from streamiter.parameter_server.consistency import ASP, Consistency
 
 DType = Literal["float32", "float64", "int64"]
 

@@ -19,8 +19,7 @@ from streamiter.errors import (
 )
 from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency import model_of
-from streamiter.parameter_server.consistency.models import BSP, ConsistencyModel, Released
+from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, model_of
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.consistency.models import BSP, SSP, Consistency
+from streamiter.parameter_server.consistency import BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64
 from streamiter.parameter_server.psf.function import (
     GetFunction,
@@ -278,7 +278,7 @@ def cache_rules(consistency: Consistency, *, read_my_writes: bool = False) -> Ca
     - SSP(s): a row may lack the adds of others in the last s clocks (Ho et al. 2013). Own adds are applied at once, so
       they show.
 
-    >>> from streamiter.parameter_server.consistency.models import SSP
+    >>> from streamiter.parameter_server.consistency import SSP
     >>> cache_rules(SSP(staleness=2))
     CacheRules(staleness=2, own_adds_show=True)
     """

@@ -26,12 +26,10 @@ from streamiter.errors import (
 )
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
-from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
-from streamiter.parameter_server.client import MAX_CALLS, Client
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, SilenceWatch, WaitingReply
+from streamiter.parameter_server.client import MAX_CALLS, Client, MatrixDirectory
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
-from streamiter.parameter_server.participation import Heartbeats, SilenceWatch
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -46,8 +44,8 @@ from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import SnapshotEvery, clock_in, in_memory, is_state, merged, thawed
 
 if TYPE_CHECKING:
-    from streamiter.parameter_server.transport.ray.hosting import RemoteServer
-    from streamiter.parameter_server.transport.ray.protocol import RayAddress
+    from streamiter.parameter_server.ray.host import RayAddress
+    from streamiter.parameter_server.ray.hosting import RemoteServer
 
 R = TypeVar("R")
 
@@ -105,7 +103,7 @@ class ParameterServer:
             self._hosting = InProcess(count)
         elif on == "ray":
             # Imported only where it is used: the package may be missing.
-            from streamiter.parameter_server.transport.ray.hosting import RayHosting
+            from streamiter.parameter_server.ray.hosting import RayHosting
 
             self._hosting = RayHosting(
                 count,
@@ -220,7 +218,7 @@ class ParameterServer:
 
     def address(self) -> RayAddress:
         """Return the address for ``connect`` in other processes: may be given to tasks and actors of Ray."""
-        from streamiter.parameter_server.transport.ray.hosting import RayHosting
+        from streamiter.parameter_server.ray.hosting import RayHosting
 
         if not isinstance(self._hosting, RayHosting):
             raise ConfigurationError(
@@ -231,7 +229,7 @@ class ParameterServer:
     @staticmethod
     def connect(address: RayAddress, *, clock: Clock | None = None) -> RemoteServer:
         """In another process: return a server whose clients use the shards of this ``address()``."""
-        from streamiter.parameter_server.transport.ray.hosting import RemoteServer
+        from streamiter.parameter_server.ray.hosting import RemoteServer
 
         return RemoteServer(address, clock=clock)
 

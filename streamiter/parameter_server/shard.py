@@ -21,8 +21,7 @@ from streamiter.errors import (
     WorkerHasLeft,
 )
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
-from streamiter.parameter_server.holding import HeldRequest, Holding, NumberedSnapshots
+from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -47,7 +46,7 @@ from streamiter.parameter_server.requests import (
     Unsubscribe,
     UpdateRequest,
 )
-from streamiter.parameter_server.snapshots import thawed
+from streamiter.parameter_server.snapshots import HeldRequest, Holding, NumberedSnapshots, thawed
 from streamiter.parameter_server.subscriptions import Subscriptions
 
 R = TypeVar("R")

@@ -2,21 +2,43 @@
 
 A *state* is plain data, partly in ``Deferred`` pieces that are encoded later. ``merged`` makes one state of the states
 of all shards; a shard takes its own blocks from it, so that a server may go back to the state of one with other shards.
+
+A snapshot of all shards must not contain what a worker sends after its *barrier*. So ``Holding`` holds a worker's later
+requests; when the last worker has passed the barrier, the shard's state is taken and the held requests are applied.
+Two users ask for states at barriers: a flow's checkpoint, and ``SnapshotEvery`` (``NumberedSnapshots``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError
+from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.requests import CreateRequest
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.consistency import ASP, BSP
+from streamiter.parameter_server.matrix_shard import MatrixShard
+from streamiter.parameter_server.requests import (
+    AbandonBarrier,
+    AddPart,
+    AddRequest,
+    ClockRequest,
+    CreateRequest,
+    GetReply,
+    GetRequest,
+    LeaveRequest,
+    PassBarrier,
+    UpdateRequest,
+    copied_add,
+    size_of_adds,
+    summed_adds,
+)
 
 S = TypeVar("S")
 """The state of a shard, or a reference to it."""
@@ -173,3 +195,379 @@ def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
     progress: Mapping[int, int] = clocks["progress"]
     minimum: int = clocks["min_clock"]
     return progress.get(worker, minimum)
+
+
+# Above this size adds and clocks under ASP and SSP wait for the checkpoint, too. The limit is that of buffered adds of
+# one iteration (matrix_shard).
+_HELD_BYTES: Final = 64 << 20
+
+# The memory of a clock that is held: the request, and its place in the queue.
+_CLOCK_BYTES: Final = 128
+
+
+HeldRequest = GetRequest | AddRequest | ClockRequest | UpdateRequest
+"""The requests that may be held and answered later."""
+
+
+_Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, WaitingReply[Any] | None]
+"""A held request, and its reply if its worker waits for it."""
+
+
+@dataclass(slots=True)
+class NumberedSnapshots:
+    """Have a shard take its state at each of the barriers 1, 2, 3, … without being asked (``SnapshotEvery``).
+
+    ``take`` is called with a barrier's number and the shard's state once all workers have passed the barrier.
+    ``completed`` is the last barrier that all workers have passed.
+    """
+
+    take: Callable[[int, Any], None]
+    completed: int = 0
+
+
+# A read looks through so many parts in a few µs.
+_FEW: Final = 64
+
+
+@final
+class SeenAdds:
+    """The held adds of a worker on one matrix, which its reads show; summed up when there are many parts."""
+
+    def __init__(self) -> None:
+        self.parts: list[AddPart] = []
+        self._sum_up_above = _FEW
+
+    def note(self, parts: Iterable[AddPart]) -> None:
+        """Include the parts of one more add; their arrays must not change afterwards."""
+        self.parts.extend(parts)
+        if len(self.parts) > self._sum_up_above:
+            self.parts = summed_adds(self.parts)
+            self._sum_up_above = max(_FEW, 2 * len(self.parts))
+
+
+class HoldingShard(Protocol):
+    """The shard whose requests are held."""
+
+    @property
+    def matrices(self) -> Mapping[str, MatrixShard]:
+        """The shard's parts of the matrices, by name."""
+
+    @property
+    def workers(self) -> Mapping[int, None]:
+        """The workers that take part."""
+
+    def matrix(self, name: str) -> MatrixShard:
+        """Return the shard's part of a matrix; raises UnknownMatrix."""
+
+    def apply(self, request: HeldRequest | LeaveRequest) -> Any:
+        """Handle a request that was held."""
+
+    def freeze(self) -> dict[str, Any]:
+        """Return the shard's state now."""
+
+
+@final
+class Holding:
+    """Holds the requests that workers send behind a barrier.
+
+    A worker is *behind* a barrier from its ``PassBarrier`` until all workers have passed the barrier. Under ASP and
+    SSP, adds and clocks of a worker behind a barrier are acknowledged at once. Its gets are answered from the storage
+    with its own held adds on top, within the bound of SSP, for which held clocks count. Under BSP, and for functions,
+    the worker waits until its request has been applied. A worker may reach its next barrier before other workers have
+    passed this one: the next barrier is held with the other requests. From then on the worker waits on matrices under
+    ASP, where nothing else limits how far the worker runs ahead.
+
+    No worker before its barrier waits for a worker behind it: all workers have reached the same clock, or wait for no
+    clock.
+    """
+
+    def __init__(self, shard: HoldingShard, snapshots: NumberedSnapshots | None) -> None:
+        self._shard = shard
+        self._snapshots = snapshots
+        self._behind: dict[int, int] = {}
+        """By worker: how many incomplete barriers the worker has passed."""
+        self._checkpoint: int | None = None
+        self._held: deque[_Entry] = deque()
+        self._releasing: deque[_Entry] = deque()
+        """The requests that were held for a complete barrier, while they are being applied."""
+        self._is_releasing = False
+        self._held_bytes = 0
+        self._seen: dict[tuple[int, str], SeenAdds] = {}
+        """The held adds, by worker and matrix."""
+        self._clocks: dict[tuple[int, str], int] = {}
+        """The number of held clocks, by worker and matrix."""
+        self._late_errors: dict[int, Exception] = {}
+        """By worker: the first error of requests that were acknowledged before they were applied."""
+        self._taking: dict[int, WaitingReply[Any]] = {}
+        """The replies that wait for the state at a barrier, by checkpoint."""
+        self._abandoned = 0
+        """The last abandoned checkpoint: its barrier may still come, from a worker that was busy."""
+
+    @property
+    def held(self) -> int:
+        """The number of requests that are held now."""
+        return len(self._held)
+
+    def changes(self) -> Iterator[AddRequest | ClockRequest | UpdateRequest | LeaveRequest]:
+        """Return the held requests that change the shard when they are applied, in order."""
+        return (request for request, _ in self._held if not isinstance(request, (GetRequest, PassBarrier)))
+
+    def is_behind(self, worker: int) -> bool:
+        """Return whether the worker is behind a barrier. Raises the error of an acknowledged request, once."""
+        if self._late_errors and (error := self._late_errors.pop(worker, None)) is not None:
+            raise error
+        return worker in self._behind
+
+    # -- barriers --------------------------------------------------------------------------------------
+
+    def pass_barrier(self, request: PassBarrier) -> None:
+        """Note that a worker has passed a barrier.
+
+        A checkpoint's barrier is the one under way or, behind that one, a later one. With ``NumberedSnapshots`` a
+        worker passes its barriers in order; a barrier that it skipped, because it joined behind that barrier, it
+        passes together with its next one.
+        """
+        if self._snapshots is None:
+            self._pass_barrier(request)
+            return
+        first = self._snapshots.completed + self._behind.get(request.worker, 0) + 1
+        for number in range(first, request.checkpoint + 1):
+            self._pass_barrier(PassBarrier(request.worker, number))
+
+    def _pass_barrier(self, request: PassBarrier) -> None:
+        if request.checkpoint <= self._abandoned:
+            return
+        if self._checkpoint is None:
+            self._checkpoint = request.checkpoint
+        passed = self._behind.get(request.worker, 0)
+        if passed and request.checkpoint > self._checkpoint:
+            self._behind[request.worker] = passed + 1
+            self._hold(request, None)
+            return
+        if self._checkpoint != request.checkpoint:
+            raise CheckpointError(
+                f"parameter server: expected the barrier of checkpoint {self._checkpoint}, given that of "
+                f"{request.checkpoint}; each worker passes one barrier after the other"
+            )
+        self._behind[request.worker] = max(passed, 1)
+        self._check()
+
+    def take_state(self, checkpoint: int) -> WaitingReply[Any]:
+        """Return the state of the shard at this barrier, when all workers have passed it; None: it was abandoned.
+
+        The states at several barriers may be asked for, in the order of their numbers.
+        """
+        if self._checkpoint is None or not self._behind:
+            self._checkpoint = checkpoint
+        taking = self._taking[checkpoint] = WaitingReply()
+        self._check()
+        return taking
+
+    def leave(self, request: LeaveRequest, error: StreamiterError) -> bool:
+        """Return whether a worker leaves now; False: it leaves after its held requests, which still count.
+
+        The worker's waiting calls fail.
+        """
+        self._late_errors.pop(request.worker, None)
+        if request.worker not in self._behind:
+            return True
+        for matrix in self._shard.matrices.values():
+            matrix.fail_gets(request.worker, error)
+        for held, waiting in self._held:
+            if held.worker == request.worker and waiting is not None:
+                waiting.fail(error)
+        self._held.append((request, None))
+        return False
+
+    def worker_left(self) -> None:
+        """A worker has left: the barrier may be complete without it."""
+        if not self._shard.workers:
+            self._abandoned = 0  # The next job may number its checkpoints from 1 again.
+        self._check()
+
+    def abandon(self, request: AbandonBarrier) -> None:
+        """A checkpoint is abandoned: apply the held requests."""
+        self._abandoned = max(self._abandoned, request.checkpoint)
+        for checkpoint in [number for number in self._taking if number <= request.checkpoint]:
+            self._taking.pop(checkpoint).succeed(None)
+        if self._checkpoint is not None and self._checkpoint <= request.checkpoint:
+            self._release()
+            self._check()
+
+    def forget(self, error: StreamiterError) -> None:
+        """The shard goes back to a snapshot: drop the held requests; their waiting calls fail with this error."""
+        self.fail(error)
+        self._held_bytes = 0
+        self._behind.clear()
+        self._late_errors.clear()
+        self._checkpoint = None
+
+    def reset(self, error: StreamiterError) -> None:
+        """Clocks go back to 0: drop held clocks, keep acknowledged adds; waiting calls fail with this error."""
+        held = self._take_held()
+        for request, waiting in held:
+            if waiting is not None:
+                waiting.fail(error)
+            elif not isinstance(request, ClockRequest):
+                self._hold(request, None)
+
+    def fail(self, error: StreamiterError) -> None:
+        """Drop the held requests, and take no state; waiting calls fail with this error."""
+        for _, waiting in self._take_held():
+            if waiting is not None:
+                waiting.fail(error)
+        taking, self._taking = self._taking, {}
+        for one in taking.values():
+            one.succeed(None)
+
+    def _check(self) -> None:
+        while not self._is_releasing and self._checkpoint is not None and self._is_complete():
+            if not self._give_state(self._checkpoint):
+                return  # The checkpoint has not asked for the state yet.
+            self._release()
+
+    def _give_state(self, checkpoint: int) -> bool:
+        """Hand the state at a complete barrier over; return whether there is a receiver."""
+        if (snapshots := self._snapshots) is not None:
+            snapshots.completed = checkpoint
+            snapshots.take(checkpoint, self._shard.freeze())
+            return True
+        if (taking := self._taking.pop(checkpoint, None)) is None:
+            return False
+        taking.succeed(self._shard.freeze())
+        return True
+
+    def _is_complete(self) -> bool:
+        return all(worker in self._behind for worker in self._shard.workers)
+
+    def _release(self) -> None:
+        """Apply the held requests, up to the next barrier of each worker."""
+        self._checkpoint = None
+        self._behind.clear()
+        self._held_bytes = 0
+        self._releasing = self._take_held()
+        # A leave among them must not complete the next barrier before the last of them is applied.
+        self._is_releasing = True
+        try:
+            while self._releasing:
+                request, waiting = self._releasing.popleft()
+                if isinstance(request, PassBarrier):
+                    self.pass_barrier(request)
+                elif request.worker not in self._behind:
+                    self._apply(self._shard.apply, request, waiting)
+                elif waiting is None:
+                    self._held_bytes += _size_bytes(request)
+                    self._hold(request, None)
+                else:
+                    self._apply(self._behind_next_barrier, request, waiting)
+        finally:
+            self._is_releasing = False
+        if self._checkpoint is None and self._taking:
+            self._checkpoint = min(self._taking)
+
+    def _behind_next_barrier(self, request: HeldRequest) -> Any:
+        """Handle a request of a worker that waited behind two barriers, and is now behind one."""
+        if isinstance(request, GetRequest):
+            return self.get(request)
+        if isinstance(request, AddRequest):
+            return self.add(request)
+        return self.clock(request) if isinstance(request, ClockRequest) else self.wait(request)
+
+    def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: WaitingReply[Any] | None) -> None:
+        if waiting is not None and waiting.is_settled and isinstance(request, GetRequest):
+            return  # Given up. Adds and clocks are applied all the same, as on the other shards.
+        try:
+            reply = handle(request)
+        except Exception as error:
+            if waiting is None:
+                self._late_errors.setdefault(request.worker, error)
+            else:
+                waiting.fail(error)
+            return
+        if waiting is not None:
+            waiting.follow(reply)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def get(self, request: GetRequest) -> GetReply | WaitingReply[GetReply]:
+        """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
+        matrix = self._shard.matrix(request.matrix)
+        clocks = self._clocks.get((request.worker, request.matrix), 0)
+        if self._has_to_wait(matrix, request.worker) and (
+            clocks or not isinstance(matrix.matrix.consistency, BSP)
+        ):
+            return self.wait(request)
+        return matrix.get(request, self._own_adds, clocks)
+
+    def add(self, request: AddRequest) -> int | GetReply | WaitingReply[Any]:
+        """Hold a copy of an add; under ASP and SSP the worker continues."""
+        matrix = self._shard.matrix(request.matrix)
+        copied = copied_add(request)
+        size_bytes = _size_bytes(copied)
+        # The function's result is known only when the function has run.
+        reads_result = request.get is not None and request.update is not None
+        if (
+            reads_result
+            or self._has_to_wait(matrix, request.worker)
+            or self._held_bytes + size_bytes > _HELD_BYTES
+        ):
+            return self.wait(copied)
+        matrix.model.tracker.check_worker_valid(request.worker)
+        self._held_bytes += size_bytes
+        self._hold(replace(copied, get=None), None)
+        return matrix.model.tracker.get_min_clock() if request.get is None else self.get(request.get)
+
+    def clock(self, request: ClockRequest) -> int | WaitingReply[int]:
+        """Hold a clock; under ASP and SSP the worker continues."""
+        matrix = self._shard.matrix(request.matrix)
+        if self._has_to_wait(matrix, request.worker) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
+            return self.wait(request)
+        matrix.model.tracker.check_worker_valid(request.worker)
+        self._held_bytes += _CLOCK_BYTES
+        self._hold(request, None)
+        return matrix.model.tracker.get_min_clock()
+
+    def wait(self, request: HeldRequest) -> WaitingReply[Any]:
+        """Hold a request, and let the worker wait until the request is applied."""
+        waiting: WaitingReply[Any] = WaitingReply()
+        self._hold(request, waiting)
+        return waiting
+
+    def _has_to_wait(self, matrix: MatrixShard, worker: int) -> bool:
+        """Return whether requests on this matrix are acknowledged only when they are applied."""
+        consistency = matrix.matrix.consistency
+        return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
+
+    def _hold(
+        self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: WaitingReply[Any] | None
+    ) -> None:
+        self._held.append((request, waiting))
+        if isinstance(request, AddRequest):
+            self._seen.setdefault((request.worker, request.matrix), SeenAdds()).note(request.parts)
+        elif isinstance(request, ClockRequest):
+            of_worker = (request.worker, request.matrix)
+            self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
+
+    def _take_held(self) -> deque[_Entry]:
+        held, self._held = self._held, deque()
+        self._seen.clear()
+        self._clocks.clear()
+        return held
+
+    def _own_adds(self, request: GetRequest) -> list[AddPart]:
+        """Return the worker's held adds that a get shows."""
+        if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
+            return []
+        of_worker = (request.worker, request.matrix)
+        seen = self._seen.get(of_worker)
+        own = [] if seen is None else list(seen.parts)
+        for held, _ in self._releasing:
+            if isinstance(held, AddRequest) and (held.worker, held.matrix) == of_worker:
+                own.extend(held.parts)
+        return own
+
+
+def _size_bytes(request: HeldRequest | LeaveRequest) -> int:
+    if isinstance(request, AddRequest):
+        return size_of_adds(request.parts)
+    return _CLOCK_BYTES if isinstance(request, ClockRequest) else 0

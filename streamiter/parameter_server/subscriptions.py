@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, StreamiterError
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
-from streamiter.parameter_server.consistency.models import ASP
+from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import ChangedRows, Changes, NextChanges, RowChange, Unsubscribe
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers

@@ -14,7 +14,7 @@ from streamiter.errors import RowsInDifferentBlocks
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
 from streamiter.parameter_server.calls import Call
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 
 _WORKERS = 3
 _CACHE_BYTES = 1 << 16

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError
-from streamiter.parameter_server.participation import Heartbeats, SilenceWatch
+from streamiter.parameter_server.calls import Heartbeats, SilenceWatch
 from streamiter.testing import VirtualClock
 
 

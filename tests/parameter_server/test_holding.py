@@ -10,7 +10,7 @@ import pytest
 
 from streamiter.errors import CheckpointError, ParameterServerError, ServerReset, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer, psf
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.storage.block import Block

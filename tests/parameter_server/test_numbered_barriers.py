@@ -13,8 +13,7 @@ from support.examples import random_examples
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, SSP, psf
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency.models import Consistency
-from streamiter.parameter_server.holding import NumberedSnapshots
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -31,7 +30,7 @@ from streamiter.parameter_server.requests import (
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.snapshots import thawed
+from streamiter.parameter_server.snapshots import NumberedSnapshots, thawed
 
 EVERY = 2
 

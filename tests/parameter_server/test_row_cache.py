@@ -11,7 +11,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.parameter_server.consistency.models import ASP, BSP, SSP
+from streamiter.parameter_server.consistency import ASP, BSP, SSP
 from streamiter.parameter_server.rows import RowCache, cache_rules
 
 _WIDTHS = {"a": 2, "b": 5}

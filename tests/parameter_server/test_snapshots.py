@@ -14,7 +14,7 @@ from streamiter.errors import ParameterServerError, ServerReset
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 COLUMNS = 3

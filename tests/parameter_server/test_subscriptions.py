@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamiter.errors import OutOfTurn, UnknownMatrix, UnknownWorker, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, Matrix, psf
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AddPart,

@@ -65,7 +65,7 @@ from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwne
 from streamiter.learn.validation import ScoreHistogram, Validate
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer
-from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
+from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.shard import Arrivals
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])

@@ -10,8 +10,12 @@ from restore.case import Case, fed, turns
 from streamiter import Flow, Operator, Stream
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.parameter_server.consistency.models import BulkSynchronousModel, ConsistencyModel
-from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker
+from streamiter.parameter_server.consistency import (
+    BulkSynchronousModel,
+    ConsistencyModel,
+    PendingAdds,
+    ProgressTracker,
+)
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.shard import Arrivals, Shard
 from streamiter.parameter_server.storage.block import DenseBlock

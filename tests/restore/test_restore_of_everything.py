@@ -63,7 +63,7 @@ NO_STATE = {
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "what is asked of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
-    "streamiter.parameter_server.holding.HoldingShard": "asked of the shard, which has a case",
+    "streamiter.parameter_server.snapshots.HoldingShard": "asked of the shard, which has a case",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",

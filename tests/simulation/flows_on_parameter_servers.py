@@ -10,7 +10,7 @@ from streamiter import Flow, Operator
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.testing import Simulation
 
 WORKERS = 3

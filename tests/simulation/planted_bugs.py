@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from streamiter.learn.linear_weights import LinearWeights
-from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.snapshots import Holding
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
 from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.feedback import FeedbackLog

@@ -35,7 +35,7 @@ from streamiter.learn.rows import as_points, blaming_rows, of_good_rows
 from streamiter.numbers import Floats, plain_float
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
 from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.server import ParameterServer

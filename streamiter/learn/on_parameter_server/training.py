@@ -33,7 +33,7 @@ from streamiter.numbers import whole_number
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch

@@ -36,7 +36,7 @@ from streamiter.numbers import Floats
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
-from streamiter.parameter_server.consistency.models import BSP, Consistency
+from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DType
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.records import Batch

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from streamiter.errors import OutOfTurn
-from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, Released
-from streamiter.parameter_server.consistency.models import (
+from streamiter.parameter_server.consistency import (
+    ASP,
+    BSP,
+    SSP,
     BulkSynchronousModel,
+    Consistency,
     ConsistencyModel,
+    PendingAdds,
+    ProgressTracker,
+    Released,
     StaleSynchronousModel,
+    WaitingGets,
 )
-from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker, WaitingGets
 from streamiter.parameter_server.matrix_shard import MatrixShard
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -18,7 +18,7 @@ from streamiter.errors import CheckpointError
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server import BSP, ParameterServer, psf
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.runtime.job import Job
 from streamiter.runtime.statistics import JobStatistics
 

@@ -26,8 +26,9 @@ from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, holding
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.parameter_server import snapshots as holding
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.storage.sparse import FrozenCells
 from streamiter.testing import VirtualClock
 

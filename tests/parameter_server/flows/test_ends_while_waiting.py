@@ -26,7 +26,7 @@ from streamiter.errors import JobFailed, OutOfRange, OutOfTurn, UnknownMatrix
 from streamiter.operators import Output
 from streamiter.operators.source import SourceBatch
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 

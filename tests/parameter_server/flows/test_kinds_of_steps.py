@@ -24,7 +24,7 @@ from streamiter import Flow, IterationListener, Operator, connect, epochs_every
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.testing import VirtualClock
 
 RECORDS = 48

@@ -23,7 +23,7 @@ from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 
 KINDS = [ASP(), BSP(), SSP(staleness=2)]
 

@@ -22,7 +22,7 @@ from streamiter import Flow, Operator, connect
 from streamiter.errors import GraphError, JobFailed
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 
 
 class TellsItsWorker(Operator):

@@ -17,9 +17,9 @@ from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentB
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.ray.connection import importable
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
 from streamiter.parameter_server.storage.block import Block, SparseRow
-from streamiter.parameter_server.transport.ray.protocol import importable
 
 FIXTURES = (Fixture("dense", "float64"), Fixture("sparse", "float64", default=2.5, density=0.3))
 

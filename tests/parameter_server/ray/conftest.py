@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from streamiter.clock import SystemClock
-from streamiter.parameter_server.transport.ray.protocol import RayAddress
+from streamiter.parameter_server.ray.host import RayAddress
 
 # Enough for what tests keep, and little enough for two test processes side by side.
 _OBJECT_STORE_BYTES = 256 << 20
@@ -71,7 +71,7 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_address(ray_cluster: None) -> Iterator[RayAddress]:
     """Two shards for all tests that do not end any; each has matrices of its own."""
-    from streamiter.parameter_server.transport.ray.hosting import RayHosting
+    from streamiter.parameter_server.ray.hosting import RayHosting
 
     hosting = RayHosting(2, name="shared shards", clock=SystemClock())
     yield hosting.address

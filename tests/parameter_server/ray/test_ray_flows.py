@@ -22,7 +22,7 @@ from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed, ShardLost
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 

@@ -12,8 +12,8 @@ from parameter_server.ray.other_process import OtherProcess
 
 from streamiter.errors import ParameterServerError, UnknownWorker
 from streamiter.parameter_server import BSP, SSP, psf
+from streamiter.parameter_server.ray.host import RayAddress
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.parameter_server.transport.ray.protocol import RayAddress
 
 
 def in_another_process(address: RayAddress) -> Any:

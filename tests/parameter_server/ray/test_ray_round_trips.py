@@ -16,8 +16,8 @@ from streamiter.errors import (
     UnknownMatrix,
 )
 from streamiter.parameter_server import SSP, psf
+from streamiter.parameter_server.ray.host import RayAddress
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.parameter_server.transport.ray.protocol import RayAddress
 
 KEYS = 10_000
 REPEAT = 50

@@ -9,7 +9,7 @@ import numpy as np
 from parameter_server.transport.lossy_network import CALM, LossyNetwork, NetworkCarrier, NetworkFaults
 from parameter_server.transport.recording_shard import RecordingShard
 
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -18,15 +18,10 @@ from streamiter.parameter_server.requests import (
     GetPart,
     GetRequest,
     JoinRequest,
+    SessionId,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import (
-    LOST_AFTER_S,
-    RemoteLink,
-    RequestHandler,
-    ShardSessions,
-)
+from streamiter.parameter_server.transport import LOST_AFTER_S, RemoteLink, RequestHandler, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.messages import ClientMessage, GiveUp, SessionControl
-from streamiter.parameter_server.transport.sessions import ShardSessions
+from streamiter.parameter_server.requests import ClientMessage, GiveUp, SessionControl
+from streamiter.parameter_server.transport import ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["CALM", "EVERYTHING", "LossyNetwork", "NetworkCarrier", "NetworkFaults"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, outcome_of
-from streamiter.parameter_server.transport.sessions import RemoteLink, _OpenSession, _SentCall
+from streamiter.parameter_server.requests import ClientMessage, SessionControl, outcome_of
+from streamiter.parameter_server.transport import RemoteLink, _OpenSession, _SentCall
 
 
 def handle_every_message(patch: pytest.MonkeyPatch) -> None:

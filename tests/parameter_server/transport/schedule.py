@@ -17,8 +17,8 @@ from parameter_server.transport.recording_shard import Ask, RecordingShard
 
 from streamiter.errors import OutOfTurn
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
+from streamiter.parameter_server.requests import SessionId
+from streamiter.parameter_server.transport import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Broken", "Schedule", "check_schedule"]

@@ -14,7 +14,6 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import RolledBack
 from streamiter.parameter_server import ASP, psf
 from streamiter.parameter_server.calls import Call, WaitingReply
-from streamiter.parameter_server.holding import NumberedSnapshots
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -23,12 +22,12 @@ from streamiter.parameter_server.requests import (
     CreateRequest,
     JoinRequest,
     PassBarrier,
+    SessionId,
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.snapshots import thawed
-from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions, between_calls
+from streamiter.parameter_server.snapshots import NumberedSnapshots, thawed
+from streamiter.parameter_server.transport import RemoteLink, ShardSessions, between_calls
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 WORKERS = (0, 1, 2)

@@ -13,12 +13,11 @@ from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, N
 
 from streamiter.errors import OutOfRange
 from streamiter.parameter_server import BSP, SSP, Matrix, psf
-from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.models import Consistency
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.client import Client, MatrixDirectory
+from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.requests import SessionId
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
+from streamiter.parameter_server.transport import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 _WORKERS = 3

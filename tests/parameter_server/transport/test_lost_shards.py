@@ -18,9 +18,11 @@ from streamiter.errors import (
 )
 from streamiter.parameter_server import BSP
 from streamiter.parameter_server.requests import (
+    ClientMessage,
     ClockRequest,
+    SessionControl,
+    SessionId,
 )
-from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
 
 
 class Unreachable:

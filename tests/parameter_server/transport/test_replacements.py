@@ -13,8 +13,8 @@ from support.soak import ForEachSeed
 
 from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.messages import ClientMessage
-from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
+from streamiter.parameter_server.requests import ClientMessage
+from streamiter.parameter_server.transport import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 SEEDS = range(50)

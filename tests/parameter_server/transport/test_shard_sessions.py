@@ -10,8 +10,8 @@ from parameter_server.transport.recording_shard import Ask, RecordingShard
 from support.examples import random_examples
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.messages import ClientMessage, SessionId
-from streamiter.parameter_server.transport.sessions import ShardSessions
+from streamiter.parameter_server.requests import ClientMessage, SessionId
+from streamiter.parameter_server.transport import ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 SESSION = SessionId("worker 0")

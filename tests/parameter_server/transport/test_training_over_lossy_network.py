@@ -16,7 +16,7 @@ from support.soak import ForEachSeed
 
 from streamiter.errors import ParameterServerError
 from streamiter.parameter_server import ASP, BSP, SSP
-from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.consistency import Consistency
 
 SEEDS = range(40)
 

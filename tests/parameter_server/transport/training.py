@@ -11,7 +11,7 @@ from parameter_server.transport.lossy_network import LossyNetwork, NetworkCarrie
 from parameter_server.transport.schedule import Broken
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency.models import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -22,10 +22,10 @@ from streamiter.parameter_server.requests import (
     GetReply,
     GetRequest,
     JoinRequest,
+    SessionId,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
+from streamiter.parameter_server.transport import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Training"]

@@ -21,9 +21,20 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ParameterServerError, RolledBack, StreamiterError, WorkerHasLeft
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
-from streamiter.parameter_server.client import MAX_CALLS, Client
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.client import MAX_CALLS, Client, MatrixDirectory
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.ray.connection import ConnectionLink, Connections, ShardConnections, ended
+from streamiter.parameter_server.ray.host import (
+    Describe,
+    GenerationStart,
+    HostProcess,
+    RayAddress,
+    RayCluster,
+    Restore,
+    ShardHost,
+    imported_ray,
+    sendable,
+)
 from streamiter.parameter_server.requests import (
     CreateRequest,
     ForgetRequest,
@@ -33,24 +44,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import ShardStatistics
 from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
-from streamiter.parameter_server.transport.ray.connection import (
-    ConnectionLink,
-    Connections,
-    ShardConnections,
-    ended,
-)
-from streamiter.parameter_server.transport.ray.host import ShardHost
-from streamiter.parameter_server.transport.ray.protocol import (
-    Describe,
-    GenerationStart,
-    HostProcess,
-    RayAddress,
-    RayCluster,
-    Restore,
-    imported_ray,
-    sendable,
-)
-from streamiter.parameter_server.transport.sessions import between_calls
+from streamiter.parameter_server.transport import between_calls
 
 R = TypeVar("R")
 

@@ -10,34 +10,38 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
 from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.matrix_shard import init_functions
+from streamiter.parameter_server.ray.host import GoBack, RayAddress, client_name, imported_ray
 from streamiter.parameter_server.requests import (
+    AddRequest,
+    AggregateRequest,
     Changes,
+    ClientMessage,
     ClockRequest,
+    CreateRequest,
     GetReply,
     JoinRequest,
     NextChanges,
     PassBarrier,
     RaiseRequest,
     Request,
+    SessionControl,
+    SessionId,
+    UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import SnapshotEvery
-from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
-from streamiter.parameter_server.transport.ray.protocol import (
-    GoBack,
-    RayAddress,
-    RayCarrier,
-    client_name,
-    importable,
-)
-from streamiter.parameter_server.transport.sessions import RemoteLink
+from streamiter.parameter_server.transport import RemoteLink
 
 R = TypeVar("R")
+Q = TypeVar("Q", bound=Request[Any])
 
 
 # A worker is alive even if two heartbeats in a row are late by as much again.
@@ -455,3 +459,80 @@ class Connections:
         self._open.clear()
         self._others.clear()
         await ended({task for connection in connections for task in connection.close()})
+
+
+@final
+class RayCarrier:
+    """Carries the messages of one client to one host, with one call of the host for each message.
+
+    Large arrays go through Ray's object store, small ones in the message. If the host's process has died, Ray waits for
+    its next process and sends the message there.
+    """
+
+    def __init__(
+        self,
+        host: Any,
+        *,
+        go_back: Callable[[GoBack], None],
+        gone: Callable[[BaseException], None],
+    ) -> None:
+        self._host = host
+        self._go_back = go_back
+        self._gone = gone
+        self._ray = imported_ray()
+        self._calls: set[asyncio.Task[None]] = set()
+        """No more than a link sends: its window, calls given up, and acknowledgements."""
+
+    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
+        """Call the host with a message. Ray has taken its arrays when this returns."""
+        if not self._ray.is_initialized():  # Otherwise the call would start another Ray.
+            raise ParameterServerError("Ray has been ended in this process")
+        reply = self._host.deliver.remote(message)
+        call = asyncio.get_running_loop().create_task(self._await(reply, answered))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _await(self, reply: Any, answered: Callable[[Any], None]) -> None:
+        try:
+            answer = await reply
+        except self._ray.exceptions.RayError as error:
+            gone = ParameterServerError("the server was closed, or its process is gone")
+            gone.__cause__ = error
+            self._gone(gone)
+            return
+        if isinstance(answer, GoBack):
+            self._go_back(answer)
+        else:
+            answered(answer)
+
+    @property
+    def under_way(self) -> set[asyncio.Task[None]]:
+        """The calls that the host has not answered yet."""
+        return set(self._calls)
+
+
+def importable(request: Q) -> Q:
+    """Return a request whose functions another process can import, by name.
+
+    Raises ConfigurationError for a function that cannot be imported, such as a lambda.
+    """
+    if isinstance(request, (UpdateRequest, AggregateRequest)):
+        function = request.function
+        return request if function is None else replace(request, function=_named(function).without_arrays())
+    if isinstance(request, AddRequest) and request.update is not None:
+        return replace(request, update=importable(request.update))
+    if isinstance(request, CreateRequest):
+        return replace(request, matrix=_matrix(request.matrix))
+    return request
+
+
+def _named(function: Any) -> Any:
+    return function.require_importable()
+
+
+def _matrix(matrix: Matrix) -> Matrix:
+    init = matrix.init
+    if functions := init_functions(matrix):
+        init = [_named(function) for function in functions]
+    on_clock = None if matrix.on_clock is None else _named(matrix.on_clock)
+    return replace(matrix, init=init, on_clock=on_clock)

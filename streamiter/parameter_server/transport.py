@@ -15,24 +15,28 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar, final
 
 from streamiter.clock import Clock
-from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost, WorkerHasLeft
+from streamiter.errors import (
+    ParameterServerError,
+    RolledBack,
+    ServerReset,
+    ShardLost,
+    WorkerHasLeft,
+)
 from streamiter.parameter_server.calls import Call, WaitingReply
 from streamiter.parameter_server.requests import (
     AddRequest,
     AggregateRequest,
+    ClientMessage,
     ClockRequest,
+    Failure,
     GetRequest,
+    GiveUp,
     NextChanges,
     Request,
-    UpdateRequest,
-)
-from streamiter.parameter_server.transport.messages import (
-    ClientMessage,
-    Failure,
-    GiveUp,
     Sendable,
     SessionControl,
     SessionId,
+    UpdateRequest,
     error_of,
     failure_of,
     fill,
