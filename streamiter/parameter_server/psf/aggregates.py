@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import (
+    Checked,
+    ColumnsOrAll,
     ComparedByContent,
     GetFunction,
+    NotNegative,
+    Row,
     aligned,
-    check_columns,
     same_numbers,
-    set_columns,
-    set_not_negative,
-    set_rows,
     without_default,
 )
 from streamiter.parameter_server.storage.block import Block, Columns, Number, Numbers, SparseRow
@@ -35,14 +35,13 @@ _PIECE_COLUMNS = 1 << 16
 _PlainNumber: TypeAlias = int | float | bool
 
 
-class _Reduction(GetFunction):
-    """One number for the rows that ``row_fields`` names, computed piece by piece.
+class _Reduction(Checked, GetFunction):
+    """One number for the rows of its settings, computed piece by piece.
 
     Class keywords: ``piece`` computes the number of some columns, from one array of float64 or int64 for each row;
     ``merge`` computes one number from those of all pieces.
     """
 
-    row_fields: ClassVar[tuple[str, ...]]
     _piece: ClassVar[Callable[..., Number | int]]
     _merge: ClassVar[Callable[..., Number]]
 
@@ -58,19 +57,13 @@ class _Reduction(GetFunction):
         if merge is not None:
             cls._merge = staticmethod(merge)
 
-    def __post_init__(self) -> None:
-        set_rows(self, *self.row_fields)
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return tuple(getattr(self, field) for field in self.row_fields)
-
     def of_columns(self, *values: Numbers) -> Number | int:
         """Return the number of some columns, of which there is at least one."""
         return self._piece(*values)
 
     def partition_get(self, block: Block, part: Any) -> _PlainNumber:
         del part
-        rows = [getattr(self, field) for field in self.row_fields]
+        rows = self.named_rows
         with np.errstate(all="ignore"):
             if not block.is_sparse:
                 return self._over_pieces([block.dense_row(row) for row in rows])
@@ -114,9 +107,7 @@ class _OfOneRow(_Reduction):
     """
 
     matrix: str
-    row: int
-
-    row_fields = ("row",)
+    row: Row
 
 
 class Sum(_OfOneRow, piece=np.sum, merge=np.sum):
@@ -172,10 +163,8 @@ class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum(), merge=np.sum):
     """
 
     matrix: str
-    first: int
-    second: int
-
-    row_fields = ("first", "second")
+    first: Row
+    second: Row
 
 
 @dataclass(frozen=True)
@@ -189,16 +178,10 @@ class Equal(_Reduction, merge=np.all):
     """
 
     matrix: str
-    first: int
-    second: int
-    tolerance: float = 1e-10
+    first: Row
+    second: Row
+    tolerance: NotNegative = 1e-10
     equal_nan: bool = False
-
-    row_fields = ("first", "second")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_not_negative(self, "tolerance")
 
     def of_columns(self, *values: Numbers) -> Number:
         first, second = values
@@ -216,7 +199,7 @@ class Equal(_Reduction, merge=np.all):
 
 
 @dataclass(frozen=True, eq=False)
-class Pull(ComparedByContent, GetFunction):
+class Pull(ComparedByContent, Checked, GetFunction):
     """Return a row, or some of its ``columns`` in the given order: an array of the matrix's dtype.
 
     >>> Pull("w", row=0, columns=[5, 2])
@@ -224,20 +207,8 @@ class Pull(ComparedByContent, GetFunction):
     """
 
     matrix: str
-    row: int
-    columns: npt.ArrayLike | None = None
-
-    def __post_init__(self) -> None:
-        set_rows(self, "row")
-        if self.columns is not None:
-            set_columns(self, "columns")
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (self.row,)
-
-    def check(self, matrix: Matrix) -> None:
-        if self.columns is not None:
-            check_columns(self, matrix, np.asarray(self.columns))
+    row: Row
+    columns: ColumnsOrAll = None
 
     def split(
         self, matrix: Matrix, partitioning: MatrixPartitioning
@@ -298,7 +269,7 @@ _PulledSparse: TypeAlias = tuple[int, int, Columns, Numbers, float]
 
 
 @dataclass(frozen=True)
-class PullSparse(GetFunction):
+class PullSparse(Checked, GetFunction):
     """Return the columns of a row that differ from its default, with their values: a ``SparseRow``.
 
     The default of a dense row is 0.
@@ -308,13 +279,7 @@ class PullSparse(GetFunction):
     """
 
     matrix: str
-    row: int
-
-    def __post_init__(self) -> None:
-        set_rows(self, "row")
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (self.row,)
+    row: Row
 
     def partition_get(self, block: Block, part: Any) -> _PulledSparse:
         del part

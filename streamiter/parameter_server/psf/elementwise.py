@@ -16,15 +16,22 @@ import numpy as np
 from streamiter.errors import ConfigurationError, ParameterServerError
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import (
+    NUMBER,
+    SOURCE,
+    TARGET,
+    ChangedRow,
+    Checked,
+    Number,
+    Row,
+    Target,
     UpdateFunction,
+    UserFunction,
     aligned,
-    check_fits_dtype,
     check_fractions_fit,
+    fields_with,
     importable_name,
     imported,
     same_numbers,
-    set_numbers,
-    set_rows,
     where,
     without_default,
 )
@@ -35,11 +42,12 @@ _ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
 as the results are fractions."""
 
 
-class _Elementwise(UpdateFunction):
+class _Elementwise(Checked, UpdateFunction):
     """A target row becomes a function of source rows and of numbers.
 
-    A derived class is a dataclass; ``source_fields``, ``target_field`` and ``number_fields`` name its fields. Class
-    keywords: ``ufunc`` is called as ``ufunc(*sources, *numbers, out=target)``; ``int64`` is the rule for whole numbers.
+    A derived class is a dataclass; the annotations of its fields say which are source rows, the target row and numbers.
+    Class keywords: ``ufunc`` is called as ``ufunc(*sources, *numbers, out=target)``; ``int64`` is the rule for whole
+    numbers.
 
     Results are those of IEEE arithmetic (log 0 = −inf, √−1 = NaN), without exceptions or warnings. Arithmetic on int64
     is numpy's, and wraps around at 64 bits. A number is first converted to the dtype of the row: a row of float32 stays
@@ -49,9 +57,6 @@ class _Elementwise(UpdateFunction):
     columns. A value that equals the new default is not stored (−0 equals 0 here).
     """
 
-    source_fields: ClassVar[tuple[str, ...]] = ()
-    target_field: ClassVar[str]
-    number_fields: ClassVar[tuple[str, ...]] = ()
     _ufunc: ClassVar[Callable[..., object]]
     _int64: ClassVar[_ForInt64] = "computed"
 
@@ -64,23 +69,16 @@ class _Elementwise(UpdateFunction):
         if int64 is not None:
             cls._int64 = int64
 
-    def __post_init__(self) -> None:
-        set_rows(self, *self.source_fields, self.target_field)
-        set_numbers(self, *self.number_fields)
-
     @property
     def sources(self) -> tuple[int, ...]:
         """The rows that are read."""
-        return tuple(getattr(self, field) for field in self.source_fields)
+        return tuple(getattr(self, field) for field in fields_with(type(self), SOURCE))
 
     @property
     def target(self) -> int:
         """The row that is overwritten."""
-        row: int = getattr(self, self.target_field)
+        row: int = getattr(self, fields_with(type(self), TARGET)[0])
         return row
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (*self.sources, self.target)
 
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
         return (self.target,)
@@ -88,14 +86,14 @@ class _Elementwise(UpdateFunction):
     def check(self, matrix: Matrix) -> None:
         if self._int64 == "refused":
             check_fractions_fit(self, matrix)
-        check_fits_dtype(self, matrix, self.number_fields)
+        super().check(matrix)
 
     def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
         """Write the result for some columns to ``out``, which may be one of the sources."""
         if self._int64 == "copied" and out.dtype.kind == "i":
             np.copyto(out, sources[0])
         else:
-            numbers = [out.dtype.type(getattr(self, field)) for field in self.number_fields]
+            numbers = [out.dtype.type(getattr(self, field)) for field in fields_with(type(self), NUMBER)]
             self._ufunc(*sources, *numbers, out=out)
 
     def partition_update(self, block: Block, part: Any) -> None:
@@ -126,11 +124,8 @@ class _Unary(_Elementwise):
     """
 
     matrix: str
-    source: int
-    to: int
-
-    source_fields = ("source",)
-    target_field = "to"
+    source: Row
+    to: Target
 
 
 def _round(values: Numbers, out: Numbers) -> None:
@@ -198,12 +193,9 @@ class _Binary(_Elementwise):
     """
 
     matrix: str
-    first: int
-    second: int
-    to: int
-
-    source_fields = ("first", "second")
-    target_field = "to"
+    first: Row
+    second: Row
+    to: Target
 
 
 class Add(_Binary, ufunc=np.add):
@@ -242,13 +234,9 @@ class _Scalar(_Elementwise):
     """
 
     matrix: str
-    source: int
-    to: int
-    scalar: float
-
-    source_fields = ("source",)
-    target_field = "to"
-    number_fields = ("scalar",)
+    source: Row
+    to: Target
+    scalar: Number
 
 
 class AddS(_Scalar, ufunc=np.add):
@@ -279,13 +267,9 @@ class Pow(_Elementwise, ufunc=np.power):
     """Row ``to`` = row ``source`` to the power ``exponent``. For int64 the exponent must be whole and not negative."""
 
     matrix: str
-    source: int
-    to: int
-    exponent: float
-
-    source_fields = ("source",)
-    target_field = "to"
-    number_fields = ("exponent",)
+    source: Row
+    to: Target
+    exponent: Number
 
     def check(self, matrix: Matrix) -> None:
         super().check(matrix)
@@ -301,12 +285,8 @@ class Scale(_Elementwise, ufunc=np.multiply):
     """Row = row · ``scalar``. For int64 ``scalar`` must be whole."""
 
     matrix: str
-    row: int
-    scalar: float
-
-    source_fields = ("row",)
-    target_field = "row"
-    number_fields = ("scalar",)
+    row: ChangedRow
+    scalar: Number
 
 
 def _axpy(x: Numbers, y: Numbers, a: Numbers, out: Numbers) -> None:
@@ -322,18 +302,12 @@ class Axpy(_Elementwise, ufunc=_axpy):
     """
 
     matrix: str
-    x: int
-    y: int
-    a: float
-
-    source_fields = ("x", "y")
-    target_field = "y"
-    number_fields = ("a",)
+    x: Row
+    y: ChangedRow
+    a: Number
 
 
 # -- functions of the user -------------------------------------------------------------------------------------
-
-_UserFunction: TypeAlias = Callable[..., Any] | str
 
 
 class _Mapped(_Elementwise):
@@ -346,17 +320,9 @@ class _Mapped(_Elementwise):
     changed.
     """
 
-    function: _UserFunction
+    function: UserFunction
 
-    target_field = "to"
     checks_blocks = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.function) and not isinstance(self.function, str):
-            raise ConfigurationError(
-                f"{self._option}: expected a function or its name as 'module:function', given {self.function!r}"
-            )
 
     @property
     def _option(self) -> str:
@@ -426,11 +392,9 @@ class Map(_Mapped):
     """
 
     matrix: str
-    source: int
-    to: int
-    function: _UserFunction
-
-    source_fields = ("source",)
+    source: Row
+    to: Target
+    function: UserFunction
 
 
 @dataclass(frozen=True)
@@ -442,12 +406,10 @@ class Zip2Map(_Mapped):
     """
 
     matrix: str
-    first: int
-    second: int
-    to: int
-    function: _UserFunction
-
-    source_fields = ("first", "second")
+    first: Row
+    second: Row
+    to: Target
+    function: UserFunction
 
 
 @dataclass(frozen=True)
@@ -455,13 +417,11 @@ class Zip3Map(_Mapped):
     """Row ``to`` = f(x, y, z) of rows ``first``, ``second`` and ``third``."""
 
     matrix: str
-    first: int
-    second: int
-    third: int
-    to: int
-    function: _UserFunction
-
-    source_fields = ("first", "second", "third")
+    first: Row
+    second: Row
+    third: Row
+    to: Target
+    function: UserFunction
 
 
 _TRIED_COLUMNS = 1 << 16

@@ -11,10 +11,11 @@ from __future__ import annotations
 import abc
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import reduce
-from typing import Any, ClassVar, Self
+from dataclasses import fields
+from functools import cache, partial, reduce
+from typing import Annotated, Any, ClassVar, Final, Self, cast, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -170,6 +171,151 @@ def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Ma
 
 # -- settings: made plain and checked where the psf is written -----------------------------------------------
 
+ROW: Final = "row"
+SOURCE: Final = "source"
+TARGET: Final = "target"
+COLUMNS: Final = "columns"
+NUMBER: Final = "number"
+"""Marks of settings in their annotations: a row; a row that is read or overwritten; columns; numbers for the matrix."""
+
+_LARGEST_SEED: Final = 2**64 - 1
+"""The largest number of 64 bits: a seed is one word of the generator's key."""
+
+
+def as_row(option: str, value: object) -> int:
+    """Return a row number; whether the matrix has this row is checked when the psf is used."""
+    return whole_number(option, value, 0, error=OutOfRange)
+
+
+def as_number(option: str, value: object) -> float:
+    """Return a number as a plain int or float; NaN and infinities are allowed."""
+    if not is_number(value) or isinstance(value, bool):
+        raise ConfigurationError(f"{option}: expected a number, given {value!r}")
+    is_whole = isinstance(value, (int, np.integer))
+    if is_whole and math.isinf(plain_float(value)):
+        raise ConfigurationError(
+            f"{option}: expected a number up to 1.8e308, as a float64 holds, given one of "
+            f"{int(value).bit_length():,} bits"
+        )
+    return int(value) if is_whole else float(value)
+
+
+def _as_count(option: str, value: object) -> int:
+    return whole_number(option, value, 1)
+
+
+def _as_finite(option: str, value: object) -> float:
+    number = plain_float(value)
+    if not math.isfinite(number):
+        raise ConfigurationError(f"{option}: expected a finite number, given {value!r}")
+    return number
+
+
+def as_values(option: str, value: npt.ArrayLike) -> Numbers:
+    """Return a read-only copy of an array of numbers."""
+    try:
+        values = np.array(value)
+    except ValueError:
+        values = np.array(value, dtype=object)
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise ConfigurationError(
+            f"{option}: expected a one-dimensional array of numbers, given {_shape(values)}"
+        )
+    values.setflags(write=False)
+    return values
+
+
+def _as_columns(option: str, value: npt.ArrayLike) -> Columns:
+    columns = np.array(value) if np.size(value) else np.empty(0, np.int64)
+    if columns.ndim != 1 or columns.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"{option}: expected a one-dimensional array of whole numbers, given {_shape(columns)}"
+        )
+    columns = columns.astype(np.int64, copy=False)
+    columns.setflags(write=False)
+    return columns
+
+
+def _shape(values: Numbers) -> str:
+    return f"{values.dtype} of shape {values.shape}"
+
+
+def unless_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+    """Return a check that accepts None, too."""
+    return lambda option, value: None if value is None else check(option, value)
+
+
+def _as_function(option: str, value: object) -> object:
+    if callable(value) or isinstance(value, str):
+        return value
+    raise ConfigurationError(
+        f"{option}: expected a function or its name as 'module:function', given {value!r}"
+    )
+
+
+Row = Annotated[int, as_row, ROW, SOURCE]
+Target = Annotated[int, as_row, ROW, TARGET]
+ChangedRow = Annotated[int, as_row, ROW, SOURCE, TARGET]
+RowOrAll = Annotated[int | None, unless_none(as_row), ROW]
+Number = Annotated[float, as_number, NUMBER]
+Finite = Annotated[float, _as_finite]
+NotNegative = Annotated[float, not_negative]
+Positive = Annotated[float, positive]
+AtLeast1 = Annotated[int, _as_count]
+AtLeast1OrNone = Annotated[int | None, unless_none(_as_count)]
+Seed = Annotated[int, partial(whole_number, least=0, most=_LARGEST_SEED)]
+Values = Annotated[npt.ArrayLike, as_values, NUMBER]
+UserFunction = Annotated[Callable[..., Any] | str, _as_function]
+ColumnNumbers = Annotated[npt.ArrayLike, _as_columns, COLUMNS]
+ColumnsOrAll = Annotated[npt.ArrayLike | None, unless_none(_as_columns), COLUMNS]
+
+
+@cache
+def _settings(function: type[PartitionFunction]) -> dict[str, tuple[Any, ...]]:
+    """Return the checks and marks of each setting, from the annotations of a psf."""
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(cast(Any, function))
+    }
+
+
+@cache
+def fields_with(function: type[PartitionFunction], mark: str) -> tuple[str, ...]:
+    """Return the names of the settings with this mark."""
+    return tuple(field for field, marks in _settings(function).items() if mark in marks)
+
+
+def set_checked(function: PartitionFunction, field: str, check: Callable[[str, Any], object]) -> None:
+    """Replace a setting by the result of its check."""
+    value = check(f"psf.{function.name}({field}=)", getattr(function, field))
+    object.__setattr__(function, field, value)
+
+
+class Checked(PartitionFunction):
+    """A psf whose annotations say how its settings are checked, and which of them are rows, columns and numbers."""
+
+    def __post_init__(self) -> None:
+        for field, marks in _settings(type(self)).items():
+            for check in marks:
+                if callable(check):
+                    set_checked(self, field, check)
+
+    @property
+    def named_rows(self) -> tuple[int, ...]:
+        """The rows among its settings."""
+        named = (getattr(self, field) for field in fields_with(type(self), ROW))
+        return tuple(row for row in named if row is not None)
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return self.named_rows
+
+    def check(self, matrix: Matrix) -> None:
+        for field in fields_with(type(self), COLUMNS):
+            if (columns := getattr(self, field)) is not None:
+                _check_columns(self, matrix, columns)
+        for field in fields_with(type(self), NUMBER):
+            _check_fits_dtype(self, matrix, field)
+
 
 class ComparedByContent:
     """A psf with arrays among its settings: two are equal if all numbers are."""
@@ -196,8 +342,7 @@ class ComparedByContent:
         return made
 
 
-_LARGEST_SEED = 2**64 - 1
-"""The largest number of 64 bits: a seed is one word of the generator's key."""
+# -- checks of settings against each other and the matrix ----------------------------------------------------
 
 
 def where(function: PartitionFunction, matrix: Matrix) -> str:
@@ -205,103 +350,14 @@ def where(function: PartitionFunction, matrix: Matrix) -> str:
     return f"psf.{function.name} on matrix {matrix.name!r}"
 
 
-def _set(function: PartitionFunction, field: str, value: object) -> None:
-    object.__setattr__(function, field, value)
-
-
-def _option(function: PartitionFunction, field: str) -> str:
-    return f"psf.{function.name}({field}=)"
-
-
-def set_rows(function: PartitionFunction, *fields: str) -> None:
-    """Make row numbers plain ints; whether the matrix has these rows is checked when the psf is used."""
-    for field in fields:
-        row = whole_number(_option(function, field), getattr(function, field), 0, error=OutOfRange)
-        _set(function, field, row)
-
-
-def set_numbers(function: PartitionFunction, *fields: str) -> None:
-    """Make numbers plain ints or floats; NaN and infinities are allowed."""
-    for field in fields:
-        value = getattr(function, field)
-        if not is_number(value) or isinstance(value, bool):
-            raise ConfigurationError(f"{_option(function, field)}: expected a number, given {value!r}")
-        is_whole = isinstance(value, (int, np.integer))
-        if is_whole and math.isinf(plain_float(value)):
-            raise ConfigurationError(
-                f"{_option(function, field)}: expected a number up to 1.8e308, as a float64 holds, given one of "
-                f"{int(value).bit_length():,} bits"
-            )
-        _set(function, field, int(value) if is_whole else float(value))
-
-
-def set_finite(function: PartitionFunction, *fields: str) -> None:
-    """Make numbers floats; raise ConfigurationError unless they are finite."""
-    for field in fields:
-        value = plain_float(getattr(function, field))
-        if not math.isfinite(value):
-            raise ConfigurationError(
-                f"{_option(function, field)}: expected a finite number, given {getattr(function, field)!r}"
-            )
-        _set(function, field, value)
-
-
-def set_not_negative(function: PartitionFunction, *fields: str) -> None:
-    """Make numbers floats; raise ConfigurationError unless they are finite and 0 or more."""
-    for field in fields:
-        _set(function, field, not_negative(_option(function, field), getattr(function, field)))
-
-
-def set_positive(function: PartitionFunction, *fields: str) -> None:
-    """Make numbers floats; raise ConfigurationError unless they are finite and above 0."""
-    for field in fields:
-        _set(function, field, positive(_option(function, field), getattr(function, field)))
-
-
-def set_seed(function: PartitionFunction, field: str) -> None:
-    """Make a seed a plain int."""
-    seed = whole_number(_option(function, field), getattr(function, field), 0, _LARGEST_SEED)
-    _set(function, field, seed)
-
-
-def set_values(function: PartitionFunction, field: str) -> None:
-    """Replace an array of numbers with a read-only copy."""
-    given = getattr(function, field)
-    try:
-        values = np.array(given)
-    except ValueError:
-        values = np.array(given, dtype=object)
-    if values.ndim != 1 or values.dtype.kind not in "iuf":
+def check_as_many(function: PartitionFunction, columns: str, values: str) -> None:
+    """Raise ConfigurationError unless two settings, the columns and their values, have the same length."""
+    count, expected = len(getattr(function, values)), len(getattr(function, columns))
+    if count != expected:
         raise ConfigurationError(
-            f"{_option(function, field)}: expected a one-dimensional array of numbers, given {_shape(values)}"
+            f"psf.{function.name}: expected as many {values} as {columns}, "
+            f"given {count} {values} and {expected} {columns}"
         )
-    values.setflags(write=False)
-    _set(function, field, values)
-
-
-def set_columns(function: PartitionFunction, field: str, values_field: str | None = None) -> None:
-    """Replace column numbers with a read-only int64 copy; it must be as long as the values of ``values_field``."""
-    given = getattr(function, field)
-    columns = np.array(given) if np.size(given) else np.empty(0, np.int64)
-    if columns.ndim != 1 or columns.dtype.kind not in "iu":
-        raise ConfigurationError(
-            f"{_option(function, field)}: expected a one-dimensional array of whole numbers, given {_shape(columns)}"
-        )
-    if values_field is not None and len(columns) != len(getattr(function, values_field)):
-        raise ConfigurationError(
-            f"psf.{function.name}: expected as many {values_field} as {field}, "
-            f"given {len(getattr(function, values_field))} {values_field} and {len(columns)} {field}"
-        )
-    columns = columns.astype(np.int64, copy=False)
-    columns.setflags(write=False)
-    _set(function, field, columns)
-
-
-def _shape(values: Numbers) -> str:
-    return f"{values.dtype} of shape {values.shape}"
-
-
-# -- checks of settings against the matrix -------------------------------------------------------------------
 
 
 def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
@@ -313,27 +369,23 @@ def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
         )
 
 
-def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterable[str]) -> None:
-    """Raise ParameterServerError if a matrix of whole numbers cannot store the numbers of these settings."""
+def _check_fits_dtype(function: PartitionFunction, matrix: Matrix, field: str) -> None:
+    """Raise ParameterServerError if a matrix of whole numbers cannot store the numbers of a setting."""
     if matrix.dtype != "int64":
         return
-    for field in fields:
-        value = getattr(function, field)
-        if isinstance(value, np.ndarray):
-            if np.can_cast(value.dtype, np.int64):
-                continue
-            given = str(value.dtype)
-        else:
-            # Python compares exactly: 2.0 ** 63 is one too many.
-            numbers = value if isinstance(value, tuple) else (value,)
-            others = [
-                number
-                for number in numbers
-                if not (math.isfinite(number) and number == int(number) and -(2**63) <= number < 2**63)
-            ]
-            if not others:
-                continue
-            given = repr(others[0])
+    value = getattr(function, field)
+    if isinstance(value, np.ndarray):
+        given = None if np.can_cast(value.dtype, np.int64) else str(value.dtype)
+    else:
+        # Python compares exactly: 2.0 ** 63 is one too many.
+        numbers = value if isinstance(value, tuple) else (value,)
+        others = (
+            repr(number)
+            for number in numbers
+            if not (math.isfinite(number) and number == int(number) and -(2**63) <= number < 2**63)
+        )
+        given = next(others, None)
+    if given is not None:
         raise ParameterServerError(
             f"{where(function, matrix)}, {field}=: expected whole numbers of 64 bits, as in the matrix, given {given}"
         )
@@ -349,7 +401,7 @@ def check_width(function: PartitionFunction, matrix: Matrix, field: str) -> None
         )
 
 
-def check_columns(function: PartitionFunction, matrix: Matrix, columns: Columns) -> None:
+def _check_columns(function: PartitionFunction, matrix: Matrix, columns: Columns) -> None:
     """Raise OutOfRange if the matrix does not have one of these columns."""
     outside = (columns < 0) | (columns >= matrix.columns)
     if outside.any():

@@ -27,10 +27,14 @@ from typing import Any, Final, Self
 import numpy as np
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
-from streamiter.numbers import positive, whole_number
+from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import (
+    AtLeast1,
+    AtLeast1OrNone,
+    Checked,
+    Positive,
     UpdateFunction,
     check_fractions_fit,
     importable_name,
@@ -44,18 +48,17 @@ _CHUNK_COLUMNS: Final = 1 << 15
 
 
 @dataclass(frozen=True)
-class OptimizerRows(UpdateFunction):
+class OptimizerRows(Checked, UpdateFunction):
     """A psf on the rows of an optimizer; its methods return the number of each row."""
 
     matrix: str
     optimizer: Optimizer
     _: KW_ONLY
-    weights: int = 1
+    weights: AtLeast1 = 1
 
     def __post_init__(self) -> None:
-        owner = f"psf.{self.name}"
-        checked_optimizer(owner, self.optimizer)
-        object.__setattr__(self, "weights", whole_number(f"{owner}(weights=)", self.weights, 1))
+        checked_optimizer(f"psf.{self.name}", self.optimizer)
+        super().__post_init__()
 
     def require_importable(self) -> Self:
         super().require_importable()
@@ -131,18 +134,12 @@ class Optimize(OptimizerRows):
     """
 
     _: KW_ONLY
-    step: int | None = None
-    scale: float = 1.0
+    step: AtLeast1OrNone = None
+    scale: Positive = 1.0
     sparse: bool = False
 
     checks_blocks = True
     checks_when_run = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step is not None:
-            object.__setattr__(self, "step", whole_number("psf.Optimize(step=)", self.step, 1))
-        object.__setattr__(self, "scale", positive("psf.Optimize(scale=)", self.scale))
 
     def partition_check(self, block: Block, part: Any) -> None:
         if not block.is_sparse:

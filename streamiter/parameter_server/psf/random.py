@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -20,13 +20,14 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import (
+    Checked,
+    Finite,
+    NotNegative,
+    Positive,
+    RowOrAll,
+    Seed,
     UpdateFunction,
     check_fractions_fit,
-    set_finite,
-    set_not_negative,
-    set_positive,
-    set_rows,
-    set_seed,
 )
 from streamiter.parameter_server.storage.block import Block, Numbers
 
@@ -68,30 +69,22 @@ _PIECE = 1 << 16
 """Columns drawn at a time: half a megabyte for each temporary array, which stays in the processor's cache."""
 
 
-class _Random(UpdateFunction):
+class _Random(Checked, UpdateFunction):
     """Random numbers for one row, or for all rows (``row=None``). Not for int64.
 
     A number depends on seed, row and column only. Two calls with the same seed draw the same numbers: give each call
     its own seed. A sparse row stores all columns afterwards.
     """
 
-    row: int | None
-    seed: int
+    row: RowOrAll
+    seed: Seed
     standard: ClassVar[Callable[[int, int, range], npt.NDArray[np.float64]]]
     """Draws numbers of the standard distribution: mean 0 and deviation 1, or from 0 to 1."""
-
-    def __post_init__(self) -> None:
-        if self.row is not None:
-            set_rows(self, "row")
-        set_seed(self, "seed")
 
     @property
     @abc.abstractmethod
     def scale_and_shift(self) -> tuple[float, float]:
         """The factor of the standard numbers, and the summand that is then added."""
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return () if self.row is None else (self.row,)
 
     def check(self, matrix: Matrix) -> None:
         check_fractions_fit(self, matrix)
@@ -123,18 +116,13 @@ class RandomNormal(_Random):
     """
 
     matrix: str
-    row: int | None
-    mean: float
-    std: float
+    row: RowOrAll
+    mean: Finite
+    std: NotNegative
     _: KW_ONLY
-    seed: int
+    seed: Seed
 
     standard = normals
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_finite(self, "mean")
-        set_not_negative(self, "std")
 
     @property
     def scale_and_shift(self) -> tuple[float, float]:
@@ -150,17 +138,16 @@ class RandomUniform(_Random):
     """
 
     matrix: str
-    row: int | None
-    low: float
-    high: float
+    row: RowOrAll
+    low: Finite
+    high: Finite
     _: KW_ONLY
-    seed: int
+    seed: Seed
 
     standard = uniforms
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        set_finite(self, "low", "high")
         if self.low > self.high:
             raise ConfigurationError(
                 f"psf.RandomUniform: expected low ≤ high, given low={self.low!r} and high={self.high!r}"
@@ -174,17 +161,12 @@ class RandomUniform(_Random):
 @dataclass(frozen=True)
 class _Xavier(_Random):
     matrix: str
-    gain: float
-    fan_in: float
-    fan_out: float
+    gain: NotNegative
+    fan_in: Positive
+    fan_out: Positive
     _: KW_ONLY
-    seed: int
-    row: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_not_negative(self, "gain")
-        set_positive(self, "fan_in", "fan_out")
+    seed: Seed
+    row: RowOrAll = None
 
     @property
     def std(self) -> float:
@@ -227,18 +209,13 @@ class KaimingNormal(_Random):
     """
 
     matrix: str
-    gain: float
-    fan_in: float
+    gain: NotNegative
+    fan_in: Positive
     _: KW_ONLY
-    seed: int
-    row: int | None = None
+    seed: Seed
+    row: RowOrAll = None
 
     standard = normals
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_not_negative(self, "gain")
-        set_positive(self, "fan_in")
 
     @property
     def scale_and_shift(self) -> tuple[float, float]:

@@ -9,25 +9,32 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
-from streamiter.numbers import is_number, whole_number
+from streamiter.errors import ConfigurationError, ParameterServerError
+from streamiter.numbers import is_number
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import (
+    NUMBER,
+    ChangedRow,
+    Checked,
+    ColumnNumbers,
+    ColumnsOrAll,
     ComparedByContent,
+    Number,
     UpdateFunction,
-    check_columns,
-    check_fits_dtype,
+    Values,
+    as_number,
+    as_row,
+    as_values,
+    check_as_many,
     check_fractions_fit,
     check_width,
-    set_columns,
-    set_numbers,
-    set_rows,
-    set_values,
+    fields_with,
+    set_checked,
     where,
     without_default,
 )
@@ -36,19 +43,10 @@ from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
 # -- a row and an array ----------------------------------------------------------------------------------------
 
 
-class _OfArrays(ComparedByContent, UpdateFunction):
-    """Row = function of itself and of arrays of the caller; each block receives its part of them."""
+class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
+    """Row = ``ufunc(row, array)``; the array is as wide as the matrix, and each block receives its part of it."""
 
-    row: int
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (self.row,)
-
-
-class _OfWholeRow(_OfArrays):
-    """Row = ``ufunc(row, array)``; the array, ``array_field``, must be as wide as the matrix."""
-
-    array_field: ClassVar[str]
+    row: ChangedRow
     _ufunc: ClassVar[Callable[..., Numbers]]
 
     def __init_subclass__(cls, *, ufunc: Callable[..., Numbers] | None = None) -> None:
@@ -56,13 +54,14 @@ class _OfWholeRow(_OfArrays):
         if ufunc is not None:
             cls._ufunc = staticmethod(ufunc)
 
-    def __post_init__(self) -> None:
-        set_rows(self, "row")
-        set_values(self, self.array_field)
+    @property
+    def array_field(self) -> str:
+        """The name of the setting that is the array."""
+        return fields_with(type(self), NUMBER)[0]
 
     def check(self, matrix: Matrix) -> None:
         check_width(self, matrix, self.array_field)
-        check_fits_dtype(self, matrix, (self.array_field,))
+        super().check(matrix)
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         with np.errstate(over="ignore"):
@@ -97,23 +96,20 @@ class Increment(_OfWholeRow, ufunc=np.add):
     """
 
     matrix: str
-    row: int
-    delta: npt.ArrayLike
-    columns: npt.ArrayLike | None = None
-
-    array_field = "delta"
+    row: ChangedRow
+    delta: Values
+    columns: ColumnsOrAll = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.columns is not None:
-            set_columns(self, "columns", "delta")
+            check_as_many(self, "columns", "delta")
 
     def check(self, matrix: Matrix) -> None:
         if self.columns is None:
             super().check(matrix)
         else:
-            check_columns(self, matrix, np.asarray(self.columns))
-            check_fits_dtype(self, matrix, ("delta",))
+            Checked.check(self, matrix)
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         if self.columns is None:
@@ -156,11 +152,9 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
     """
 
     matrix: str
-    row: int
-    delta: npt.ArrayLike
+    row: ChangedRow
+    delta: Values
     bits: int = 8
-
-    array_field = "delta"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,10 +199,8 @@ class Put(_OfWholeRow, ufunc=_put):
     """Row = ``values``, as many as the matrix has columns."""
 
     matrix: str
-    row: int
-    values: npt.ArrayLike
-
-    array_field = "values"
+    row: ChangedRow
+    values: Values
 
 
 class Push(Put):
@@ -222,10 +214,8 @@ class Push(Put):
 @dataclass(frozen=True, eq=False)
 class _WithOther(_OfWholeRow):
     matrix: str
-    row: int
-    other: npt.ArrayLike
-
-    array_field = "other"
+    row: ChangedRow
+    other: Values
 
 
 class MaxA(_WithOther, ufunc=np.maximum):
@@ -237,7 +227,7 @@ class MinA(_WithOther, ufunc=np.minimum):
 
 
 @dataclass(frozen=True, eq=False)
-class SparsePush(_OfArrays):
+class SparsePush(ComparedByContent, Checked, UpdateFunction):
     """Row = ``values`` in ``columns``, and 0 in all others; a column that is named twice gets the last value.
 
     >>> SparsePush("w", row=0, columns=[3, 7], values=[1.0, 2.0])
@@ -245,18 +235,13 @@ class SparsePush(_OfArrays):
     """
 
     matrix: str
-    row: int
-    columns: npt.ArrayLike
-    values: npt.ArrayLike
+    row: ChangedRow
+    columns: ColumnNumbers
+    values: Values
 
     def __post_init__(self) -> None:
-        set_rows(self, "row")
-        set_values(self, "values")
-        set_columns(self, "columns", "values")
-
-    def check(self, matrix: Matrix) -> None:
-        check_columns(self, matrix, np.asarray(self.columns))
-        check_fits_dtype(self, matrix, ("values",))
+        super().__post_init__()
+        check_as_many(self, "columns", "values")
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
@@ -308,17 +293,19 @@ def _fill_diagonal(block: Block, values: Numbers) -> None:
         block.put(row, np.array([row]), value)
 
 
-class _FillsRows(UpdateFunction):
+def _as_rows(option: str, value: object) -> int | tuple[int, ...]:
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes)):
+        return tuple(as_row(option, row) for row in value)
+    return as_row(option, value)
+
+
+class _FillsRows(Checked, UpdateFunction):
     """Give one row, or several rows in any blocks, a value each."""
 
     row: int | Sequence[int]
 
     def __post_init__(self) -> None:
-        if isinstance(self.row, (Sequence, np.ndarray)) and not isinstance(self.row, (str, bytes)):
-            rows = tuple(whole_number(f"psf.{self.name}(row=)", row, 0, error=OutOfRange) for row in self.row)
-            object.__setattr__(self, "row", rows)
-        else:
-            set_rows(self, "row")
+        set_checked(self, "row", _as_rows)
 
     @abc.abstractmethod
     def _values(self) -> dict[int, float]:
@@ -356,14 +343,14 @@ class Fill(_FillsRows):
 
     matrix: str
     row: int | Sequence[int]
-    value: float | Sequence[float]
+    value: Annotated[float | Sequence[float], NUMBER]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.row, int) or is_number(self.value):
-            set_numbers(self, "value")
+            set_checked(self, "value", as_number)
             return
-        set_values(self, "value")
+        set_checked(self, "value", as_values)
         values = np.asarray(self.value)
         if len(values) != len(self.row):
             raise ConfigurationError(
@@ -371,9 +358,6 @@ class Fill(_FillsRows):
                 f"{len(self.row)} rows"
             )
         object.__setattr__(self, "value", tuple(values.tolist()))
-
-    def check(self, matrix: Matrix) -> None:
-        check_fits_dtype(self, matrix, ("value",))
 
     def _values(self) -> dict[int, float]:
         if isinstance(self.row, int):
@@ -398,17 +382,11 @@ class Reset(_FillsRows):
 
 
 @dataclass(frozen=True)
-class FullFill(UpdateFunction):
+class FullFill(Checked, UpdateFunction):
     """Every number of the matrix = ``value``."""
 
     matrix: str
-    value: float
-
-    def __post_init__(self) -> None:
-        set_numbers(self, "value")
-
-    def check(self, matrix: Matrix) -> None:
-        check_fits_dtype(self, matrix, ("value",))
+    value: Number
 
     def partition_update(self, block: Block, part: Any) -> None:
         del part
@@ -429,14 +407,11 @@ class Eye(UpdateFunction):
 
 
 @dataclass(frozen=True, eq=False)
-class Diag(ComparedByContent, UpdateFunction):
+class Diag(ComparedByContent, Checked, UpdateFunction):
     """The matrix = ``values`` on the diagonal, 0 elsewhere; as many values as rows or columns, whichever are fewer."""
 
     matrix: str
-    values: npt.ArrayLike
-
-    def __post_init__(self) -> None:
-        set_values(self, "values")
+    values: Values
 
     def check(self, matrix: Matrix) -> None:
         given, expected = len(np.asarray(self.values)), min(matrix.rows, matrix.columns)
@@ -445,7 +420,7 @@ class Diag(ComparedByContent, UpdateFunction):
                 f"{where(self, matrix)}, values=: expected {expected} numbers, as the diagonal of {matrix.rows} × "
                 f"{matrix.columns} has, given {given}"
             )
-        check_fits_dtype(self, matrix, ("values",))
+        super().check(matrix)
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         with np.errstate(over="ignore"):
