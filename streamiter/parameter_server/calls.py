@@ -135,6 +135,10 @@ class ShardLink(Protocol):
         """Send a request; return the reply or a WaitingReply. Raises what the shard refuses at once."""
 
 
+OnBack = Callable[[Mapping[str, int]], None]
+"""Is called with a worker's clocks, by matrix, when the shards have gone back to a snapshot by themselves."""
+
+
 @final
 class Call(Generic[T]):
     """A call to several shards: awaiting it gives the result. The shards do what was sent even if no task awaits it.

@@ -1,41 +1,40 @@
 """A worker's client: all calls of a worker to a parameter server.
 
 A call names rows and columns of a matrix. ``rows.MatrixAccess`` splits the call into a request for each shard;
-``Participation`` sends the requests; the client puts the replies together. ``MatrixDirectory`` knows the matrices.
+``Participation`` sends the requests; the client puts the replies together..
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, TypeVar, final
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, final
 
-from streamiter.errors import OutOfTurn, ParameterServerError, UnknownMatrix
+from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import Call, Heartbeats, Participation, ShardLink, WaitingReply
+from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, Participation, ShardLink
 from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
     ArriveRequest,
     ClockRequest,
-    CreateRequest,
-    ForgetRequest,
     GetPart,
     GetReply,
     GetRequest,
     PassBarrier,
     Request,
 )
-from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRead, RowRead
+from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixDirectory, MatrixRead, RowRead
 from streamiter.parameter_server.storage.block import Numbers
 from streamiter.parameter_server.subscriptions import Subscription
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Enough for a call to every shard of a large server at a time. Of calls that do not wait there is never more than one.
 MAX_CALLS: Final = 64
@@ -474,89 +473,95 @@ def _nothing(replies: Sequence[Any]) -> None:
     return None
 
 
-R = TypeVar("R")
+class Server(abc.ABC):
+    """Makes matrices and clients. ``async with`` closes the server at the end."""
 
+    def __init__(self, name: str, directory: MatrixDirectory) -> None:
+        self.name = name
+        self._directory = directory
+        self._clients: dict[int, Client] = {}
+        """The clients of this process that have not left, by worker."""
+        self._is_closed = False
 
-@final
-class MatrixDirectory:
-    """The matrices that are known in this process: shared by a server and its clients."""
+    async def create_matrix(self, name: str, **settings: Any) -> None:
+        """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
 
-    def __init__(
-        self,
-        links: Sequence[ShardLink],
-        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
-    ) -> None:
-        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
-        self._links = links
-        self._look_up = look_up
-        self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
+        Nothing happens if it exists with the same settings. Raises ConfigurationError for wrong settings,
+        ParameterServerError if it exists with other settings, and the errors of a function of ``init``; then no shard
+        has the matrix.
+        """
+        self._check_open()
+        await self._directory.create(Matrix.of(name, settings))
 
-    def names(self) -> list[str]:
-        """Return the names of all matrices, in the order they were made."""
-        return list(self._matrices)
+    def client(
+        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
+    ) -> Client:
+        """Let a worker join, at the minimum clock of each matrix, and return its client.
 
-    def matrix(self, name: str) -> Matrix:
-        """Return the settings of a matrix that is known here."""
-        return self._matrices[name][0]
-
-    async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
-        """Return a matrix and its partitioning; raises UnknownMatrix."""
-        found = self._matrices.get(name)
-        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
-            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
-        if found is None:
-            raise UnknownMatrix(
-                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
-                f"{name!r}; make it first, with create_matrix"
+        Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
+        ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
+        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
+        at a time; further calls wait. Raises ParameterServerError for a worker that takes part already. A client in
+        another process than the server joins with its first call.
+        """
+        self._check_open()
+        worker = whole_number("client(worker=)", worker, 0)
+        if worker in self._clients:
+            raise ParameterServerError(
+                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, or "
+                "let it leave first"
             )
-        return found
+        return self._make_client(
+            worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls
+        )
 
-    async def create(self, matrix: Matrix) -> None:
-        """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
-        if (there := self._matrices.get(matrix.name)) is not None:
-            if (difference := there[0].differs_from(matrix)) is not None:
-                raise ParameterServerError(
-                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
-                    "another name, or the same settings"
-                )
-            return
-        partitioning = MatrixPartitioning(matrix, len(self._links))
-        check_first_values(matrix, partitioning)
-        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
-        await self._make(matrix, [self._links[shard] for shard in holders])
-        self._matrices[matrix.name] = (matrix, partitioning)
+    def _make_client(
+        self,
+        worker: int,
+        *,
+        read_my_writes: bool = False,
+        cache_bytes: int = 0,
+        max_calls: int = MAX_CALLS,
+        heartbeats: Heartbeats | None = None,
+    ) -> Client:
+        """Make a client; without ``heartbeats`` its worker is never silent."""
 
-    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
-        """Make a matrix on all of these shards; if a function of ``init=`` fails on one of them, on none."""
-        replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
-        made: list[ShardLink] = []
-        failure: Exception | None = None
-        for link, reply in zip(holders, replies, strict=True):
-            try:
-                if await reply:
-                    made.append(link)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            for link in made:
-                # A shard that is lost meanwhile has forgotten the matrix. The error says why the matrix failed.
-                with suppress(ParameterServerError):
-                    await _sent(link, ForgetRequest(matrix.name))
-            raise failure
+        def go_back(clocks: Mapping[str, int]) -> None:
+            client.go_back(clocks)
 
+        client = self._clients[worker] = Client(
+            worker,
+            self._links_of(worker, go_back),
+            self._directory,
+            read_my_writes=read_my_writes,
+            cache_bytes=cache_bytes,
+            max_calls=max_calls,
+            heartbeats=heartbeats,
+            on_left=self._client_left,
+        )
+        return client
 
-def _sent(link: ShardLink, request: Request[R]) -> WaitingReply[R]:
-    """Send a request, and return a waiting reply even if the request is refused at once.
+    @abc.abstractmethod
+    def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
+        """Return a worker's links to the shards; ``on_back``: the shards have gone back to a snapshot."""
 
-    So all shards are asked before the first reply is awaited.
-    """
-    reply: WaitingReply[R] = WaitingReply()
-    try:
-        sent = link.send(request)
-    except Exception as error:
-        reply.fail(error)
-        return reply
-    if isinstance(sent, WaitingReply):
-        return sent
-    reply.succeed(sent)
-    return reply
+    def _client_left(self, worker: int) -> None:
+        self._clients.pop(worker, None)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ParameterServerError(
+                f"{self.name}: expected a server that is open, given one that was closed; make a new one"
+            )
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close the server. May be called more than once."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -241,7 +241,7 @@ class MatrixShard:
     def clock(self, request: ClockRequest) -> int:
         """A worker has finished an iteration; return the minimum clock."""
         released = self.model.clock(request.worker, request.observed)
-        self._counts.clocks += 1
+        self._counts.clock_calls += 1
         self._forget_pending(request.worker)
         if released:
             self._release(released)
@@ -431,25 +431,17 @@ class MatrixShard:
 
     def statistics(self) -> MatrixStatistics:
         """Return the statistics of the matrix on this shard."""
-        tracker, counts = self.model.tracker, self._counts
+        tracker = self.model.tracker
         return MatrixStatistics(
             matrix=self.matrix.name,
             consistency=repr(self.matrix.consistency),
             minimum_clock=tracker.get_min_clock(),
             clocks={str(worker): tracker.get_progress(worker) for worker in tracker.workers},
-            gets=counts.gets,
-            adds=counts.adds,
-            clock_calls=counts.clocks,
-            updates=counts.updates,
-            aggregates=counts.aggregates,
-            numbers_read=counts.numbers_read,
-            numbers_added=counts.numbers_added,
-            waits=counts.waits,
             waiting=len(self._waiting),
-            waiting_peak=counts.waiting_peak,
             buffered_adds=sum(1 for _ in self.model.pending_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
+            **asdict(self._counts),
         )
 
 
@@ -477,7 +469,7 @@ class MatrixCounts:
 
     gets: int = 0
     adds: int = 0
-    clocks: int = 0
+    clock_calls: int = 0
     updates: int = 0
     aggregates: int = 0
     numbers_read: int = 0
@@ -499,7 +491,7 @@ class MatrixStatistics:
     """The name of the matrix."""
     consistency: str
     """The consistency as code, such as ``"SSP(staleness=2)"``."""
-    minimum_clock: int
+    minimum_clock: int = field(metadata={"together": min})
     """The clock of the slowest worker; on all shards, the lowest."""
     clocks: dict[str, int]
     """The clock of each worker. The keys are the workers' numbers as text, as JSON requires."""
@@ -507,7 +499,7 @@ class MatrixStatistics:
     """Requests to read, including those of ``add_get``."""
     adds: int
     """Requests to add."""
-    clock_calls: int
+    clock_calls: int = field(metadata={"together": max})
     """The clocks of all workers together; on all shards, the highest."""
     updates: int
     """Runs of functions that change parameters, including ``init`` and ``on_clock``."""
@@ -521,7 +513,7 @@ class MatrixStatistics:
     """Gets that had to wait."""
     waiting: int
     """Gets that wait now."""
-    waiting_peak: int
+    waiting_peak: int = field(metadata={"together": max})
     """The most gets that waited at the same time; on all shards, the highest of one shard."""
     buffered_adds: int
     """Adds that wait for a clock."""

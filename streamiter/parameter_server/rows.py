@@ -1,23 +1,27 @@
-"""Rows at a client: its calls are split into requests, its replies put together, and rows that were read are cached.
+"""Matrices and rows at a client: its calls are split into requests, its replies put together, and rows are cached.
 
-``MatrixAccess`` makes the requests of a call, one for each shard. ``RowCache`` keeps whole rows that were read, as long
-as the matrix's consistency allows a read of older values; ``CachedRows`` says what each call of a client means for it.
+``MatrixDirectory`` knows the matrices. ``MatrixAccess`` makes the requests of a call, one for each shard. ``RowCache``
+keeps whole rows that were read, as long as the matrix's consistency allows a read of older values; ``CachedRows`` says
+what each call of a client means for it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ParameterServerError
+from streamiter.errors import ParameterServerError, UnknownMatrix
 from streamiter.numbers import whole_number
+from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64
+from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.psf.function import (
     GetFunction,
     PartitionFunction,
@@ -28,6 +32,8 @@ from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
     AggregateRequest,
+    CreateRequest,
+    ForgetRequest,
     GetPart,
     GetReply,
     GetRequest,
@@ -36,11 +42,98 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.storage.block import Columns, Numbers
 
+R = TypeVar("R")
+
 FunctionParts = dict[int, list[tuple[int, Any]]]
 """The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
 
 _KINDS_FOR_INTEGERS: Final = "iub"
 _KINDS_FOR_FLOATS: Final = "iubf"
+
+
+@final
+class MatrixDirectory:
+    """The matrices that are known in this process: shared by a server and its clients."""
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
+    ) -> None:
+        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
+        self._links = links
+        self._look_up = look_up
+        self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all matrices, in the order they were made."""
+        return list(self._matrices)
+
+    def matrix(self, name: str) -> Matrix:
+        """Return the settings of a matrix that is known here."""
+        return self._matrices[name][0]
+
+    async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
+        """Return a matrix and its partitioning; raises UnknownMatrix."""
+        found = self._matrices.get(name)
+        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
+            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
+        if found is None:
+            raise UnknownMatrix(
+                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
+                f"{name!r}; make it first, with create_matrix"
+            )
+        return found
+
+    async def create(self, matrix: Matrix) -> None:
+        """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
+        if (there := self._matrices.get(matrix.name)) is not None:
+            if (difference := there[0].differs_from(matrix)) is not None:
+                raise ParameterServerError(
+                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
+                    "another name, or the same settings"
+                )
+            return
+        partitioning = MatrixPartitioning(matrix, len(self._links))
+        check_first_values(matrix, partitioning)
+        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
+        await self._make(matrix, [self._links[shard] for shard in holders])
+        self._matrices[matrix.name] = (matrix, partitioning)
+
+    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
+        """Make a matrix on all of these shards; if a function of ``init=`` fails on one of them, on none."""
+        replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
+        made: list[ShardLink] = []
+        failure: Exception | None = None
+        for link, reply in zip(holders, replies, strict=True):
+            try:
+                if await reply:
+                    made.append(link)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            for link in made:
+                # A shard that is lost meanwhile has forgotten the matrix. The error says why the matrix failed.
+                with suppress(ParameterServerError):
+                    await _sent(link, ForgetRequest(matrix.name))
+            raise failure
+
+
+def _sent(link: ShardLink, request: Request[R]) -> WaitingReply[R]:
+    """Send a request, and return a waiting reply even if the request is refused at once.
+
+    So all shards are asked before the first reply is awaited.
+    """
+    reply: WaitingReply[R] = WaitingReply()
+    try:
+        sent = link.send(request)
+    except Exception as error:
+        reply.fail(error)
+        return reply
+    if isinstance(sent, WaitingReply):
+        return sent
+    reply.succeed(sent)
+    return reply
 
 
 @final

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -26,9 +25,8 @@ from streamiter.errors import (
 )
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
-from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, SilenceWatch, WaitingReply
-from streamiter.parameter_server.client import MAX_CALLS, Client, MatrixDirectory
-from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply
+from streamiter.parameter_server.client import Client, Server
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
@@ -40,6 +38,7 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     TakeState,
 )
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import SnapshotEvery, clock_in, in_memory, is_state, merged, thawed
 
@@ -57,7 +56,7 @@ OWN_CALLS = -1
 
 
 @final
-class ParameterServer:
+class ParameterServer(Server):
     """Matrices of parameters that workers read, add to and clock, under BSP, ASP or SSP.
 
     The columns of each matrix (or its blocks) are divided among ``shards``. ``on="process"``: the shards are in this
@@ -88,7 +87,6 @@ class ParameterServer:
         heartbeat_timeout_s: float | None = None,
         snapshots: SnapshotEvery | None = None,
     ) -> None:
-        self.name = name
         self._clock = clock or SystemClock()
         if snapshots is not None and on != "ray":
             raise ConfigurationError(
@@ -116,16 +114,14 @@ class ParameterServer:
         else:
             raise ConfigurationError(f'{name}, on=: expected "process" or "ray", given {on!r}')
         self._links = self._hosting.links(name)
-        self._directory = MatrixDirectory(self._links)
+        super().__init__(name, MatrixDirectory(self._links))
         self._own = Client(OWN_CALLS, self._links, self._directory, joins=False)
         """The client of the server itself, which is no worker."""
-        self._clients: dict[int, Client] = {}
         self._heartbeats: Heartbeats | None = None
         self._silence: SilenceWatch | None = None
         if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards note the heartbeats.
             self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
             self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
-        self._is_closed = False
         self._flow: str | None = None
         """The flow that uses the server now."""
         self._interrupted: str | None = None
@@ -135,16 +131,6 @@ class ParameterServer:
         """The replies of the shards with their states, by checkpoint."""
 
     # -- matrices --------------------------------------------------------------------------------------
-
-    async def create_matrix(self, name: str, **settings: Any) -> None:
-        """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
-
-        Nothing happens if it exists with the same settings. Raises ConfigurationError for wrong settings,
-        ParameterServerError if it exists with other settings, and the errors of a function of ``init``; then no shard
-        has the matrix.
-        """
-        self._check_open()
-        await self._directory.create(Matrix.of(name, settings))
 
     @property
     def matrices(self) -> list[str]:
@@ -163,49 +149,18 @@ class ParameterServer:
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    def client(
-        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
-    ) -> Client:
-        """Let a worker join, at the minimum clock of each matrix, and return its client.
-
-        Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
-        ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
-        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
-        at a time; further calls wait. Raises ParameterServerError for a worker that takes part already.
-        """
-        self._check_open()
-        worker = whole_number("ParameterServer.client(worker=)", worker, 0)
-        if worker in self._clients:
-            raise ParameterServerError(
-                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, or "
-                "let it leave first"
-            )
-        client = self._make_client(
-            worker,
-            read_my_writes=read_my_writes,
-            cache_bytes=cache_bytes,
-            max_calls=max_calls,
-            heartbeats=self._heartbeats,
-        )
+    def _make_client(self, worker: int, **options: Any) -> Client:
+        client = super()._make_client(worker, heartbeats=self._heartbeats, **options)
         if self._heartbeats is not None and self._silence is not None:
             self._heartbeats.joined(worker)
             self._silence.start()
         return client
 
-    def _make_client(self, worker: int, **options: Any) -> Client:
-        """Make a client; without ``heartbeats`` its worker is never silent."""
-
-        def go_back(clocks: Mapping[str, int]) -> None:
-            client.go_back(clocks)
-
-        links = self._hosting.links(f"worker {worker}", worker, go_back)
-        client = self._clients[worker] = Client(
-            worker, links, self._directory, on_left=self._client_left, **options
-        )
-        return client
+    def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
+        return self._hosting.links(f"worker {worker}", worker, on_back)
 
     def _client_left(self, worker: int) -> None:
-        self._clients.pop(worker, None)
+        super()._client_left(worker)
         if self._heartbeats is not None:
             self._heartbeats.left(worker)
         self._hosting.release(worker)
@@ -320,7 +275,9 @@ class ParameterServer:
             )
         self._flow = flow
         try:
-            clients = [self._make_client(worker, heartbeats=None) for worker in range(workers)]
+            clients = [
+                Server._make_client(self, worker) for worker in range(workers)
+            ]  # None of them is ever silent.
             for client in clients:
                 await client.join()
             # The state is read now: a matrix that is made later takes it over when its store is closed.
@@ -383,20 +340,6 @@ class ParameterServer:
         self._clients.clear()
         await self._hosting.close()
 
-    async def __aenter__(self) -> ParameterServer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ParameterServerError(
-                f"{self.name}: expected a server that is open, given one that was closed; make a new one"
-            )
-
 
 class Hosting(Protocol):
     """Keeps the shards of a server, and makes the links to them."""
@@ -409,7 +352,7 @@ class Hosting(Protocol):
         self,
         client: str,
         worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+        on_back: OnBack = lambda clocks: None,
     ) -> Sequence[ShardLink]:
         """Return a link to each shard, for a client of this name; the shard handles its requests in order.
 
@@ -444,7 +387,7 @@ class InProcess:
         self,
         client: str,
         worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+        on_back: OnBack = lambda clocks: None,
     ) -> Sequence[ShardLink]:
         return self._shards
 
@@ -495,25 +438,12 @@ class ParameterServerStatistics:
                 "with create_matrix"
             )
         slowest = min(parts, key=lambda part: part.minimum_clock)
-        return MatrixStatistics(
-            matrix=name,
-            consistency=slowest.consistency,
-            minimum_clock=slowest.minimum_clock,
-            clocks=slowest.clocks,
-            gets=sum(part.gets for part in parts),
-            adds=sum(part.adds for part in parts),
-            clock_calls=max(part.clock_calls for part in parts),
-            updates=sum(part.updates for part in parts),
-            aggregates=sum(part.aggregates for part in parts),
-            numbers_read=sum(part.numbers_read for part in parts),
-            numbers_added=sum(part.numbers_added for part in parts),
-            waits=sum(part.waits for part in parts),
-            waiting=sum(part.waiting for part in parts),
-            waiting_peak=max(part.waiting_peak for part in parts),
-            buffered_adds=sum(part.buffered_adds for part in parts),
-            blocks=sum(part.blocks for part in parts),
-            size_bytes=sum(part.size_bytes for part in parts),
-        )
+        counts = {
+            field.name: field.metadata.get("together", sum)(getattr(part, field.name) for part in parts)
+            for field in fields(MatrixStatistics)
+            if field.type == "int"
+        }
+        return replace(slowest, **counts)
 
     def _names(self) -> Iterable[str]:
         return dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)

@@ -18,10 +18,11 @@ from streamiter.errors import (
     WorkerHasLeft,
 )
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.client import Client, MatrixDirectory
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import LeaveRequest, RowChange
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
 

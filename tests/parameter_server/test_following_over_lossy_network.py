@@ -12,10 +12,11 @@ from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, N
 
 from streamiter.errors import ShardLost
 from streamiter.parameter_server import ASP, BSP, SSP
-from streamiter.parameter_server.client import Client, MatrixDirectory
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import RowChange, SessionId
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
-from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.calls import OnBack, WaitingReply
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
 from streamiter.parameter_server.ray.host import GoBack, RayAddress, client_name, imported_ray
@@ -95,7 +95,7 @@ class ShardConnections:
         worker: int | None,
         name: str = "",
         incarnation: int = 0,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+        on_back: OnBack = lambda clocks: None,
         on_used: Callable[[], None] = lambda: None,
     ) -> None:
         self._worker = worker
@@ -420,7 +420,7 @@ class Connections:
         self,
         client: str,
         worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+        on_back: OnBack = lambda clocks: None,
     ) -> ShardConnections:
         """Open a connection for a worker, or for a client that is no worker (None)."""
         # The time in ms: a worker in another process that replaces one that has died has a higher incarnation.

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ParameterServerError, RolledBack, StreamiterError, WorkerHasLeft
-from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
-from streamiter.parameter_server.client import MAX_CALLS, Client, MatrixDirectory
+from streamiter.errors import RolledBack, StreamiterError, WorkerHasLeft
+from streamiter.parameter_server.calls import Call, OnBack, ShardLink, WaitingReply
+from streamiter.parameter_server.client import Server
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.ray.connection import ConnectionLink, Connections, ShardConnections, ended
 from streamiter.parameter_server.ray.host import (
@@ -42,6 +40,7 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     TakeState,
 )
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import ShardStatistics
 from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
 from streamiter.parameter_server.transport import between_calls
@@ -103,21 +102,18 @@ class RayHosting:
 
     @property
     def drawn_as(self) -> str:
-        """Where the shards are, for drawings and errors."""
         return "on Ray"
 
     def links(
         self,
         client: str,
         worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+        on_back: OnBack = lambda clocks: None,
     ) -> Sequence[ShardLink]:
-        """Return a link to each shard, for a client of this name; the shard handles its requests in order."""
         links = self._connections.open(client, worker, on_back).links
         return links if worker is not None else [_ServerLink(link, self._supervisor) for link in links]
 
     def release(self, worker: int) -> None:
-        """Close the connection of a worker whose client has left."""
         self._connections.close(worker)
 
     def statistics(self) -> tuple[ShardStatistics, ...]:
@@ -451,52 +447,22 @@ def _workers_of(latest: StartingPoint[Any], present: Sequence[Iterable[int]]) ->
 
 
 @final
-class RemoteServer:
+class RemoteServer(Server):
     """Makes clients in this process for a server of another process: a result of ``ParameterServer.connect``.
 
     ``close`` makes these clients leave; the server itself stays open.
     """
 
     def __init__(self, address: RayAddress, *, clock: Clock | None = None) -> None:
-        self.name = address.name
         self._connections = Connections(address, clock or SystemClock())
-        links = self._connections.open(f"directory {uuid.uuid4().hex}").links
-        self._links = links
-        self._directory = MatrixDirectory(links, look_up=self._look_up)
-        self._clients: dict[int, Client] = {}
+        self._links = self._connections.open(f"directory {uuid.uuid4().hex}").links
+        super().__init__(address.name, MatrixDirectory(self._links, look_up=self._look_up))
 
-    async def create_matrix(self, name: str, **settings: Any) -> None:
-        """Make a matrix; nothing happens if it exists with the same settings."""
-        await self._directory.create(Matrix.of(name, settings))
-
-    def client(
-        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
-    ) -> Client:
-        """Let a worker join, as :meth:`ParameterServer.client` does; its first call waits until it has joined."""
-        worker = whole_number("RemoteServer.client(worker=)", worker, 0)
-        if worker in self._clients:
-            raise ParameterServerError(
-                f"worker {worker}: expected one without a client in this process, given one that has one; use that, "
-                "or let it leave first"
-            )
-
-        def go_back(clocks: Mapping[str, int]) -> None:
-            client.go_back(clocks)
-
-        client = Client(
-            worker,
-            self._connections.open(f"worker {worker}", worker, go_back).links,
-            self._directory,
-            read_my_writes=read_my_writes,
-            cache_bytes=cache_bytes,
-            max_calls=max_calls,
-            on_left=self._client_left,
-        )
-        self._clients[worker] = client
-        return client
+    def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
+        return self._connections.open(f"worker {worker}", worker, on_back).links
 
     def _client_left(self, worker: int) -> None:
-        self._clients.pop(worker, None)
+        super()._client_left(worker)
         self._connections.close(worker)
 
     async def _look_up(self, name: str) -> Matrix | None:
@@ -517,11 +483,3 @@ class RemoteServer:
                         await client.leave("its process has ended")
         finally:
             await self._connections.close_all()
-
-    async def __aenter__(self) -> RemoteServer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -11,7 +11,8 @@ from typing import Any
 from parameter_server.consistency.client_run import turns
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.client import Client, MatrixDirectory
+from streamiter.parameter_server.client import Client
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 
 

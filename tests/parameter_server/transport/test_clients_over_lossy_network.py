@@ -13,9 +13,10 @@ from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, N
 
 from streamiter.errors import OutOfRange
 from streamiter.parameter_server import BSP, SSP, Matrix, psf
-from streamiter.parameter_server.client import Client, MatrixDirectory
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.requests import SessionId
+from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
