@@ -9,9 +9,9 @@ Or with two files of examples in libsvm format, one to learn from and one to jud
 
     python examples/parameter_server/stragglers.py file:train.libsvm file:test.libsvm
 
-It prints a table and draws ``stragglers.png`` (``--picture`` says where; ``.svg`` is possible, too). With ``--hiccups``
-no worker is slow for good, but each of them now and then: that is what bounded staleness is for. With ``--k-means`` the
-workers find clusters in the same rows instead.
+It prints a table and draws ``stragglers.png`` (``--picture`` names another file, also ``.svg``). With ``--hiccups`` all
+workers are slow at times, instead of one worker always: this is the case for bounded staleness. With ``--k-means`` the
+workers find clusters in the same rows. ``--seconds`` is the length of each training, in virtual seconds.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ MINI_BATCH = 200
 MINI_BATCH_S = 0.01
 """What a mini-batch takes, in virtual seconds."""
 TIMES_SLOWER = 5
-SECONDS = 10.0
-"""How long each training lasts."""
 PUBLISH_EVERY = 5
 LOOKED_AT_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 SHOWN = 0.93
@@ -55,8 +53,10 @@ HOW: dict[str, Consistency] = {"BSP": BSP(), "SSP(3)": SSP(staleness=3), "ASP": 
 class Worker(ParameterServerWorker):
     """Takes its time over a mini-batch, and stops when the time is over."""
 
+    seconds = 10.0
+
     async def process(self, mini_batch: Any, out: Any) -> None:
-        if self.context.clock.monotonic_s() < SECONDS:
+        if self.context.clock.monotonic_s() < self.seconds:
             await super().process(mini_batch, out)
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Any:
@@ -108,7 +108,7 @@ def training(flow: Flow, task: Task, how: str, worker: type[Worker], updates: To
         ParameterServer(shards=2),
         consistency=HOW[how],
         batch=MINI_BATCH,
-        epochs=more_than_all_epochs(len(task.train.targets)),
+        epochs=more_than_all_epochs(len(task.train.targets), worker.seconds),
         workers=WORKERS,
         publish_every=PUBLISH_EVERY,
         worker=worker,
@@ -117,9 +117,9 @@ def training(flow: Flow, task: Task, how: str, worker: type[Worker], updates: To
     return trained.losses
 
 
-def more_than_all_epochs(rows: int) -> int:
-    """That anybody gets through in the time there is."""
-    return 1 + math.ceil(SECONDS / MINI_BATCH_S * MINI_BATCH * WORKERS / rows)
+def more_than_all_epochs(rows: int, seconds: float) -> int:
+    """Return more epochs than a worker finishes in this time."""
+    return 1 + math.ceil(seconds / MINI_BATCH_S * MINI_BATCH * WORKERS / rows)
 
 
 async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Result:
@@ -130,15 +130,15 @@ async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Res
     job = await flow.start(clock=clock)
     ended = asyncio.ensure_future(job.wait())
     while not ended.done():
-        await clock.advance(SECONDS / 100)
+        await clock.advance(worker.seconds / 100)
     await ended
     times_s, losses = [], []
     async for update in model_updates(updates, how, follow=False):
-        times_s.append(min((update.created_at_ms - began_ms) / 1000, SECONDS))
+        times_s.append(min((update.created_at_ms - began_ms) / 1000, worker.seconds))
         losses.append(task.loss(update.parameters))
     waited_s = np.bincount([each["worker"] for each in told.items], [each["waited_s"] for each in told.items])
     return Result(
-        epochs_per_s=sum(each["records"] for each in told.items) / len(task.train.targets) / SECONDS,
+        epochs_per_s=sum(each["records"] for each in told.items) / len(task.train.targets) / worker.seconds,
         waited_s=waited_s.tolist(),
         times_s=times_s,
         losses=losses,
@@ -149,19 +149,20 @@ async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Res
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def table(task: Task, results: dict[str, Result], scene: str) -> str:
+def table(task: Task, results: dict[str, Result], scene: str, seconds: float) -> str:
     """A line for each training."""
+    looked_at_s = [at for at in LOOKED_AT_S if at <= seconds]
     lines = [
-        f"{WORKERS} workers, {scene}; {SECONDS:g} virtual seconds",
+        f"{WORKERS} workers, {scene}; {seconds:g} virtual seconds",
         "",
         f"{'':8}{'epochs/s':>9}"
         + "".join(f"{name:>10}" for name in task.judged_by)
         + f"  {'waited (s), by worker':<24}"
-        + "".join(f"{f'loss {at:g} s':>12}" for at in LOOKED_AT_S),
+        + "".join(f"{f'loss {at:g} s':>12}" for at in looked_at_s),
     ]
     for how, result in results.items():
         waits = " ".join(f"{waited:.1f}" for waited in result.waited_s)
-        losses = "".join(f"{np.interp(at, result.times_s, result.losses):>12.4f}" for at in LOOKED_AT_S)
+        losses = "".join(f"{np.interp(at, result.times_s, result.losses):>12.4f}" for at in looked_at_s)
         judged = "".join(f"{figure:>10.4f}" for figure in result.judged)
         lines.append(f"{how:8}{result.epochs_per_s:>9.3f}{judged}  {waits:<24}{losses}")
     return "\n".join(lines)
@@ -185,7 +186,7 @@ async def main(task: Task, worker: type[Worker], to: Path) -> None:
     updates = MemoryBroker().topic("model-updates")
     await updates.create()
     results = {how: await run(task, how, worker, updates) for how in HOW}
-    print(table(task, results, SCENES[worker]))
+    print(table(task, results, SCENES[worker], worker.seconds))
     draw(task, results, to)
 
 
@@ -197,6 +198,12 @@ if __name__ == "__main__":
     )
     parser.add_argument("--k-means", action="store_true", help="clusters, instead of a logistic regression")
     parser.add_argument("--picture", type=Path, default=Path("stragglers.png"))
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Worker.seconds,
+        help="the length of each training, in virtual seconds",
+    )
     given = parser.parse_args()
     if len(given.files) not in (0, 2):
         parser.error(f"expected two topics or none, given {len(given.files)}")
@@ -205,5 +212,6 @@ if __name__ == "__main__":
         if given.files
         else [made_up_examples(20_000, 1), made_up_examples(10_000, 2)]
     )
+    Worker.seconds = given.seconds
     task = (Clustering if given.k_means else LogisticRegression)(*made)
     asyncio.run(main(task, Stumbling if given.hiccups else Worker, given.picture))

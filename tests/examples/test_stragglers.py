@@ -13,11 +13,16 @@ from PIL import Image
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
 PATIENCE_S = 100.0
+SECONDS = 3.0
+"""Long enough for the differences, at a third of the time of the full run, which only a9a needs."""
 ROW = re.compile(
     r"^(?P<how>BSP|SSP\(3\)|ASP) +(?P<epochs>[\d.]+)(?: +(?P<accuracy>0\.\d{4}) +(?P<area>0\.\d{4}))?  "
     r"(?P<waited>[\d.]+ [\d.]+ [\d.]+ [\d.]+) +(?P<losses>[\d. ]+)$",
     re.MULTILINE,
 )
+
+
+MADE_UP = ("file:train.libsvm", "file:test.libsvm", "--seconds", str(SECONDS))
 
 
 def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
@@ -40,19 +45,19 @@ def numbers(text: str) -> list[float]:
 
 def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None:
     """Virtual time makes the table the same everywhere, so that what it shows can be told beforehand."""
-    rows = ran(cwd=tmp_path)
+    rows = ran("--seconds", str(SECONDS), cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}
-    # In 10 s the slow worker makes 200 mini-batches of 200 of 20,000 rows; in step the others as many, else 1,000.
-    assert epochs["BSP"] == pytest.approx(4 * 200 * 200 / 20_000 / 10, rel=0.02)
-    assert epochs["SSP(3)"] == pytest.approx((3 * 204 + 200) * 200 / 20_000 / 10, rel=0.02)
-    assert epochs["ASP"] == pytest.approx((3 * 1_000 + 200) * 200 / 20_000 / 10, rel=0.02)
+    # In 3 s the slow worker finishes 60 mini-batches of 200 of 20,000 rows; under BSP the others as many, else 300.
+    assert epochs["BSP"] == pytest.approx(4 * 60 * 200 / 20_000 / SECONDS, rel=0.02)
+    assert epochs["SSP(3)"] == pytest.approx((3 * 64 + 60) * 200 / 20_000 / SECONDS, rel=0.02)
+    assert epochs["ASP"] == pytest.approx((3 * 300 + 60) * 200 / 20_000 / SECONDS, rel=0.02)
     assert numbers(rows["ASP"]["waited"]) == [0.0] * 4
-    assert numbers(rows["BSP"]["waited"]) == pytest.approx([8.0, 8.0, 8.0, 0.0], abs=0.2)
+    assert numbers(rows["BSP"]["waited"]) == pytest.approx([2.4, 2.4, 2.4, 0.0], abs=0.1)
     losses = {how: numbers(row["losses"]) for how, row in rows.items()}
-    assert [len(each) for each in losses.values()] == [5] * 3
+    assert [len(each) for each in losses.values()] == [3] * 3
     for at in range(3):  # After half a second, one, and two.
         assert losses["ASP"][at] < losses["SSP(3)"][at] < losses["BSP"][at]
-    assert all(float(row["accuracy"]) > 0.85 and float(row["area"]) > 0.93 for row in rows.values())
+    assert all(float(row["accuracy"]) > 0.84 and float(row["area"]) > 0.925 for row in rows.values())
     with Image.open(tmp_path / "stragglers.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (1840, 680))
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20) or []}
@@ -79,10 +84,10 @@ def as_libsvm(row: str) -> str:
 def test_k_means_gets_as_far_with_fewer_rows_the_less_its_workers_wait(tmp_path: Path) -> None:
     """The other algorithm of the parameter server, with the same slow worker."""
     write_made_up_files(tmp_path)
-    rows = ran("file:train.libsvm", "file:test.libsvm", "--k-means", cwd=tmp_path)
+    rows = ran(*MADE_UP, "--k-means", cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}
-    assert epochs["BSP"] == pytest.approx(4 * 200 * 200 / 8_000 / 10, rel=0.02)
-    assert epochs["ASP"] == pytest.approx((3 * 1_000 + 200) * 200 / 8_000 / 10, rel=0.02)
+    assert epochs["BSP"] == pytest.approx(4 * 60 * 200 / 8_000 / SECONDS, rel=0.02)
+    assert epochs["ASP"] == pytest.approx((3 * 300 + 60) * 200 / 8_000 / SECONDS, rel=0.02)
     losses = {how: numbers(row["losses"]) for how, row in rows.items()}
     assert losses["ASP"][0] < losses["BSP"][0]  # After half a second.
     assert losses["BSP"][-1] < losses["BSP"][0]
@@ -102,9 +107,7 @@ def write_made_up_files(folder: Path) -> None:
 def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
     """From files, and with a picture as SVG."""
     write_made_up_files(tmp_path)
-    rows = ran(
-        *("file:train.libsvm", "file:test.libsvm", "--hiccups", "--picture", "hiccups.svg"), cwd=tmp_path
-    )
+    rows = ran(*MADE_UP, "--hiccups", "--picture", "hiccups.svg", cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}
     assert epochs["BSP"] * 1.2 < epochs["SSP(3)"] < epochs["ASP"]
     waited = {how: sum(numbers(row["waited"])) for how, row in rows.items()}
