@@ -28,6 +28,7 @@ from streamiter.parameter_server.requests import (
     Request,
 )
 
+S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -67,15 +68,15 @@ class WaitingReply(Generic[T]):
             if self.on_given_up is not None:
                 self.on_given_up()
 
-    def follow(self, reply: T | WaitingReply[T]) -> None:
-        """Settle with another reply, when that one is settled; to give this one up gives up the other one."""
+    def follow(self, reply: S | WaitingReply[S], change: Callable[[S], T]) -> None:
+        """Settle with the changed result of another reply once that is settled; to give this up gives up the other."""
         if not isinstance(reply, WaitingReply):
-            self.succeed(reply)
+            self.succeed(change(reply))
             return
 
         def settle() -> None:
             try:
-                self.succeed(reply.result())
+                self.succeed(change(reply.result()))
             except BaseException as error:
                 self.fail(error)
 

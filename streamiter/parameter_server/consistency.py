@@ -92,9 +92,10 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         self.tracker = tracker
         self._gets: WaitingGets[G] = WaitingGets()
 
-    @abc.abstractmethod
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
         """Return whether to apply an add now; if not, the model keeps it until a ``Released`` contains it."""
+        self.tracker.check_worker_valid(worker)
+        return True
 
     @abc.abstractmethod
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
@@ -188,13 +189,7 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
 class AsynchronousModel(ConsistencyModel[A, G]):
     """ASP: adds are applied and gets are answered as they arrive; clocks are only counted."""
 
-    def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Return True."""
-        self.tracker.check_worker_valid(worker)
-        return True
-
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Return True."""
         self.tracker.check_worker_valid(worker)
         return True
 
@@ -230,19 +225,15 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         return super().clock(worker, observed)
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
-        """Return the kept adds of one worker, or of all, in order of arrival."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace the kept adds of the worker's current iteration with the result of ``merge``."""
         self._adds.merge(self.tracker.get_progress(worker), worker, merge)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return plain data: the tracker and the kept adds."""
         return {**super().snapshot(), "adds": self._adds.snapshot()}
 
     def restore(self, state: dict[str, Any]) -> list[G]:
-        """Restore a ``snapshot``; return the waiting gets."""
         self._adds.restore(state["adds"])
         return super().restore(state)
 
@@ -281,11 +272,6 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
     def __init__(self, tracker: ProgressTracker, staleness: int) -> None:
         super().__init__(tracker)
         self._staleness = staleness
-
-    def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Return True."""
-        self.tracker.check_worker_valid(worker)
-        return True
 
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
         """Return True unless the worker is more than ``staleness`` clocks ahead; keep the get of such a worker."""

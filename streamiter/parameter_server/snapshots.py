@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeVar, final
+from typing import Any, Final, Generic, Protocol, TypeVar, cast, final
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
+from streamiter.parameter_server.storage.block import FrozenParts
 
 S = TypeVar("S")
 """The state of a shard, or a reference to it."""
@@ -166,28 +167,57 @@ def is_state(given: Any) -> bool:
     )
 
 
+def changed(state: Any, change: Callable[[Any], object]) -> Any:
+    """Return plain data in which ``change`` has replaced each value that is no mapping, list or tuple."""
+    if isinstance(state, Mapping):
+        return {key: changed(value, change) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(changed(value, change) for value in state)
+    return change(state)
+
+
 def thawed(state: Any, plain_data: PlainData) -> Any:
     """Return a state with the decoded frames in place of its ``Deferred`` pieces."""
-    if isinstance(state, Deferred):
-        frames = [plain_data.decode(frame) for frame in state.frames()]
-        state.release()
+
+    def thaw(value: object) -> object:
+        if not isinstance(value, Deferred):
+            return value
+        frames = [plain_data.decode(frame) for frame in value.frames()]
+        value.release()
         return frames
-    if isinstance(state, Mapping):
-        return {key: thawed(value, plain_data) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(thawed(value, plain_data) for value in state)
-    return state
+
+    return changed(state, thaw)
+
+
+def fetched(state: Any) -> Any:
+    """Return a state with its ``Deferred`` pieces encoded, so that it can be sent to another process.
+
+    >>> fetched({"clock": 3})
+    {'clock': 3}
+    """
+
+    def fetch(value: object) -> object:
+        if not isinstance(value, Deferred):
+            return value
+        frames = list(value.frames())
+        value.release()
+        return FrozenParts(frames, bytes, name=value.name)
+
+    return changed(state, fetch)
 
 
 def in_memory(state: Any) -> Any:
-    """Return a state with lists in place of what it would read piece by piece from a store."""
-    if isinstance(state, Mapping):
-        return {key: in_memory(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(in_memory(value) for value in state)
-    if isinstance(state, Iterable) and not isinstance(state, (str, bytes, np.ndarray)):
-        return list(state)
-    return state
+    """Return a state with lists in place of iterators, which would read it piece by piece, and only once.
+
+    >>> in_memory({"content": iter([1, 2])})
+    {'content': [1, 2]}
+    """
+
+    def read(value: object) -> object:
+        is_read = isinstance(value, Iterable) and not isinstance(value, (str, bytes, np.ndarray))
+        return list(cast(Iterable[object], value)) if is_read else value
+
+    return changed(state, read)
 
 
 def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
@@ -485,7 +515,7 @@ class Holding:
                 waiting.fail(error)
             return
         if waiting is not None:
-            waiting.follow(reply)
+            waiting.follow(reply, lambda result: result)
 
     # -- requests --------------------------------------------------------------------------------------
 

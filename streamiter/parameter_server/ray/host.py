@@ -18,12 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar, final
 
-import numpy as np
-
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
-from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError, InternalError, ParameterServerError, ShardLost
+from streamiter.errors import ConfigurationError, ParameterServerError, ShardLost
 from streamiter.parameter_server.calls import WaitingReply, until_settled
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
@@ -40,7 +37,13 @@ from streamiter.parameter_server.requests import (
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard, ShardStatistics
-from streamiter.parameter_server.snapshots import NumberedSnapshots, ShardSnapshot, SnapshotEvery, thawed
+from streamiter.parameter_server.snapshots import (
+    NumberedSnapshots,
+    ShardSnapshot,
+    SnapshotEvery,
+    fetched,
+    thawed,
+)
 from streamiter.parameter_server.transport import RequestHandler, ShardSessions
 
 
@@ -233,62 +236,6 @@ class Restore(Request[None]):
     """Unique for each restore: the request may be sent again after a loss."""
     state: Any
     workers: tuple[int, ...] | None
-
-
-@final
-class FetchedFrames(Deferred):
-    """A ``Deferred`` piece of a shard's state that was encoded on the shard."""
-
-    def __init__(self, name: str, frames: list[bytes]) -> None:
-        self.name = name
-        self._frames = frames[::-1]
-        """In reverse order: the next frame is the last."""
-        self._is_released = False
-
-    def frames(self) -> Iterator[bytes]:
-        left = len(self._frames)
-        while left:
-            if self._is_released:
-                raise InternalError(f"the state of {self.name} was released before all of it was read")
-            yield self._frames.pop()
-            left -= 1
-        self.release()
-
-    def release(self) -> None:
-        self._is_released = True
-        self._frames = []
-
-
-def fetched(state: Any) -> Any:
-    """Return a state with its ``Deferred`` pieces encoded, so that it can be sent to another process.
-
-    >>> fetched({"clock": 3})
-    {'clock': 3}
-    """
-    if isinstance(state, Deferred):
-        frames = FetchedFrames(state.name, list(state.frames()))
-        state.release()
-        return frames
-    if isinstance(state, Mapping):
-        return {key: fetched(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(fetched(value) for value in state)
-    return state
-
-
-def sendable(state: Any) -> Any:
-    """Return a state with lists in place of iterators: several shards read it.
-
-    >>> sendable({"content": iter([1, 2])})
-    {'content': [1, 2]}
-    """
-    if isinstance(state, Mapping):
-        return {key: sendable(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(sendable(value) for value in state)
-    if state is None or isinstance(state, (str, bytes, int, float, np.ndarray, np.generic)):
-        return state
-    return list(state)
 
 
 R = TypeVar("R")
@@ -517,13 +464,6 @@ class _Handler:
         if not isinstance(reply, WaitingReply):
             sendable: R = fetched(reply)
             return sendable
-        sent: WaitingReply[R] = WaitingReply(reply.give_up)
-
-        def settle() -> None:
-            try:
-                sent.succeed(fetched(reply.result()))
-            except BaseException as error:
-                sent.fail(error)
-
-        reply.when_settled(settle)
+        sent: WaitingReply[R] = WaitingReply()
+        sent.follow(reply, fetched)
         return sent

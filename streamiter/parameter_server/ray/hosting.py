@@ -31,7 +31,6 @@ from streamiter.parameter_server.ray.host import (
     Restore,
     ShardHost,
     imported_ray,
-    sendable,
 )
 from streamiter.parameter_server.requests import (
     CreateRequest,
@@ -42,7 +41,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import ShardStatistics
-from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
+from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint, in_memory
 from streamiter.parameter_server.transport import between_calls
 
 R = TypeVar("R")
@@ -190,7 +189,7 @@ class _ServerLink:
             self._supervisor.created.pop(request.matrix, None)
         elif isinstance(request, RestoreState):
             # The request is the same for all shards: the first link makes lists of iterators.
-            request.state = sendable(request.state)
+            request.state = in_memory(request.state)
             restore: Request[Any] = Restore(uuid.uuid4().hex, request.state, request.workers)
             return self._link.send(restore)
         reply = self._link.send(request)

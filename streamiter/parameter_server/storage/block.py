@@ -9,9 +9,10 @@ in frames of about a megabyte.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast, final
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
 from streamiter.parameter_server.matrix import BlockRange, Matrix
+
+P = TypeVar("P")
 
 Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of the dtype of the matrix."""
@@ -171,7 +174,7 @@ class DenseBlock(Block):
         return {
             "shape": block_shape(self),
             "updates": self.updates,
-            "numbers": FrozenNumbers(self._array.reshape(-1), name=self._name, encode=encode),
+            "numbers": frozen_numbers(self._array.reshape(-1), name=self._name, encode=encode),
         }
 
     def restore(self, state: FrozenState) -> None:
@@ -214,19 +217,14 @@ _FRAME_BYTES: Final = 1 << 20
 
 
 @final
-class FrozenNumbers(Deferred):
-    """A copy of a one-dimensional array, made at once and encoded later; a frame is a part of it.
+class FrozenParts(Deferred, Generic[P]):
+    """Parts of a state that are encoded later, one for each frame. The memory of a part is freed once it is encoded."""
 
-    The copy is made in parts, so its memory is freed part by part while they are written.
-    """
-
-    def __init__(self, array: Numbers, *, name: str, encode: Encode) -> None:
+    def __init__(self, parts: list[P], encode: Callable[[P], bytes], *, name: str) -> None:
         self.name = name
         self._encode = encode
         self._is_released = False
-        length = max(1, _FRAME_BYTES // array.itemsize)
-        self._parts = [array[begin : begin + length].copy() for begin in range(0, len(array), length)]
-        self._parts.reverse()
+        self._parts = parts[::-1]
         """The next part is the last element."""
 
     def frames(self) -> Iterator[bytes]:
@@ -234,14 +232,20 @@ class FrozenNumbers(Deferred):
         while left:
             if self._is_released:
                 raise InternalError(f"the state of {self.name} was released before all of it was read")
-            part = self._parts.pop()
-            yield self._encode(part, name=f"state of {self.name}")
+            yield self._encode(self._parts.pop())
             left -= 1
         self.release()
 
     def release(self) -> None:
         self._is_released = True
         self._parts = []
+
+
+def frozen_numbers(array: Numbers, *, name: str, encode: Encode) -> FrozenParts[Numbers]:
+    """Return a copy of a one-dimensional array in parts, made at once and encoded later."""
+    length = max(1, _FRAME_BYTES // array.itemsize)
+    parts = [array[begin : begin + length].copy() for begin in range(0, len(array), length)]
+    return FrozenParts(parts, partial(encode, name=f"state of {name}"), name=name)
 
 
 def _fill_from_frames(array: Numbers, frames: Iterable[object], *, name: str) -> None:
