@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar, cast, final
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import RolledBack, WorkerHasLeft
@@ -120,7 +120,7 @@ class WaitingReply(Generic[T]):
         return self.result()
 
 
-async def until_settled(waiting: WaitingReply[Any]) -> None:
+async def until_settled(waiting: AnyReply) -> None:
     """Return once the reply is settled. Cancellation does not give the reply up, because others wait for it, too."""
     if waiting.is_settled:
         return
@@ -135,6 +135,12 @@ class ShardLink(Protocol):
     def send(self, request: Request[R]) -> R | WaitingReply[R]:
         """Send a request; return the reply or a WaitingReply. Raises what the shard refuses at once."""
 
+
+AnyReply: TypeAlias = WaitingReply[Any]
+"""A reply of any type."""
+
+Replies: TypeAlias = Sequence[Any]
+"""The replies of several shards to one call, each of the type that its request has."""
 
 OnBack = Callable[[Mapping[str, int]], None]
 """Is called with a worker's clocks, by matrix, when the shards have gone back to a snapshot by themselves."""
@@ -151,9 +157,7 @@ class Call(Generic[T]):
 
     __slots__ = ("_finish", "_replies", "_result")
 
-    def __init__(
-        self, replies: Sequence[Any | WaitingReply[Any]], finish: Callable[[Sequence[Any]], T]
-    ) -> None:
+    def __init__(self, replies: Replies, finish: Callable[[Replies], T]) -> None:
         self._replies = replies
         self._finish = finish
         self._result: list[T] = []
@@ -434,10 +438,10 @@ class Participation:
             self.release()
 
     def send(
-        self, requests: Sequence[tuple[int, Request[Any]]], finish: Callable[[Sequence[Any]], T]
+        self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]
     ) -> Call[T]:
         """Send one request to each of several shards; the call keeps its room until all have replied."""
-        replies: list[Any] = []
+        replies: list[object] = []
         failure: BaseException | None = None
         for shard, request in requests:
             try:
@@ -457,14 +461,14 @@ class Participation:
         self._release_when_settled(waiting)
         return Call(replies, finish)
 
-    def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+    def wait_alive(self, waiting: Sequence[AnyReply]) -> None:
         """Note that the worker is alive while it waits for these replies."""
         if (heartbeats := self._heartbeats) is not None:
             for one in waiting:
                 heartbeats.wait_begins(self.worker)
                 one.when_settled(lambda: heartbeats.wait_ends(self.worker))
 
-    def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+    def _release_when_settled(self, waiting: Sequence[AnyReply]) -> None:
         rest = len(waiting)
         if not rest:
             self.release()

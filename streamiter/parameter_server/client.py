@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
+import numpy.typing as npt
+
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, Participation, ShardLink
+from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, Participation, Replies, ShardLink
 from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
+from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
@@ -148,7 +150,12 @@ class Client:
     # -- reading ---------------------------------------------------------------------------------------
 
     async def get(
-        self, matrix: str, *, row: int | None = None, rows: Sequence[int] | None = None, columns: Any = None
+        self,
+        matrix: str,
+        *,
+        row: int | None = None,
+        rows: Sequence[int] | None = None,
+        columns: npt.ArrayLike | None = None,
     ) -> Numbers:
         """Read values: an array of (columns,), or of (rows, columns) for ``rows``. Waits as the consistency says.
 
@@ -173,7 +180,12 @@ class Client:
         return values
 
     async def start_get(
-        self, matrix: str, *, row: int | None = None, rows: Sequence[int] | None = None, columns: Any = None
+        self,
+        matrix: str,
+        *,
+        row: int | None = None,
+        rows: Sequence[int] | None = None,
+        columns: npt.ArrayLike | None = None,
     ) -> Call[Numbers]:
         """Begin to read, and return a handle; ``await handle`` gives the result of ``get``, also more than once.
 
@@ -215,8 +227,8 @@ class Client:
         *,
         row: int | None = None,
         rows: Sequence[int] | None = None,
-        columns: Any = None,
-        values: Any,
+        columns: npt.ArrayLike | None = None,
+        values: npt.ArrayLike,
         update: UpdateFunction | None = None,
     ) -> None:
         """Add values; for a column that is named twice, both values count. Under BSP they are applied at the clock.
@@ -247,8 +259,8 @@ class Client:
         *,
         row: int | None = None,
         rows: Sequence[int] | None = None,
-        columns: Any = None,
-        values: Any,
+        columns: npt.ArrayLike | None = None,
+        values: npt.ArrayLike,
         update: UpdateFunction | None = None,
     ) -> Call[None]:
         """Begin to add, and return a handle. ``values`` must not change before the handle is done.
@@ -265,8 +277,8 @@ class Client:
         *,
         row: int | None = None,
         rows: Sequence[int] | None = None,
-        columns: Any = None,
-        values: Any,
+        columns: npt.ArrayLike | None = None,
+        values: npt.ArrayLike,
         update: UpdateFunction | None = None,
     ) -> Numbers:
         """Add values, then read the same columns, in one step on each shard.
@@ -285,7 +297,7 @@ class Client:
                     matrix, self.worker, access.observed, reading.parts[shard], self._read_my_writes
                 )
 
-        def finish(replies: Sequence[Any]) -> Numbers:
+        def finish(replies: Replies) -> Numbers:
             for (shard, request), reply in zip(requests, replies, strict=True):
                 if request.get is not None:
                     reading.take(shard, reply)
@@ -354,14 +366,14 @@ class Client:
         await (await self._send(access.update_requests(function, parts), _nothing))
 
     async def _check_blocks(
-        self, access: MatrixAccess, function: UpdateFunction, parts: dict[int, list[tuple[int, Any]]]
+        self, access: MatrixAccess, function: UpdateFunction, parts: dict[int, list[tuple[int, Part]]]
     ) -> None:
         if function.checks_blocks:
             asked = access.update_requests(function, parts, only_check=True)
-            replies: list[list[Any]] = await (await self._send(asked, list))
+            replies: list[list[Result]] = await (await self._send(asked, list))
             function.check_together([check for reply in replies for check in reply])
 
-    async def aggregate(self, function: GetFunction) -> Any:
+    async def aggregate(self, function: GetFunction) -> Result:
         """Run a psf that computes a result from parameters, on the shards; return the result. It waits for no clock.
 
         Raises OutOfRange, RowsInDifferentBlocks, ParameterServerError.
@@ -370,7 +382,7 @@ class Client:
         access = self._matrices.get(function.matrix) or await self._find(function.matrix)
         parts = access.function_parts(function)
 
-        def finish(replies: Sequence[list[Any]]) -> Any:
+        def finish(replies: Sequence[list[Result]]) -> Result:
             by_block = {
                 block: result
                 for of_shard, reply in zip(parts.values(), replies, strict=True)
@@ -380,7 +392,7 @@ class Client:
 
         return await (await self._send(access.aggregate_requests(function, parts), finish))
 
-    def _check_function(self, function: Any, kind: type, call: str) -> None:
+    def _check_function(self, function: object, kind: type, call: str) -> None:
         if not isinstance(function, kind):
             made = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
             raise ParameterServerError(
@@ -456,7 +468,7 @@ class Client:
     # -- inside ----------------------------------------------------------------------------------------
 
     async def _send(
-        self, requests: Sequence[tuple[int, Request[Any]]], finish: Callable[[Sequence[Any]], T]
+        self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]
     ) -> Call[T]:
         """Begin a call, show its writes to the cache, and send its requests."""
         await self._part.begin()
@@ -469,7 +481,7 @@ class Client:
             raise
 
 
-def _nothing(replies: Sequence[Any]) -> None:
+def _nothing(replies: Replies) -> None:
     return None
 
 

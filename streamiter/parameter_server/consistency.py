@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
 from streamiter.numbers import whole_number
@@ -76,6 +76,14 @@ class Released(Generic[A, G]):
     """Adds that waited for this clock, in order of arrival."""
     gets: list[G] = field(default_factory=list)
     """Gets that waited for this clock, in order of arrival."""
+
+
+class ModelState(TypedDict, Generic[A]):
+    """The state of a model; waiting gets are not part of it."""
+
+    tracker: TrackerState
+    adds: NotRequired[Sequence[tuple[int, int, A]]]
+    """The kept adds: clock, worker, add."""
 
 
 class ConsistencyModel(abc.ABC, Generic[A, G]):
@@ -161,11 +169,11 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         """The count of waiting gets."""
         return len(self._gets)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> ModelState[A]:
         """Return plain data: the tracker and the kept adds. Waiting gets are not part of the state."""
         return {"tracker": self.tracker.snapshot()}
 
-    def restore(self, state: dict[str, Any]) -> list[G]:
+    def restore(self, state: ModelState[A]) -> list[G]:
         """Restore a ``snapshot``; drop the adds kept until now, and return the waiting gets for the caller to fail."""
         self.tracker.restore(state["tracker"])
         return self._gets.clear()
@@ -230,10 +238,10 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         self._adds.merge(self.tracker.get_progress(worker), worker, merge)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> ModelState[A]:
         return {**super().snapshot(), "adds": self._adds.snapshot()}
 
-    def restore(self, state: dict[str, Any]) -> list[G]:
+    def restore(self, state: ModelState[A]) -> list[G]:
         self._adds.restore(state["adds"])
         return super().restore(state)
 
@@ -306,6 +314,16 @@ def model_of(
 
 _WORKERS_NAMED = 5
 """The most workers that an error lists; there may be thousands."""
+
+
+class TrackerState(TypedDict):
+    """The state of a ``ProgressTracker``."""
+
+    progress: dict[int, int]
+    """The clock of each worker."""
+    min_clock: int
+    highest: int
+    """The highest clock of any worker so far."""
 
 
 @final
@@ -430,7 +448,7 @@ class ProgressTracker:
         self._min_clock = self._highest
         return self._min_clock
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> TrackerState:
         """Return plain data for :meth:`restore`."""
         return {
             "progress": dict(self._progress),
@@ -438,7 +456,7 @@ class ProgressTracker:
             "highest": self._highest,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: TrackerState) -> None:
         """Restore a :meth:`snapshot`."""
         self._set_clocks(state["progress"], state["min_clock"])
         self._highest = state["highest"]
@@ -557,7 +575,7 @@ class PendingAdds(Generic[A]):
         entries.sort(key=_arrival)
         return [(clock, worker, request) for _, clock, worker, request in entries]
 
-    def restore(self, state: Sequence[Any]) -> None:
+    def restore(self, state: Iterable[tuple[int, int, A]]) -> None:
         """Restore a :meth:`snapshot`."""
         self._by_clock.clear()
         for clock, worker, request in state:

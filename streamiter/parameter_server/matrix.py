@@ -184,19 +184,19 @@ class MatrixPartitioning:
         self._first_bounds: list[int] = self._bounds[:_BLOCKS_BY_MASK].tolist()
         self._number_dtype = np.min_scalar_type(across)
 
-    def checked_row(self, row: Any) -> int:
+    def checked_row(self, row: object) -> int:
         """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix."""
         if type(row) is int and 0 <= row < self._matrix.rows:
             return row
         return checked_row(row, self._matrix)
 
-    def checked_rows(self, rows: Any) -> list[int]:
+    def checked_rows(self, rows: object) -> list[int]:
         """Return several rows, in the given order. Raises OutOfRange for a value that is not a list of rows."""
         if isinstance(rows, str) or not isinstance(rows, Iterable):
             raise OutOfRange(f"matrix {self._matrix.name!r}, rows: expected a list of rows, given {rows!r}")
         return [self.checked_row(row) for row in rows]
 
-    def checked_columns(self, columns: Any) -> npt.NDArray[np.int64]:
+    def checked_columns(self, columns: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
 
         Raises OutOfRange for values that are not columns of the matrix.
@@ -309,7 +309,7 @@ _INT64: Final = np.dtype(np.int64)
 _UINT64: Final = np.dtype(np.uint64)
 
 
-def checked_row(row: Any, matrix: Matrix) -> int:
+def checked_row(row: object, matrix: Matrix) -> int:
     """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix.
 
     >>> checked_row(3, Matrix("w", rows=3, columns=10))
@@ -324,7 +324,7 @@ def checked_row(row: Any, matrix: Matrix) -> int:
     )
 
 
-def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
+def checked_columns(columns: npt.ArrayLike, matrix: Matrix) -> npt.NDArray[np.int64]:
     """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
 
     Raises OutOfRange for values that are not columns of the matrix; the error names the first one.
@@ -347,7 +347,7 @@ def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
     return array
 
 
-def _integers(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
+def _integers(columns: npt.ArrayLike, matrix: Matrix) -> npt.NDArray[np.int64]:
     where = f"matrix {matrix.name!r}, columns: expected a one-dimensional array of whole numbers"
     try:
         array = np.asarray(columns)
@@ -377,7 +377,7 @@ def _missing_column(columns: npt.NDArray[Any], matrix: Matrix) -> OutOfRange:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     shown = repr(value.item() if isinstance(value, np.generic) else value)
     return shown if len(shown) <= 100 else f"{shown[:100]}…"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, model_of
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, fits_int64
-from streamiter.parameter_server.psf.function import PartitionFunction, UpdateFunction, check_function
+from streamiter.parameter_server.psf.function import PartitionFunction, Result, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
@@ -29,6 +29,7 @@ from streamiter.parameter_server.requests import (
     ClockRequest,
     GetReply,
     GetRequest,
+    MatrixState,
     UpdateRequest,
     add_pending,
     copied_add,
@@ -157,7 +158,7 @@ class MatrixShard:
             self._overlay(request, values, own)
         return GetReply(values, self.model.tracker.get_min_clock())
 
-    def _overlay(self, request: GetRequest, values: Sequence[Any], own: Iterable[AddPart]) -> None:
+    def _overlay(self, request: GetRequest, values: Sequence[Numbers], own: Iterable[AddPart]) -> None:
         pending = list(own)
         if request.with_own:
             for add in self.model.pending_adds(request.worker):
@@ -279,7 +280,7 @@ class MatrixShard:
 
     # -- functions -------------------------------------------------------------------------------------
 
-    def update(self, request: UpdateRequest) -> list[Any] | None:
+    def update(self, request: UpdateRequest) -> list[Result] | None:
         """Run an update function on these blocks; or only check it, and return the results of the blocks' checks."""
         self._check_worker(request.worker)
         if request.only_check:
@@ -307,7 +308,7 @@ class MatrixShard:
             if self.followed is not None:
                 self.followed.changed(block, function.changed_rows(self.matrix, self.blocks[block]))
 
-    def aggregate(self, request: AggregateRequest) -> list[Any]:
+    def aggregate(self, request: AggregateRequest) -> list[Result]:
         """Run a get function on these blocks, and return their results."""
         self._check_worker(request.worker)
         assert request.function is not None
@@ -378,7 +379,7 @@ class MatrixShard:
 
     # -- state -----------------------------------------------------------------------------------------
 
-    def freeze(self, encode: Encode) -> dict[str, Any]:
+    def freeze(self, encode: Encode) -> MatrixState:
         """Return the state of blocks and clocks. Waiting gets are not part of it: their workers ask again."""
         model = self.model.snapshot()
         return {
@@ -390,11 +391,11 @@ class MatrixShard:
             ],
         }
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: MatrixState) -> None:
         """Raise an error if this matrix cannot take over a state of all shards."""
         check_state(self.matrix, self.blocks.values(), state)
 
-    def restore(self, state: Mapping[str, Any], workers: Iterable[int] | None = None) -> None:
+    def restore(self, state: MatrixState, workers: Iterable[int] | None = None) -> None:
         """Take over the merged results of ``freeze`` of all shards: the blocks that are stored here, and all clocks.
 
         ``workers`` take part from now on; None: the workers of the state. The clock of a worker that is not in the

@@ -9,22 +9,24 @@ from __future__ import annotations
 import asyncio
 import enum
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
 from streamiter import errors
+from streamiter.deferred import PlainValue
 from streamiter.errors import ParameterServerError, RolledBack, StreamiterError
+from streamiter.parameter_server.consistency import TrackerState
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
-from streamiter.parameter_server.storage.block import Columns, Numbers
+from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
+from streamiter.parameter_server.storage.block import BlocksState, Columns, Numbers
 
 # -- reading and adding --------------------------------------------------------------------------------------
 
 
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 
 class GetPart(NamedTuple):
@@ -100,22 +102,22 @@ class ClockRequest(MatrixRequest[int]):
 
 
 @dataclass(slots=True)
-class UpdateRequest(MatrixRequest[list[Any] | None]):
+class UpdateRequest(MatrixRequest[list[Result] | None]):
     """Run a function that changes parameters on some blocks. Reply: None."""
 
     function: UpdateFunction | None = None
-    parts: Sequence[tuple[int, Any]] = ()
+    parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
     only_check: bool = False
     """Only check whether the function can run. Reply: a list of the results of the blocks' checks."""
 
 
 @dataclass(slots=True)
-class AggregateRequest(MatrixRequest[list[Any]]):
+class AggregateRequest(MatrixRequest[list[Result]]):
     """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
 
     function: GetFunction | None = None
-    parts: Sequence[tuple[int, Any]] = ()
+    parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
 
 
@@ -181,6 +183,29 @@ class ResetRequest(Request[None]):
 # -- state ---------------------------------------------------------------------------------------------------
 
 
+class MatrixState(BlocksState):
+    """The state of a matrix."""
+
+    clocks: TrackerState
+    pending: list[list[PlainValue]]
+    """Buffered adds: the clock, the worker, and the fields of each ``AddPart``."""
+
+
+class ArrivalsState(TypedDict):
+    """The state of the barriers of ``client.barrier``."""
+
+    passed: list[list[int]]
+    """Each worker, with the number of barriers that it has passed."""
+
+
+class ServerState(TypedDict):
+    """The state of one shard or of all shards: plain data, partly in ``Deferred`` pieces."""
+
+    matrices: dict[str, MatrixState]
+    workers: list[int]
+    arrivals: ArrivalsState
+
+
 @dataclass(slots=True)
 class PassBarrier(Request[None]):
     """A worker passes a checkpoint's barrier: its later requests are not in the checkpoint's state. Reply: None."""
@@ -197,7 +222,7 @@ class AbandonBarrier(Request[None]):
 
 
 @dataclass(slots=True)
-class TakeState(Request[Mapping[str, Any] | None]):
+class TakeState(Request["ServerState | None"]):
     """Reply: the state of the shard, with ``Deferred`` pieces; None: the checkpoint is abandoned."""
 
     checkpoint: int | None = None
@@ -208,7 +233,7 @@ class TakeState(Request[Mapping[str, Any] | None]):
 class RestoreState(Request[None]):
     """Go back to a state of all shards; waiting calls fail. Reply: None."""
 
-    state: Mapping[str, Any]
+    state: ServerState
     workers: tuple[int, ...] | None = None
     """The workers that take part from now on; None: the workers of the state."""
 
@@ -392,7 +417,7 @@ class GiveUp:
     number: int
 
 
-Sendable = Request[Any] | GiveUp | SessionControl
+Sendable = Request[object] | GiveUp | SessionControl
 
 
 class ClientMessage(NamedTuple):
@@ -410,23 +435,29 @@ Outputs = list[Numbers | None] | None
 """The array to be filled for each part of a get; None: no array is to be filled."""
 
 
-def without_outputs(request: Sendable) -> tuple[Any, Outputs]:
+def without_outputs(request: Sendable) -> tuple[Sendable, Outputs]:
     """Return the request without the arrays that its caller wants filled, and these arrays.
 
     The arrays stay at the client, and are filled when the reply comes.
     """
     if isinstance(request, AddRequest) and request.get is not None:
-        get, outputs = without_outputs(request.get)
-        return (request if outputs is None else replace(request, get=get)), outputs
-    if not isinstance(request, GetRequest) or all(part.out is None for part in request.parts):
+        outputs = _outputs_of(request.get)
+        return (request if outputs is None else replace(request, get=_cleared(request.get))), outputs
+    if not isinstance(request, GetRequest) or (outputs := _outputs_of(request)) is None:
         return request, None
-    return (
-        replace(request, parts=[part._replace(out=None) for part in request.parts]),
-        [part.out for part in request.parts],
-    )
+    return _cleared(request), outputs
 
 
-def fill(reply: Any, outputs: Outputs) -> Any:
+def _outputs_of(get: GetRequest) -> Outputs:
+    outputs = [part.out for part in get.parts]
+    return None if all(out is None for out in outputs) else outputs
+
+
+def _cleared(get: GetRequest) -> GetRequest:
+    return replace(get, parts=[part._replace(out=None) for part in get.parts])
+
+
+def fill(reply: object, outputs: Outputs) -> object:
     """Copy the values of a reply into these arrays, and return the reply with the arrays as its values."""
     if outputs is None:
         return reply
@@ -462,7 +493,7 @@ class Failure(NamedTuple):
 def failure_of(error: BaseException) -> Failure:
     """Return the error as a plain value.
 
-    >>> failure_of(UnknownMatrix("matrix 'w': expected …"))
+    >>> failure_of(errors.UnknownMatrix("matrix 'w': expected …"))
     Failure(kind='UnknownMatrix', message="matrix 'w': expected …", clocks=None, trace=None)
     """
     kind = type(error).__name__
@@ -491,7 +522,7 @@ def error_of(failure: Failure) -> StreamiterError:
     return error
 
 
-def outcome_of(call: Callable[[], Any]) -> Any:
+def outcome_of(call: Callable[[], object]) -> object:
     """Return the result of a call, or its error as a ``Failure``."""
     try:
         return call()

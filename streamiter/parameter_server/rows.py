@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartiti
 from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.psf.function import (
     GetFunction,
+    Part,
     PartitionFunction,
     UpdateFunction,
     check_function,
@@ -44,7 +45,7 @@ from streamiter.parameter_server.storage.block import Columns, Numbers
 
 R = TypeVar("R")
 
-FunctionParts = dict[int, list[tuple[int, Any]]]
+FunctionParts = dict[int, list[tuple[int, Part]]]
 """The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
 
 _KINDS_FOR_INTEGERS: Final = "iub"
@@ -193,7 +194,7 @@ class MatrixAccess:
 
     # -- arguments of calls ----------------------------------------------------------------------------
 
-    def rows_of(self, row: Any, rows: Any, call: str) -> tuple[list[int], bool]:
+    def rows_of(self, row: int | None, rows: Sequence[int] | None, call: str) -> tuple[list[int], bool]:
         """Check the rows of a call; return them, and whether the call names a single row."""
         if (row is None) == (rows is None):
             raise ParameterServerError(
@@ -204,11 +205,11 @@ class MatrixAccess:
             return [self.partitioning.checked_row(row)], True
         return self.partitioning.checked_rows(rows), False
 
-    def columns_of(self, columns: Any) -> Columns | None:
+    def columns_of(self, columns: npt.ArrayLike | None) -> Columns | None:
         """Check the columns of a call and return them; None for all columns."""
         return None if columns is None else self.partitioning.checked_columns(columns)
 
-    def values_of(self, values: Any, shape: tuple[int, ...], call: str) -> Numbers:
+    def values_of(self, values: npt.ArrayLike, shape: tuple[int, ...], call: str) -> Numbers:
         """Check the values of a call; return them with the matrix's dtype and this shape.
 
         One number stands for all values.
@@ -300,7 +301,12 @@ class MatrixAccess:
         return [(shard, AddRequest(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
 
     def add_requests(
-        self, row: Any, rows: Any, columns: Any, values: Any, update: UpdateFunction | None
+        self,
+        row: int | None,
+        rows: Sequence[int] | None,
+        columns: npt.ArrayLike | None,
+        values: npt.ArrayLike,
+        update: UpdateFunction | None,
     ) -> list[tuple[int, AddRequest]]:
         """Return the requests of an add to the shards that get some of the values or run the function."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
@@ -569,7 +575,7 @@ class CachedRows:
         for reading, values in zip(readings, result, strict=True):
             self._cache.put(reading, values, lowest)
 
-    def show_writes(self, requests: Sequence[tuple[int, Request[Any]]]) -> None:
+    def show_writes(self, requests: Sequence[tuple[int, Request[object]]]) -> None:
         """Show writes in the cached rows: call this when the writes are sent, not before (a call may be cancelled)."""
         for _, request in requests:
             update = request.update if isinstance(request, AddRequest) else request

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
@@ -28,7 +28,7 @@ from streamiter.operators.operator import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply
 from streamiter.parameter_server.client import Client, Server
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
-from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
+from streamiter.parameter_server.psf.function import GetFunction, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     FailWaiting,
@@ -36,6 +36,7 @@ from streamiter.parameter_server.requests import (
     Request,
     ResetRequest,
     RestoreState,
+    ServerState,
     TakeState,
 )
 from streamiter.parameter_server.rows import MatrixDirectory
@@ -127,7 +128,7 @@ class ParameterServer(Server):
         self._interrupted: str | None = None
         """The flow whose last run ended before its end."""
         self._plain_data = PlainData()
-        self._taking: dict[int, list[Any]] = {}
+        self._taking: dict[int, list[ServerState | WaitingReply[ServerState | None] | None]] = {}
         """The replies of the shards with their states, by checkpoint."""
 
     # -- matrices --------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class ParameterServer(Server):
         self._check_open()
         await self._own.update(function)
 
-    async def aggregate(self, function: GetFunction) -> Any:
+    async def aggregate(self, function: GetFunction) -> Result:
         """Run a psf that computes a result, as :meth:`Client.aggregate` does, without a worker."""
         self._check_open()
         return await self._own.aggregate(function)
@@ -210,7 +211,7 @@ class ParameterServer(Server):
 
     # -- state -----------------------------------------------------------------------------------------
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> ServerState:
         """Return parameters, clocks and buffered adds at one moment, as plain data for ``restore``.
 
         Each call of a worker of this process is in the snapshot on all shards, or on none. A call of a worker in
@@ -219,7 +220,7 @@ class ParameterServer(Server):
         self._check_open()
         return merged([thawed(state, self._plain_data) for state in await self._hosting.take_states()])
 
-    async def restore(self, state: Mapping[str, Any]) -> None:
+    async def restore(self, state: ServerState) -> None:
         """Go back to a snapshot, with the workers that take part now; waiting calls fail with ServerReset.
 
         A matrix that is not made yet takes over its state when it is made.
@@ -231,7 +232,7 @@ class ParameterServer(Server):
             )
         await self._restore(state, self._clients)
 
-    async def _restore(self, state: Mapping[str, Any], workers: Iterable[int]) -> None:
+    async def _restore(self, state: ServerState, workers: Iterable[int]) -> None:
         await self._ask_all(RestoreState(state, tuple(workers)))
         for worker, client in self._clients.items():
             client.go_back(
@@ -254,7 +255,7 @@ class ParameterServer(Server):
         return f"{count} shard{'s' if count > 1 else ''} {self._hosting.drawn_as}"
 
     async def begin_job(
-        self, flow: str, workers: int, state: Any, *, has_checkpoints: bool
+        self, flow: str, workers: int, state: ServerState | None, *, has_checkpoints: bool
     ) -> list[ServiceWorker]:
         """A flow with so many workers on this server begins, from ``state`` unless it is None; return its workers."""
         self._check_open()
@@ -292,7 +293,7 @@ class ParameterServer(Server):
         """A checkpoint begins: ask the shards for their states at its barrier."""
         self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._links]
 
-    async def take_state(self, checkpoint: int) -> Any:
+    async def take_state(self, checkpoint: int) -> ServerState:
         """Return the state of all shards at the barrier of a checkpoint."""
         states = await Call(self._taking[checkpoint], list)
         del self._taking[checkpoint]
@@ -365,7 +366,7 @@ class Hosting(Protocol):
     def statistics(self) -> tuple[ShardStatistics, ...]:
         """Return the statistics of the shards, now or a moment ago."""
 
-    async def take_states(self) -> list[Any]:
+    async def take_states(self) -> list[ServerState]:
         """Return the states of all shards at one moment, with ``Deferred`` pieces."""
 
     async def close(self) -> None:
@@ -397,8 +398,9 @@ class InProcess:
     def statistics(self) -> tuple[ShardStatistics, ...]:
         return tuple(shard.statistics() for shard in self._shards)
 
-    async def take_states(self) -> list[Any]:
-        return [shard.handle(TakeState()) for shard in self._shards]
+    async def take_states(self) -> list[ServerState]:
+        states = [shard.handle(TakeState()) for shard in self._shards]
+        return cast(list[ServerState], states)  # Each shard answers at once.
 
     async def close(self) -> None:
         pass

@@ -6,10 +6,10 @@ A shard is a pure data structure: it has no tasks, and no method waits. A reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import (
@@ -20,13 +20,15 @@ from streamiter.errors import (
     UnknownMatrix,
     WorkerHasLeft,
 )
-from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
+from streamiter.parameter_server.psf.function import Result
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     AddRequest,
     AggregateRequest,
+    ArrivalsState,
     ArriveRequest,
     ClockRequest,
     CreateRequest,
@@ -36,12 +38,14 @@ from streamiter.parameter_server.requests import (
     GetRequest,
     JoinRequest,
     LeaveRequest,
+    MatrixState,
     NextChanges,
     PassBarrier,
     RaiseRequest,
     Request,
     ResetRequest,
     RestoreState,
+    ServerState,
     TakeState,
     Unsubscribe,
     UpdateRequest,
@@ -50,7 +54,7 @@ from streamiter.parameter_server.snapshots import HeldRequest, Holding, Numbered
 from streamiter.parameter_server.subscriptions import Subscriptions
 
 R = TypeVar("R")
-Q = TypeVar("Q", bound=Request[Any])
+Q = TypeVar("Q", bound=Request[object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,9 @@ class Shard:
         self._arrivals = Arrivals()
         self._holding = Holding(self, snapshots)
         self._subscriptions = Subscriptions(self.matrix)
-        self._restored: dict[str, Any] = {}
+        self._restored: dict[str, MatrixState] = {}
         """The restored state of matrices that are not made yet."""
-        self._handlers: dict[type[Request[Any]], Callable[[Any], Any]] = {
+        self._handlers: dict[type[Request[object]], Callable[[Any], object]] = {
             GetRequest: self._get,
             AddRequest: self._add,
             ClockRequest: self._clock,
@@ -114,13 +118,12 @@ class Shard:
 
         A refused request changes nothing.
         """
-        reply: R | WaitingReply[R] = self._handlers[type(request)](request)
-        return reply
+        return cast(R | WaitingReply[R], self._handlers[type(request)](request))
 
     send = handle
     """A shard in the same process is its own link."""
 
-    def extend(self, request: type[Q], handler: Callable[[Q], Any]) -> None:
+    def extend(self, request: type[Q], handler: Callable[[Q], object]) -> None:
         """Handle requests of one more type with ``handler``."""
         self._handlers[request] = handler
 
@@ -141,7 +144,7 @@ class Shard:
             return self._holding.get(request)
         return self.matrix(request.matrix).get(request)
 
-    def _add(self, request: AddRequest) -> int | GetReply | WaitingReply[Any]:
+    def _add(self, request: AddRequest) -> int | GetReply | AnyReply:
         if self._holding.is_behind(request.worker):
             return self._holding.add(request)
         return self.matrix(request.matrix).add(request)
@@ -151,18 +154,19 @@ class Shard:
             return self._holding.clock(request)
         return self.matrix(request.matrix).clock(request)
 
-    def _update(self, request: UpdateRequest) -> list[Any] | WaitingReply[Any] | None:
+    def _update(self, request: UpdateRequest) -> list[Result] | WaitingReply[list[Result] | None] | None:
         if self._holding.is_behind(request.worker) and not request.only_check:
             return self._holding.wait(request)
         return self.matrix(request.matrix).update(request)
 
-    def _aggregate(self, request: AggregateRequest) -> list[Any]:
+    def _aggregate(self, request: AggregateRequest) -> list[Result]:
         return self.matrix(request.matrix).aggregate(request)
 
-    def apply(self, request: HeldRequest | LeaveRequest) -> Any:
+    def apply(self, request: HeldRequest | LeaveRequest) -> object:
         """Handle a request that was held."""
         if isinstance(request, LeaveRequest):
-            return self._leave(request)
+            self._leave(request)
+            return None
         matrix = self.matrix(request.matrix)
         if isinstance(request, GetRequest):
             return matrix.get(request)
@@ -257,12 +261,12 @@ class Shard:
 
     # -- state -----------------------------------------------------------------------------------------
 
-    def _take_state(self, request: TakeState) -> Mapping[str, Any] | WaitingReply[Any]:
+    def _take_state(self, request: TakeState) -> ServerState | AnyReply:
         if request.checkpoint is not None:
             return self._holding.take_state(request.checkpoint)
         return self._freeze_with_held() if self._holding.held else self.freeze()
 
-    def _freeze_with_held(self) -> dict[str, Any]:
+    def _freeze_with_held(self) -> ServerState:
         """Return the state with the held requests applied: their workers may have been told that they count."""
         copy = Shard(self.number)
         copy.restore(thawed(self.freeze(), self._plain_data))
@@ -281,7 +285,7 @@ class Shard:
             ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
         )
 
-    def freeze(self) -> dict[str, Any]:
+    def freeze(self) -> ServerState:
         """Return the shard's state now: plain data, with ``Deferred`` pieces."""
         encode = self._plain_data.encode
         return {
@@ -295,7 +299,7 @@ class Shard:
             "arrivals": self._arrivals.snapshot(),
         }
 
-    def restore(self, state: Mapping[str, Any], workers: Iterable[int] | None = None) -> None:
+    def restore(self, state: ServerState, workers: Iterable[int] | None = None) -> None:
         """Take over the merged results of ``freeze`` of all shards. Waiting calls fail.
 
         A matrix that is not made yet takes over its state when it is made; a matrix that is not in the state gets its
@@ -395,7 +399,7 @@ class Arrivals:
                 del self._waiting[worker]
                 waiting.succeed(None)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> ArrivalsState:
         """Return plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
         return {
             "passed": [
@@ -404,13 +408,13 @@ class Arrivals:
             ]
         }
 
-    def restore(self, state: Mapping[str, Any], workers: Iterable[int], error: StreamiterError) -> None:
+    def restore(self, state: ArrivalsState, workers: Iterable[int], error: StreamiterError) -> None:
         """Take over the result of ``snapshot``; all waits fail.
 
         For a worker that is not in the snapshot, the first barrier that is not open comes next.
         """
         self.fail(error)
-        passed = dict(state["passed"])
+        passed = {entry[0]: entry[1] for entry in state["passed"]}
         lowest = min(passed.values(), default=0)
         self._tracker.init(())
         for worker in workers:

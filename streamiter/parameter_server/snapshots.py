@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeVar, cast, final
+from typing import Any, Final, Generic, Protocol, TypeGuard, TypeVar, cast, final
 
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency import ASP, BSP
+from streamiter.parameter_server.calls import AnyReply, WaitingReply
+from streamiter.parameter_server.consistency import ASP, BSP, TrackerState
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -33,7 +33,9 @@ from streamiter.parameter_server.requests import (
     GetReply,
     GetRequest,
     LeaveRequest,
+    MatrixState,
     PassBarrier,
+    ServerState,
     UpdateRequest,
     copied_add,
     size_of_adds,
@@ -139,9 +141,9 @@ def _together(parts: Sequence[ShardSnapshot[S]]) -> StartingPoint[S]:
     )
 
 
-def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merged(states: Sequence[ServerState]) -> ServerState:
     """Return the state of a server, which ``Shard.restore`` takes, from the results of its shards' ``freeze``."""
-    matrices: dict[str, dict[str, Any]] = {}
+    matrices: dict[str, MatrixState] = {}
     for state in states:
         for name, matrix in state["matrices"].items():
             if (there := matrices.get(name)) is None:
@@ -157,7 +159,7 @@ def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"matrices": matrices, "workers": first["workers"], "arrivals": first["arrivals"]}
 
 
-def is_state(given: Any) -> bool:
+def is_state(given: object) -> TypeGuard[ServerState]:
     """Return whether this looks like a result of ``merged``."""
     if not isinstance(given, Mapping) or not {"matrices", "workers", "arrivals"} <= given.keys():
         return False
@@ -167,7 +169,7 @@ def is_state(given: Any) -> bool:
     )
 
 
-def changed(state: Any, change: Callable[[Any], object]) -> Any:
+def changed(state: PlainValue, change: Callable[[object], object]) -> PlainValue:
     """Return plain data in which ``change`` has replaced each value that is no mapping, list or tuple."""
     if isinstance(state, Mapping):
         return {key: changed(value, change) for key, value in state.items()}
@@ -176,7 +178,7 @@ def changed(state: Any, change: Callable[[Any], object]) -> Any:
     return change(state)
 
 
-def thawed(state: Any, plain_data: PlainData) -> Any:
+def thawed(state: PlainValue, plain_data: PlainData) -> PlainValue:
     """Return a state with the decoded frames in place of its ``Deferred`` pieces."""
 
     def thaw(value: object) -> object:
@@ -189,7 +191,7 @@ def thawed(state: Any, plain_data: PlainData) -> Any:
     return changed(state, thaw)
 
 
-def fetched(state: Any) -> Any:
+def fetched(state: PlainValue) -> PlainValue:
     """Return a state with its ``Deferred`` pieces encoded, so that it can be sent to another process.
 
     >>> fetched({"clock": 3})
@@ -206,7 +208,7 @@ def fetched(state: Any) -> Any:
     return changed(state, fetch)
 
 
-def in_memory(state: Any) -> Any:
+def in_memory(state: PlainValue) -> PlainValue:
     """Return a state with lists in place of iterators, which would read it piece by piece, and only once.
 
     >>> in_memory({"content": iter([1, 2])})
@@ -220,7 +222,7 @@ def in_memory(state: Any) -> Any:
     return changed(state, read)
 
 
-def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
+def clock_in(clocks: TrackerState, worker: int) -> int:
     """Return the clock of a worker in the state of a tracker: the minimum clock for a worker that is not in it."""
     progress: Mapping[int, int] = clocks["progress"]
     minimum: int = clocks["min_clock"]
@@ -239,7 +241,7 @@ HeldRequest = GetRequest | AddRequest | ClockRequest | UpdateRequest
 """The requests that may be held and answered later."""
 
 
-_Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, WaitingReply[Any] | None]
+_Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, AnyReply | None]
 """A held request, and its reply if its worker waits for it."""
 
 
@@ -251,7 +253,7 @@ class NumberedSnapshots:
     ``completed`` is the last barrier that all workers have passed.
     """
 
-    take: Callable[[int, Any], None]
+    take: Callable[[int, ServerState], None]
     completed: int = 0
 
 
@@ -289,10 +291,10 @@ class HoldingShard(Protocol):
     def matrix(self, name: str) -> MatrixShard:
         """Return the shard's part of a matrix; raises UnknownMatrix."""
 
-    def apply(self, request: HeldRequest | LeaveRequest) -> Any:
+    def apply(self, request: HeldRequest | LeaveRequest) -> object:
         """Handle a request that was held."""
 
-    def freeze(self) -> dict[str, Any]:
+    def freeze(self) -> ServerState:
         """Return the shard's state now."""
 
 
@@ -328,7 +330,7 @@ class Holding:
         """The number of held clocks, by worker and matrix."""
         self._late_errors: dict[int, Exception] = {}
         """By worker: the first error of requests that were acknowledged before they were applied."""
-        self._taking: dict[int, WaitingReply[Any]] = {}
+        self._taking: dict[int, AnyReply] = {}
         """The replies that wait for the state at a barrier, by checkpoint."""
         self._abandoned = 0
         """The last abandoned checkpoint: its barrier may still come, from a worker that was busy."""
@@ -382,7 +384,7 @@ class Holding:
         self._behind[request.worker] = max(passed, 1)
         self._check()
 
-    def take_state(self, checkpoint: int) -> WaitingReply[Any]:
+    def take_state(self, checkpoint: int) -> AnyReply:
         """Return the state of the shard at this barrier, when all workers have passed it; None: it was abandoned.
 
         The states at several barriers may be asked for, in the order of their numbers.
@@ -495,7 +497,7 @@ class Holding:
         if self._checkpoint is None and self._taking:
             self._checkpoint = min(self._taking)
 
-    def _behind_next_barrier(self, request: HeldRequest) -> Any:
+    def _behind_next_barrier(self, request: HeldRequest) -> object:
         """Handle a request of a worker that waited behind two barriers, and is now behind one."""
         if isinstance(request, GetRequest):
             return self.get(request)
@@ -503,7 +505,9 @@ class Holding:
             return self.add(request)
         return self.clock(request) if isinstance(request, ClockRequest) else self.wait(request)
 
-    def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: WaitingReply[Any] | None) -> None:
+    def _apply(
+        self, handle: Callable[[Any], object], request: HeldRequest | LeaveRequest, waiting: AnyReply | None
+    ) -> None:
         if waiting is not None and waiting.is_settled and isinstance(request, GetRequest):
             return  # Given up. Adds and clocks are applied all the same, as on the other shards.
         try:
@@ -529,7 +533,7 @@ class Holding:
             return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
-    def add(self, request: AddRequest) -> int | GetReply | WaitingReply[Any]:
+    def add(self, request: AddRequest) -> int | GetReply | AnyReply:
         """Hold a copy of an add; under ASP and SSP the worker continues."""
         matrix = self._shard.matrix(request.matrix)
         copied = copied_add(request)
@@ -557,9 +561,9 @@ class Holding:
         self._hold(request, None)
         return matrix.model.tracker.get_min_clock()
 
-    def wait(self, request: HeldRequest) -> WaitingReply[Any]:
+    def wait(self, request: HeldRequest) -> AnyReply:
         """Hold a request, and let the worker wait until the request is applied."""
-        waiting: WaitingReply[Any] = WaitingReply()
+        waiting: AnyReply = WaitingReply()
         self._hold(request, waiting)
         return waiting
 
@@ -568,9 +572,7 @@ class Holding:
         consistency = matrix.matrix.consistency
         return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
 
-    def _hold(
-        self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: WaitingReply[Any] | None
-    ) -> None:
+    def _hold(self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: AnyReply | None) -> None:
         self._held.append((request, waiting))
         if isinstance(request, AddRequest):
             self._seen.setdefault((request.worker, request.matrix), SeenAdds()).note(request.parts)

@@ -12,7 +12,7 @@ import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 from streamiter.clock import Clock
 from streamiter.errors import (
@@ -22,7 +22,7 @@ from streamiter.errors import (
     ShardLost,
     WorkerHasLeft,
 )
-from streamiter.parameter_server.calls import Call, WaitingReply
+from streamiter.parameter_server.calls import AnyReply, Call, WaitingReply
 from streamiter.parameter_server.requests import (
     AddRequest,
     AggregateRequest,
@@ -68,7 +68,7 @@ _ACKNOWLEDGE_S: Final = 0.05
 class Carrier(Protocol):
     """Calls the process of a shard. Calls may overtake each other, and the shard may get a message twice."""
 
-    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
+    def send(self, message: ClientMessage, answered: Callable[[object], None]) -> None:
         """Make the call, without waiting. ``answered`` is called with the outcome, in the same thread.
 
         The arrays of the message may change once this method returns. Raises if the shard is gone for good.
@@ -81,8 +81,9 @@ class _SentCall:
     __slots__ = ("number", "outputs", "request", "waiting")
 
     def __init__(self, request: Sendable) -> None:
+        self.request: Sendable | None
         self.request, self.outputs = without_outputs(request)
-        self.waiting: WaitingReply[Any] = WaitingReply()
+        self.waiting: AnyReply = WaitingReply()
         self.number = 0
         """0: not sent yet."""
 
@@ -158,7 +159,7 @@ class RemoteLink:
             return call.waiting
         return self._enqueue(call)
 
-    def _enqueue(self, call: _SentCall) -> WaitingReply[Any]:
+    def _enqueue(self, call: _SentCall) -> AnyReply:
         if self._refusal is not None:
             _fail([call], self._refusal)
             return call.waiting
@@ -223,22 +224,23 @@ class RemoteLink:
         self._calls[number] = call
         self._watch()
         request, call.request = call.request, None
+        assert request is not None
         session = self._session
 
-        def answered(outcome: Any) -> None:
+        def answered(outcome: object) -> None:
             if session == self._session:
                 self._take_outcome(number, outcome)
 
         self._carry(number, request, answered)
 
-    def _carry(self, number: int, request: Sendable, answered: Callable[[Any], None]) -> None:
+    def _carry(self, number: int, request: Sendable, answered: Callable[[object], None]) -> None:
         acknowledged, self._answered = tuple(self._answered), []
         try:
             self._carrier.send(ClientMessage(self._session, number, acknowledged, request), answered)
         except Exception as error:
             self.lost(error)
 
-    def _take_outcome(self, number: int, outcome: Any) -> None:
+    def _take_outcome(self, number: int, outcome: object) -> None:
         call = self._calls.pop(number, None)
         if call is None:
             return  # The calls have failed meanwhile: the shard is gone, or the link is closed.
@@ -271,7 +273,7 @@ class RemoteLink:
 
     # -- silence ---------------------------------------------------------------------------------------
 
-    def _hear(self, outcome: Any = None) -> None:
+    def _hear(self, outcome: object = None) -> None:
         """Note that the shard answers."""
         del outcome
         self._heard_s = self._clock.monotonic_s()
@@ -354,7 +356,7 @@ def _fail(calls: list[_SentCall], error: ParameterServerError) -> None:
         call.waiting.fail(own)
 
 
-def _ignore(outcome: Any) -> None:
+def _ignore(outcome: object) -> None:
     del outcome
 
 
@@ -396,7 +398,7 @@ class ShardSessions:
         self._newest: dict[str, int] = {}
         """By client: the newest incarnation, so that late requests of an older one are not applied."""
 
-    def receive(self, message: ClientMessage) -> Any | WaitingReply[Any]:
+    def receive(self, message: ClientMessage) -> object | AnyReply:
         """Take a message; return the outcome of its request, or a WaitingReply for the outcome.
 
         An outcome is the reply or a ``Failure``. The outcome is None where the client does not wait for it any more, or
@@ -431,7 +433,7 @@ class ShardSessions:
         """How many requests and outcomes are kept."""
         return sum(opened.kept for opened in self._open.values())
 
-    def _end(self, client: str, outcome: Any) -> None:
+    def _end(self, client: str, outcome: object) -> None:
         if (opened := self._open.pop(client, None)) is not None:
             opened.end(outcome)
 
@@ -456,9 +458,9 @@ class _OpenSession:
         """The request that is handled next."""
         self._early: dict[int, Sendable] = {}
         """Requests that arrived before an earlier one, by number."""
-        self._outcomes: dict[int, WaitingReply[Any]] = {}
+        self._outcomes: dict[int, AnyReply] = {}
         """By number, until the client acknowledges the outcome."""
-        self._waiting: dict[int, WaitingReply[Any]] = {}
+        self._waiting: dict[int, AnyReply] = {}
         """The replies that the shard has yet to give, by number."""
         self._takes_back: set[int] = set()
         """Waiting requests that the shard drops when the client gives them up or ends."""
@@ -467,7 +469,7 @@ class _OpenSession:
     def kept(self) -> int:
         return len(self._outcomes)
 
-    def receive(self, message: ClientMessage) -> Any | WaitingReply[Any]:
+    def receive(self, message: ClientMessage) -> object | AnyReply:
         for number in message.acknowledged:
             self._outcomes.pop(number, None)
         number = message.number
@@ -480,7 +482,7 @@ class _OpenSession:
             self._handle_in_order()
         return outcome.result() if outcome.is_settled else outcome
 
-    def end(self, outcome: Any) -> None:
+    def end(self, outcome: object) -> None:
         """Handle nothing more; all waiting calls return this outcome."""
         waiting, self._waiting = self._waiting, {}
         for number in self._takes_back:
@@ -499,7 +501,7 @@ class _OpenSession:
             else:
                 self._outcomes[number].succeed(reply)
 
-    def _handle(self, request: Sendable) -> Any | WaitingReply[Any]:
+    def _handle(self, request: Sendable) -> object | AnyReply:
         if isinstance(request, SessionControl):
             return None  # A ping.
         if isinstance(request, GiveUp):
@@ -508,14 +510,14 @@ class _OpenSession:
             return None
         return self._shard.handle(request)
 
-    def _wait(self, number: int, request: Sendable, reply: WaitingReply[Any]) -> None:
+    def _wait(self, number: int, request: Sendable, reply: AnyReply) -> None:
         self._waiting[number] = reply
         # Adds, clocks and updates are promised: other shards have applied their part.
         if not isinstance(request, (AddRequest, ClockRequest, UpdateRequest)):
             self._takes_back.add(number)
         reply.when_settled(partial(self._settle, number, reply))
 
-    def _settle(self, number: int, reply: WaitingReply[Any]) -> None:
+    def _settle(self, number: int, reply: AnyReply) -> None:
         if self._waiting.pop(number, None) is not None:
             self._takes_back.discard(number)
             self._outcomes[number].succeed(outcome_of(reply.result))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from streamiter.parameter_server.psf.function import (
     ComparedByContent,
     GetFunction,
     NotNegative,
+    Part,
     Row,
     aligned,
     same_numbers,
@@ -61,7 +62,7 @@ class _Reduction(Checked, GetFunction):
         """Return the number of some columns, of which there is at least one."""
         return self._piece(*values)
 
-    def partition_get(self, block: Block, part: Any) -> _PlainNumber:
+    def partition_get(self, block: Block, part: Part) -> _PlainNumber:
         del part
         rows = self.named_rows
         with np.errstate(all="ignore"):
@@ -250,7 +251,7 @@ class FullPull(GetFunction):
 
     matrix: str
 
-    def partition_get(self, block: Block, part: Any) -> tuple[int, int, Numbers]:
+    def partition_get(self, block: Block, part: Part) -> tuple[int, int, Numbers]:
         del part
         values = np.stack([block.get(row, None) for row in block.rows])
         return block.rows.start, block.columns.start, values
@@ -281,7 +282,7 @@ class PullSparse(Checked, GetFunction):
     matrix: str
     row: Row
 
-    def partition_get(self, block: Block, part: Any) -> _PulledSparse:
+    def partition_get(self, block: Block, part: Part) -> _PulledSparse:
         del part
         start, stop = block.columns.start, block.columns.stop
         if block.is_sparse:

@@ -22,6 +22,7 @@ from streamiter.parameter_server.psf.function import (
     ChangedRow,
     Checked,
     Number,
+    Part,
     Row,
     Target,
     UpdateFunction,
@@ -35,7 +36,7 @@ from streamiter.parameter_server.psf.function import (
     where,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, Numbers
+from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers
 
 _ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
 """The rule for int64: compute as for floats; copy the row, as the function changes no whole number; or raise an error,
@@ -96,7 +97,7 @@ class _Elementwise(Checked, UpdateFunction):
             numbers = [out.dtype.type(getattr(self, field)) for field in fields_with(type(self), NUMBER)]
             self._ufunc(*sources, *numbers, out=out)
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         del part
         with np.errstate(all="ignore"):
             if block.is_sparse:
@@ -339,7 +340,7 @@ class _Mapped(_Elementwise):
         name = importable_name(self.function, self._option, "a function")
         return replace(self, function=name)  # type: ignore[type-var]
 
-    def partition_check(self, block: Block, part: Any) -> object:
+    def partition_check(self, block: Block, part: Part) -> object:
         with np.errstate(all="ignore"):
             if block.is_sparse:
                 _, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
@@ -351,7 +352,7 @@ class _Mapped(_Elementwise):
     def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
         np.copyto(out, self.call(sources, out.dtype), casting="unsafe")
 
-    def call(self, arguments: Sequence[Numbers], dtype: np.dtype[Any]) -> Numbers:
+    def call(self, arguments: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
         """Return the result of the function; raise ParameterServerError unless it fits numbers of ``dtype``."""
         expected = f"psf.{self.name} on matrix {self.matrix!r}: expected its function to return"
         views = [argument.view() for argument in arguments]
@@ -436,7 +437,7 @@ class _IndexedMap(_Mapped):
     the width of the matrix. The settings are those of the map without the index.
     """
 
-    def partition_check(self, block: Block, part: Any) -> tuple[int, float] | None:
+    def partition_check(self, block: Block, part: Part) -> tuple[int, float] | None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
                 columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
@@ -451,7 +452,7 @@ class _IndexedMap(_Mapped):
         for column, default in found[1:]:
             self._check_same(found[0], np.array([column]), np.array([default]))
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
                 columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
@@ -467,7 +468,7 @@ class _IndexedMap(_Mapped):
         index = np.arange(block.columns.start, block.columns.stop)
         return self.call([index, *(block.dense_row(row) for row in self.sources)], block.dtype)
 
-    def _present_values(self, columns: Columns, sources: Sequence[Numbers], dtype: np.dtype[Any]) -> Numbers:
+    def _present_values(self, columns: Columns, sources: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
         """Return the results for the columns that at least one source row stores."""
         if not len(columns):
             return np.empty(0, dtype)

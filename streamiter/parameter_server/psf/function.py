@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields
 from functools import cache, partial, reduce
-from typing import Annotated, Any, ClassVar, Final, Self, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, cast, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,16 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
 from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
-from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers, SparseRow
+
+Part: TypeAlias = Any
+"""A block's part of a function's arguments, from ``split``: plain data."""
+
+Result: TypeAlias = Any
+"""The result of a function, for one block (plain data) or for all blocks."""
+
+Check: TypeAlias = Callable[[str, Any], object]
+"""Takes the option's name and value, and returns the value as plain data or raises ConfigurationError or OutOfRange."""
 
 
 class PartitionFunction(abc.ABC):
@@ -107,7 +116,7 @@ class PartitionFunction(abc.ABC):
         """Return the function as it is sent with the parts of ``split``: for these parts only."""
         return self
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         """Return the blocks it runs on, each with its part.
 
         Unless overridden: all blocks of the row block of its rows, or of the matrix if it names no rows.
@@ -126,13 +135,13 @@ class UpdateFunction(PartitionFunction):
     checks_when_run: ClassVar[bool] = False
     """True: ``partition_update`` calls ``partition_check`` itself; an add with such an update takes one message."""
 
-    def partition_check(self, block: Block, part: Any) -> Any:
+    def partition_check(self, block: Block, part: Part) -> Result:
         """Raise ParameterServerError if this block cannot be updated; change nothing.
 
         The result is plain data for ``check_together``.
         """
 
-    def check_together(self, checks: Sequence[Any]) -> None:
+    def check_together(self, checks: Sequence[Result]) -> None:
         """Raise ParameterServerError if the results of ``partition_check`` of all blocks do not fit together."""
 
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
@@ -140,7 +149,7 @@ class UpdateFunction(PartitionFunction):
         return self.rows(matrix) or block.rows
 
     @abc.abstractmethod
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         """Change one block; ``part`` comes from ``split``."""
 
 
@@ -148,11 +157,11 @@ class GetFunction(PartitionFunction):
     """A psf that computes a result from parameters: override ``rows``, ``partition_get`` and ``merge``."""
 
     @abc.abstractmethod
-    def partition_get(self, block: Block, part: Any) -> Any:
+    def partition_get(self, block: Block, part: Part) -> Result:
         """Return the contribution of one block: plain data."""
 
     @abc.abstractmethod
-    def merge(self, parts: Sequence[Any]) -> Any:
+    def merge(self, parts: Sequence[Result]) -> Result:
         """Return the result, from the contributions of the blocks in their order."""
 
 
@@ -240,7 +249,7 @@ def _shape(values: Numbers) -> str:
     return f"{values.dtype} of shape {values.shape}"
 
 
-def unless_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+def unless_none(check: Check) -> Check:
     """Return a check that accepts None, too."""
     return lambda option, value: None if value is None else check(option, value)
 
@@ -271,7 +280,7 @@ ColumnsOrAll = Annotated[npt.ArrayLike | None, unless_none(_as_columns), COLUMNS
 
 
 @cache
-def _settings(function: type[PartitionFunction]) -> dict[str, tuple[Any, ...]]:
+def _settings(function: type[PartitionFunction]) -> dict[str, tuple[object, ...]]:
     """Return the checks and marks of each setting, from the annotations of a psf."""
     hints = get_type_hints(function, include_extras=True)
     return {
@@ -285,7 +294,7 @@ def fields_with(function: type[PartitionFunction], mark: str) -> tuple[str, ...]
     return tuple(field for field, marks in _settings(function).items() if mark in marks)
 
 
-def set_checked(function: PartitionFunction, field: str, check: Callable[[str, Any], object]) -> None:
+def set_checked(function: PartitionFunction, field: str, check: Check) -> None:
     """Replace a setting by the result of its check."""
     value = check(f"psf.{function.name}({field}=)", getattr(function, field))
     object.__setattr__(function, field, value)
@@ -432,7 +441,7 @@ def without_default(columns: Columns, values: Numbers, default: float) -> Sparse
     return SparseRow(columns[differs], values[differs], default)
 
 
-def aligned(rows: Sequence[SparseRow], dtype: np.dtype[Any]) -> tuple[Columns, list[Numbers]]:
+def aligned(rows: Sequence[SparseRow], dtype: DTypeOfNumbers) -> tuple[Columns, list[Numbers]]:
     """Return the union of the rows' columns, and for each row its values there, followed by its default.
 
     >>> one = SparseRow(np.array([2]), np.array([1.0]), 0.0)
@@ -446,7 +455,7 @@ def aligned(rows: Sequence[SparseRow], dtype: np.dtype[Any]) -> tuple[Columns, l
     return columns, [_at(columns, row, dtype) for row in rows]
 
 
-def _at(columns: Columns, row: SparseRow, dtype: np.dtype[Any]) -> Numbers:
+def _at(columns: Columns, row: SparseRow, dtype: DTypeOfNumbers) -> Numbers:
     values = np.full(len(columns) + 1, row.default, dtype)
     if len(columns) == len(row.columns):
         values[:-1] = row.values

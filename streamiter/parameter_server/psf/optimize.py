@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from streamiter.parameter_server.psf.function import (
     AtLeast1,
     AtLeast1OrNone,
     Checked,
+    Part,
     Positive,
     UpdateFunction,
     check_fractions_fit,
@@ -141,7 +142,7 @@ class Optimize(OptimizerRows):
     checks_blocks = True
     checks_when_run = True
 
-    def partition_check(self, block: Block, part: Any) -> None:
+    def partition_check(self, block: Block, part: Part) -> None:
         if not block.is_sparse:
             return
         for weight_row in range(self.weights):
@@ -152,7 +153,7 @@ class Optimize(OptimizerRows):
                     f"default of 0, given a default of {default}; add gradients for the columns that have one"
                 )
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         self.partition_check(block, part)  # The shard does not call it for ``on_clock`` and ``update=``.
         step = block.updates + 1 if self.step is None else self.step
         # Numbers that grow too large become infinite, as everywhere on the server; they must not fail other workers.
@@ -213,7 +214,7 @@ class InitialSlots(OptimizerRows):
     1
     """
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         for weight_row in range(self.weights):
             if block.is_sparse:
                 self._fill_sparse(block, weight_row)

@@ -12,7 +12,7 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from streamiter.parameter_server.psf.function import (
     Checked,
     Finite,
     NotNegative,
+    Part,
     Positive,
     RowOrAll,
     Seed,
@@ -89,7 +90,7 @@ class _Random(Checked, UpdateFunction):
     def check(self, matrix: Matrix) -> None:
         check_fractions_fit(self, matrix)
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         del part
         with np.errstate(all="ignore"):
             for row in block.rows if self.row is None else (self.row,):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, cast
+from typing import Annotated, ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from streamiter.parameter_server.psf.function import (
     ColumnsOrAll,
     ComparedByContent,
     Number,
+    Part,
     UpdateFunction,
     Values,
     as_number,
@@ -63,7 +64,7 @@ class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
         check_width(self, matrix, self.array_field)
         super().check(matrix)
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         with np.errstate(over="ignore"):
             array: Numbers = getattr(self, self.array_field).astype(matrix.numpy_dtype, copy=False)
         return [
@@ -111,12 +112,12 @@ class Increment(_OfWholeRow, ufunc=np.add):
         else:
             Checked.check(self, matrix)
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         if self.columns is None:
             return super().split(matrix, partitioning)
         return _split_columns(self.row, self.columns, self.delta, matrix, partitioning)
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         if self.columns is None:
             super().partition_update(block, part)
         else:
@@ -126,7 +127,7 @@ class Increment(_OfWholeRow, ufunc=np.add):
 
 def _split_columns(
     row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
-) -> list[tuple[BlockRange, Any]]:
+) -> list[tuple[BlockRange, Part]]:
     """Return the blocks that have some of the columns, each with its columns and their values."""
     with np.errstate(over="ignore"):
         numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
@@ -171,7 +172,7 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
         check_fractions_fit(self, matrix)
         super().check(matrix)
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         delta = np.asarray(self.delta, np.float64)
         # The largest of the whole row, not of each block: the result does not depend on how the matrix is cut.
         largest = float(np.abs(delta).max(initial=0.0))
@@ -181,7 +182,7 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
             for block in partitioning.blocks_of_row(self.row)
         ]
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         points, largest = part
         with np.errstate(all="ignore"):
             delta = points / (2 ** (self.bits - 1) - 1) * largest
@@ -243,7 +244,7 @@ class SparsePush(ComparedByContent, Checked, UpdateFunction):
         super().__post_init__()
         check_as_many(self, "columns", "values")
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
         values = np.asarray(self.values)[::-1][last]
         named = {
@@ -253,7 +254,7 @@ class SparsePush(ComparedByContent, Checked, UpdateFunction):
         none = (np.empty(0, np.int64), np.empty(0, matrix.numpy_dtype))
         return [(block, named.get(block.number, none)) for block in partitioning.blocks_of_row(self.row)]
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         columns, values = part
         if block.is_sparse:
             block.replace_row(self.row, without_default(columns, values, 0))
@@ -317,12 +318,12 @@ class _FillsRows(Checked, UpdateFunction):
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
         return [row for row in self._values() if row in block.rows]
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         rows = partitioning.checked_rows(self._values())
         places = {block.number: block for row in rows for block in partitioning.blocks_of_row(row)}
         return [(block, None) for block in places.values()]
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         del part
         for row, value in self._values().items():
             if row in block.rows:
@@ -388,7 +389,7 @@ class FullFill(Checked, UpdateFunction):
     matrix: str
     value: Number
 
-    def partition_update(self, block: Block, part: Any) -> None:
+    def partition_update(self, block: Block, part: Part) -> None:
         del part
         _fill(block, block.rows, self.value)
 
@@ -399,7 +400,7 @@ class Eye(UpdateFunction):
 
     matrix: str
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         return [(block, np.ones(len(_diagonal(block)), matrix.numpy_dtype)) for block in partitioning.blocks]
 
     def partition_update(self, block: Block, part: Numbers) -> None:
@@ -422,7 +423,7 @@ class Diag(ComparedByContent, Checked, UpdateFunction):
             )
         super().check(matrix)
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         with np.errstate(over="ignore"):
             values = np.asarray(self.values).astype(matrix.numpy_dtype, copy=False)
         diagonals = ((block, _diagonal(block)) for block in partitioning.blocks)

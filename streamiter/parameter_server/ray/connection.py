@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
-from streamiter.parameter_server.calls import OnBack, WaitingReply
+from streamiter.parameter_server.calls import AnyReply, OnBack, WaitingReply
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
-from streamiter.parameter_server.ray.host import GoBack, RayAddress, client_name, imported_ray
+from streamiter.parameter_server.ray.host import GoBack, RayAddress, Untyped, client_name, imported_ray
 from streamiter.parameter_server.requests import (
     AddRequest,
     AggregateRequest,
@@ -41,14 +41,14 @@ from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport import RemoteLink
 
 R = TypeVar("R")
-Q = TypeVar("Q", bound=Request[Any])
+Q = TypeVar("Q", bound=Request[object])
 
 
 # A worker is alive even if two heartbeats in a row are late by as much again.
 _HEARTBEATS_IN_TIMEOUT: Final = 4
 
 
-class _Reply(WaitingReply[Any]):
+class _Reply(AnyReply):
     """A reply that reports when its RolledBack error is raised in a task."""
 
     __slots__ = ("_on_raised", "generation")
@@ -59,7 +59,7 @@ class _Reply(WaitingReply[Any]):
         self.generation = 0
         """The generation of the error."""
 
-    def result(self) -> Any:
+    def result(self) -> object:
         try:
             return super().result()
         except RolledBack:
@@ -71,7 +71,7 @@ class _Reply(WaitingReply[Any]):
 class ConnectionLink:
     """The link to one shard that a connection gives to its client."""
 
-    def __init__(self, send: Callable[[Request[Any]], WaitingReply[Any]]) -> None:
+    def __init__(self, send: Callable[[Request[object]], AnyReply]) -> None:
         self._send = send
 
     def send(self, request: Request[R]) -> WaitingReply[R]:
@@ -129,7 +129,7 @@ class ShardConnections:
         if worker is not None and address.heartbeat_timeout_s is not None:
             self._set_heartbeat(address.heartbeat_timeout_s)
 
-    def _connect(self, number: int, host: Any, session: SessionId, shard: str) -> None:
+    def _connect(self, number: int, host: Untyped, session: SessionId, shard: str) -> None:
         def gone(error: BaseException) -> None:
             link.lost(error)
 
@@ -156,7 +156,7 @@ class ShardConnections:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _send(self, shard: int, request: Request[Any]) -> WaitingReply[Any]:
+    def _send(self, shard: int, request: Request[object]) -> AnyReply:
         self._on_used()
         request = importable(request)
         # A subscription's error may be raised in a task that is not the worker's.
@@ -176,7 +176,7 @@ class ShardConnections:
             self._barriers.after(shard, request, sent)
         return reply
 
-    def _chain(self, shard: int, request: Request[Any], sent: WaitingReply[Any], reply: _Reply) -> None:
+    def _chain(self, shard: int, request: Request[object], sent: AnyReply, reply: _Reply) -> None:
         """Settle the client's reply with the reply of the link, under the rules for rollbacks."""
         reply.on_given_up = sent.give_up
 
@@ -311,12 +311,12 @@ class _SnapshotBarriers:
         self._owed: dict[int, PassBarrier] = {}
         """By shard: the barrier that the worker passes before its next request, except for the clock itself."""
 
-    def before(self, shard: int, request: Request[Any]) -> None:
+    def before(self, shard: int, request: Request[object]) -> None:
         """Pass a barrier before a request that is not the clock of the snapshot."""
         if not self._is_clock(request):
             self._pass_owed(shard)
 
-    def after(self, shard: int, request: Request[Any], sent: WaitingReply[Any]) -> None:
+    def after(self, shard: int, request: Request[object], sent: AnyReply) -> None:
         """Count a clock that was sent, and pass the barrier that belongs to it."""
         if isinstance(request, RaiseRequest):
             self._clock = request.clocks.get(self._every.of, 0)
@@ -334,10 +334,10 @@ class _SnapshotBarriers:
         """Take over the worker's clocks in the snapshot, by matrix."""
         self._clock = clocks.get(self._every.of, 0)
 
-    def _is_clock(self, request: Request[Any]) -> bool:
+    def _is_clock(self, request: Request[object]) -> bool:
         return isinstance(request, ClockRequest) and request.matrix == self._every.of
 
-    def _count(self, shard: int, sent: WaitingReply[Any]) -> None:
+    def _count(self, shard: int, sent: AnyReply) -> None:
         if self._counted_shard is None:
             self._counted_shard = shard
         if shard != self._counted_shard:
@@ -350,7 +350,7 @@ class _SnapshotBarriers:
             # Shards without blocks of the matrix get no clock, so they get the barrier in the next turn.
             asyncio.get_running_loop().call_soon(self._pass_all_owed)
 
-    def _uncount(self, clock: WaitingReply[Any]) -> None:
+    def _uncount(self, clock: AnyReply) -> None:
         """Take back the count of a clock that the shard has refused."""
         try:
             clock.result()
@@ -372,7 +372,7 @@ class _SnapshotBarriers:
             self._pass_owed(shard)
 
 
-def _with_own_arrays(reply: Any) -> Any:
+def _with_own_arrays(reply: object) -> object:
     """Return a reply whose arrays can be written to: arrays in Ray's object store cannot."""
     if not isinstance(reply, GetReply):
         return reply
@@ -471,7 +471,7 @@ class RayCarrier:
 
     def __init__(
         self,
-        host: Any,
+        host: Untyped,
         *,
         go_back: Callable[[GoBack], None],
         gone: Callable[[BaseException], None],
@@ -483,7 +483,7 @@ class RayCarrier:
         self._calls: set[asyncio.Task[None]] = set()
         """No more than a link sends: its window, calls given up, and acknowledgements."""
 
-    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
+    def send(self, message: ClientMessage, answered: Callable[[object], None]) -> None:
         """Call the host with a message. Ray has taken its arrays when this returns."""
         if not self._ray.is_initialized():  # Otherwise the call would start another Ray.
             raise ParameterServerError("Ray has been ended in this process")
@@ -492,7 +492,7 @@ class RayCarrier:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _await(self, reply: Any, answered: Callable[[Any], None]) -> None:
+    async def _await(self, reply: Untyped, answered: Callable[[object], None]) -> None:
         try:
             answer = await reply
         except self._ray.exceptions.RayError as error:

@@ -13,10 +13,10 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
@@ -34,6 +34,7 @@ from streamiter.parameter_server.requests import (
     Request,
     ResetRequest,
     RestoreState,
+    ServerState,
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard, ShardStatistics
@@ -46,8 +47,11 @@ from streamiter.parameter_server.snapshots import (
 )
 from streamiter.parameter_server.transport import RequestHandler, ShardSessions
 
+Untyped: TypeAlias = Any
+"""The package ray, and its handles of actors and references to objects: they have no types here."""
 
-def imported_ray() -> Any:
+
+def imported_ray() -> Untyped:
     """Return the package ray; raises ConfigurationError if it is not installed."""
     try:
         import ray
@@ -89,7 +93,7 @@ class _Started:
     SIGTERM.
     """
 
-    def __init__(self, ray: Any) -> None:
+    def __init__(self, ray: Untyped) -> None:
         self._ray = ray
         self._has_started = threading.Event()
         self._is_to_end = threading.Event()
@@ -137,7 +141,7 @@ def _usage_statistics_off() -> Iterator[None]:
 
 
 @contextmanager
-def _no_cluster(ray: Any) -> Iterator[None]:
+def _no_cluster(ray: Untyped) -> Iterator[None]:
     """Have Ray listen on 127.0.0.1 only.
 
     On Linux, Ray replaces 127.0.0.1 by the machine's address, and listens on all addresses, unless it is told that
@@ -174,7 +178,7 @@ class RayAddress:
 
     name: str
     """The name of the server."""
-    hosts: tuple[Any, ...]
+    hosts: tuple[Untyped, ...]
     """The handles of the hosts, by shard."""
     snapshots: SnapshotEvery | None
     """When snapshots are taken; None: never."""
@@ -234,7 +238,7 @@ class Restore(Request[None]):
 
     identity: str
     """Unique for each restore: the request may be sent again after a loss."""
-    state: Any
+    state: ServerState
     workers: tuple[int, ...] | None
 
 
@@ -274,7 +278,7 @@ class ShardHost:
         """By client: the clocks of its worker when this generation began."""
         self._heard_s: dict[str, float] = {}
         """By client: the time of its last message."""
-        self._snapshot: ShardSnapshot[Any] | None = None
+        self._snapshot: ShardSnapshot[ServerState] | None = None
         self._restored = ""
         """The identity of the last ``Restore``."""
         self._shard = Shard(number)
@@ -283,7 +287,7 @@ class ShardHost:
 
     # -- clients ---------------------------------------------------------------------------------------
 
-    async def deliver(self, message: ClientMessage) -> Any:
+    async def deliver(self, message: ClientMessage) -> object:
         """Take a message of a client; return the outcome of its request, or a ``GoBack``."""
         client, _, generation = message.session
         while self._generation < generation and not self._ended.is_set():
@@ -305,7 +309,7 @@ class ShardHost:
 
     # -- the server ------------------------------------------------------------------------------------
 
-    async def begin(self, start: GenerationStart, state: Mapping[str, Any] | None) -> HostProcess:
+    async def begin(self, start: GenerationStart, state: ServerState | None) -> HostProcess:
         """Begin a generation with a new shard, from a state or from the initial values of the matrices."""
         if start.generation <= self._generation:
             return self._process()  # Ray has repeated the call.
@@ -354,7 +358,9 @@ class ShardHost:
         self._sessions.restart(self._generation + 1)
         self._wake()
 
-    async def next_snapshot(self, generation: int, after: int) -> tuple[ShardSnapshot[None] | None, Any]:
+    async def next_snapshot(
+        self, generation: int, after: int
+    ) -> tuple[ShardSnapshot[None] | None, ServerState | None]:
         """Return the next snapshot of this generation after number ``after``, without its state; and the state.
 
         Both are None if the generation has ended.
@@ -396,11 +402,11 @@ class ShardHost:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _take_snapshot(self, number: int, state: Any) -> None:
+    def _take_snapshot(self, number: int, state: ServerState) -> None:
         self._snapshot = self._snapshot_of(number, state)
         self._wake()
 
-    def _snapshot_of(self, number: int, state: Any) -> ShardSnapshot[Any]:
+    def _snapshot_of(self, number: int, state: ServerState) -> ShardSnapshot[ServerState]:
         # Without the initial values, which may be as large as the matrix and are not used again.
         matrices = [replace(matrix.matrix, init=0.0) for matrix in self._shard.matrices.values()]
         creates = tuple(CreateRequest(matrix, self._shards) for matrix in matrices)
@@ -423,7 +429,7 @@ class ShardHost:
             "the server without snapshots= to start over"
         )
 
-    def _check_has_parameters(self, request: Request[Any]) -> None:
+    def _check_has_parameters(self, request: Request[object]) -> None:
         """Raise ShardLost for a request that reads or changes parameters, if these are lost and not restored."""
         if self._refusal is not None and not isinstance(request, _WITHOUT_PARAMETERS):
             raise ShardLost(self._refusal)
@@ -451,7 +457,7 @@ class ShardHost:
 class _Handler:
     """A shard whose replies can be sent to another process."""
 
-    def __init__(self, shard: RequestHandler, check: Callable[[Request[Any]], None]) -> None:
+    def __init__(self, shard: RequestHandler, check: Callable[[Request[object]], None]) -> None:
         self._shard = shard
         self._check = check
 

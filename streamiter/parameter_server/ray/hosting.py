@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar, cast, final
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import RolledBack, StreamiterError, WorkerHasLeft
-from streamiter.parameter_server.calls import Call, OnBack, ShardLink, WaitingReply
+from streamiter.parameter_server.calls import AnyReply, Call, OnBack, ShardLink, WaitingReply
 from streamiter.parameter_server.client import Server
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.ray.connection import ConnectionLink, Connections, ShardConnections, ended
@@ -30,6 +30,7 @@ from streamiter.parameter_server.ray.host import (
     RayCluster,
     Restore,
     ShardHost,
+    Untyped,
     imported_ray,
 )
 from streamiter.parameter_server.requests import (
@@ -37,6 +38,7 @@ from streamiter.parameter_server.requests import (
     ForgetRequest,
     Request,
     RestoreState,
+    ServerState,
     TakeState,
 )
 from streamiter.parameter_server.rows import MatrixDirectory
@@ -93,7 +95,7 @@ class RayHosting:
         )
         self._connections = Connections(self.address, clock, on_used=self._supervisor.start)
         self._statistics = tuple(ShardStatistics(number, (), 0) for number in range(count))
-        self._asked: list[Any] | None = None
+        self._asked: list[Untyped] | None = None
         """The calls for statistics that are not answered yet."""
         self._taking = asyncio.Lock()
         self._asking_for_states: ShardConnections | None = None
@@ -135,13 +137,13 @@ class RayHosting:
             pass  # Return the last ones.
         return self._statistics
 
-    async def take_states(self) -> list[Any]:
+    async def take_states(self) -> list[ServerState]:
         """Return the states of all shards between the same two calls of each worker of this process."""
         if self._asking_for_states is None:
             self._asking_for_states = self._connections.open(f"{self.address.name}, states")
         asking = self._asking_for_states
 
-        async def take() -> list[Any]:
+        async def take() -> list[ServerState]:
             return await Call([link.send(TakeState()) for link in asking.links], list)
 
         async with self._taking:
@@ -190,14 +192,14 @@ class _ServerLink:
         elif isinstance(request, RestoreState):
             # The request is the same for all shards: the first link makes lists of iterators.
             request.state = in_memory(request.state)
-            restore: Request[Any] = Restore(uuid.uuid4().hex, request.state, request.workers)
-            return self._link.send(restore)
+            restore = Restore(uuid.uuid4().hex, request.state, request.workers)
+            return cast(WaitingReply[R], self._link.send(restore))
         reply = self._link.send(request)
         if isinstance(request, CreateRequest):
             reply.when_settled(partial(self._note, request, reply))
         return reply
 
-    def _note(self, create: CreateRequest, reply: WaitingReply[Any]) -> None:
+    def _note(self, create: CreateRequest, reply: AnyReply) -> None:
         with suppress(
             StreamiterError, asyncio.CancelledError
         ):  # Refused: the call of create_matrix gets the error.
@@ -229,7 +231,7 @@ class Supervisor:
     def __init__(
         self,
         name: str,
-        hosts: Sequence[Any],
+        hosts: Sequence[Untyped],
         clock: Clock,
         *,
         snapshots: SnapshotEvery | None,
@@ -246,7 +248,7 @@ class Supervisor:
         self._workers_here = workers_here
         self._ray = imported_ray()
         self.generation = 0
-        self.kept = KeptSnapshots[Any](len(hosts))
+        self.kept = KeptSnapshots[Untyped](len(hosts))
         self._first_starts = [host.begin.remote(GenerationStart(0), None) for host in hosts]
         self._processes: list[HostProcess] = []
         """The process of each host, to notice that a host was started again."""
@@ -437,7 +439,7 @@ def _in_short(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
 
 
-def _workers_of(latest: StartingPoint[Any], present: Sequence[Iterable[int]]) -> tuple[int, ...]:
+def _workers_of(latest: StartingPoint[Untyped], present: Sequence[Iterable[int]]) -> tuple[int, ...]:
     """Return the workers of a snapshot, except those that have left since, as far as a shard knows."""
     if not present:
         return latest.workers

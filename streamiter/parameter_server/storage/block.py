@@ -9,15 +9,15 @@ in frames of about a megabyte.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.deferred import Deferred, Encode
+from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 
@@ -26,13 +26,15 @@ P = TypeVar("P")
 Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of the dtype of the matrix."""
 
+DTypeOfNumbers: TypeAlias = np.dtype[Any]
+
 Number: TypeAlias = np.generic
 """A scalar of numpy, mostly of the dtype of the matrix."""
 
 Columns: TypeAlias = npt.NDArray[np.int64]
 """Global column numbers, in any order; a column may occur twice."""
 
-FrozenState: TypeAlias = dict[str, Any]
+FrozenState: TypeAlias = dict[str, PlainValue]
 """The frozen state of a block: plain data, with large arrays as :class:`~streamiter.deferred.Deferred`."""
 
 
@@ -286,7 +288,23 @@ _SETTINGS = ("rows", "columns", "dtype", "sparse")
 _Span = tuple[int, int]
 
 
-def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
+class BlockState(TypedDict):
+    """The state of a block, and its place: the first row and the end of its rows, and the same of its columns."""
+
+    rows: list[int]
+    columns: list[int]
+    content: FrozenState
+
+
+class BlocksState(TypedDict):
+    """The state of blocks of a matrix."""
+
+    settings: dict[str, object]
+    """The settings that a matrix must have to take over the blocks."""
+    blocks: list[BlockState]
+
+
+def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> BlocksState:
     """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
     return {
         "settings": {name: getattr(matrix, name) for name in _SETTINGS},
@@ -301,7 +319,7 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> di
     }
 
 
-def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+def check_state(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
     """Raise an error if these blocks cannot take over a state of all blocks of the matrix."""
     for name, value in state["settings"].items():
         if (now := getattr(matrix, name)) != value:
@@ -321,15 +339,19 @@ def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any
             )
 
 
-def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+def restore_blocks(blocks: Iterable[Block], state: BlocksState) -> None:
     """Restore these blocks from a state of all blocks that ``check_state`` has accepted."""
     saved = _by_place(state)
     for block in blocks:
         block.restore(saved[_place(block)])
 
 
-def _by_place(state: Mapping[str, Any]) -> dict[tuple[_Span, _Span], Any]:
-    return {(tuple(block["rows"]), tuple(block["columns"])): block["content"] for block in state["blocks"]}
+def _by_place(state: BlocksState) -> dict[tuple[_Span, _Span], FrozenState]:
+    return {(_span(block["rows"]), _span(block["columns"])): block["content"] for block in state["blocks"]}
+
+
+def _span(ends: Sequence[int]) -> _Span:
+    return ends[0], ends[1]
 
 
 def _place(block: Block) -> tuple[_Span, _Span]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self, TypeAlias, TypeVar, final
+from typing import Final, Self, TypeAlias, TypeGuard, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from streamiter.parameter_server.matrix import BlockRange, Matrix
 from streamiter.parameter_server.storage.block import (
     Block,
     Columns,
+    DTypeOfNumbers,
     FrozenState,
     Number,
     Numbers,
@@ -115,7 +116,7 @@ def capacity_for(count: int) -> int:
     return max(_CAPACITY_MIN, 1 << (8 * count // 3).bit_length())
 
 
-def hashed_bytes(count: int, dtype: np.dtype[Any]) -> int:
+def hashed_bytes(count: int, dtype: DTypeOfNumbers) -> int:
     """Return the memory of a hash table for so many columns."""
     return capacity_for(count) * (8 + dtype.itemsize)
 
@@ -130,7 +131,7 @@ class HashedCells(Cells):
     """
 
     def __init__(
-        self, capacity: int, dtype: np.dtype[Any], first: int, default: Number, made_after: int
+        self, capacity: int, dtype: DTypeOfNumbers, first: int, default: Number, made_after: int
     ) -> None:
         """``capacity`` is a power of two; ``first`` is the first column of the block."""
         self.default = default
@@ -487,7 +488,7 @@ class FrozenCells(Deferred):
     def __init__(
         self,
         cells: dict[int, Cells],
-        dtype: np.dtype[Any],
+        dtype: DTypeOfNumbers,
         *,
         name: str,
         encode: Encode,
@@ -560,7 +561,7 @@ class FrozenCells(Deferred):
             self._unfinished.remove(self)
 
 
-def segments_of(frames: Iterable[Any], block: Block, name: str) -> Iterator[Segment]:
+def segments_of(frames: Iterable[object], block: Block, name: str) -> Iterator[Segment]:
     """Yield the segments of decoded frames; raise CheckpointError for a frame that does not fit the block."""
     for frame in frames:
         if not _fits(frame, block):
@@ -576,7 +577,7 @@ def segments_of(frames: Iterable[Any], block: Block, name: str) -> Iterator[Segm
             yield row, default, columns[begin:end], values[begin:end]
 
 
-def _fits(frame: Any, block: Block) -> bool:
+def _fits(frame: object, block: Block) -> TypeGuard[tuple[Numbers, Numbers, Numbers, Numbers, Numbers]]:
     if not (
         isinstance(frame, tuple) and len(frame) == 5 and all(isinstance(part, np.ndarray) for part in frame)
     ):
