@@ -63,17 +63,20 @@ class Dealt(Source):
 class Counts(Operator):
     """Adds 1 to the column of each record, a number, and goes on to the next clock."""
 
-    def __init__(self, consistency: Consistency, *, columns: int = RECORDS, **settings: Any) -> None:
+    def __init__(
+        self, consistency: Consistency, *, columns: int = RECORDS, matrix: str = MATRIX, **settings: Any
+    ) -> None:
+        self._matrix = matrix
         self._settings = {"rows": 1, "columns": columns, "consistency": consistency, **settings}
 
     async def open(self, context: Context) -> None:
         self.client = context.parameter_server
-        await self.client.create_matrix(MATRIX, **self._settings)
+        await self.client.create_matrix(self._matrix, **self._settings)
 
     async def process(self, record: int, out: Output) -> None:
-        await self.client.get(MATRIX, row=0, columns=[record])
-        await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
-        await self.client.clock(MATRIX)
+        await self.client.get(self._matrix, row=0, columns=[record])
+        await self.client.add(self._matrix, row=0, columns=[record], values=[1.0])
+        await self.client.clock(self._matrix)
         out.emit((self.client.worker, record))
 
 
@@ -100,9 +103,9 @@ def counting_flow(
     return flow, server
 
 
-async def count_of_each(server: ParameterServer) -> list[float]:
+async def count_of_each(server: ParameterServer, matrix: str = MATRIX) -> list[float]:
     """How often each record has counted."""
-    row: npt.NDArray[np.float64] = await server.aggregate(psf.Pull(MATRIX, row=0))
+    row: npt.NDArray[np.float64] = await server.aggregate(psf.Pull(matrix, row=0))
     return [float(count) for count in row]
 
 

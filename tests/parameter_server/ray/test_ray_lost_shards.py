@@ -16,7 +16,7 @@ from parameter_server.ray.processes import asking_for_ever, kill
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import RolledBack, ShardLost
-from streamiter.parameter_server import ASP, BSP, SSP, psf
+from streamiter.parameter_server import ASP, BSP, SSP, Client, psf
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.snapshots import SnapshotEvery
 
@@ -56,23 +56,36 @@ async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> N
         assert all(clock % 2 == 0 for clock in went_back_fast + went_back_slow)
 
 
-@pytest.mark.parametrize(("consistency", "iterations"), [(ASP(), 4), (SSP(staleness=10), 11)], ids=repr)
-async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_go_back_to_initial_values(
-    consistency: Any, iterations: int
-) -> None:
+async def past_an_idle_worker(
+    server: ParameterServer, consistency: Any, iterations: int
+) -> tuple[Client, Client]:
+    """A busy worker, after so many iterations, and an idle one."""
+    await server.create_matrix("w", rows=2, columns=4, consistency=consistency, init=[1.0, 2.0, 3.0, 4.0])
+    busy, idle = server.client(worker=0), server.client(worker=1)
+    await idle.join()
+    async with asyncio.timeout(PATIENCE_S):
+        for iteration in range(iterations):
+            assert (await busy.get("w", row=0))[0] == 1.0 + iteration
+            await busy.add("w", row=0, values=1.0)
+            await busy.clock("w")
+    return busy, idle
+
+
+async def test_under_ssp_an_idle_worker_stops_no_other_at_a_snapshot() -> None:
+    """Worker 0 stood still at clock 2, as under BSP."""
+    async with ParameterServer(shards=1, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
+        await past_an_idle_worker(server, SSP(staleness=10), iterations=11)
+
+
+async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_go_back_to_initial_values() -> (
+    None
+):
     """Worker 0 stood still at clock 2, as under BSP; and a loss before the first snapshot ended the training for good.
 
     The message named neither the shard's process nor its matrices.
     """
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
-        await server.create_matrix("w", rows=2, columns=4, consistency=consistency, init=[1.0, 2.0, 3.0, 4.0])
-        busy, idle = server.client(worker=0), server.client(worker=1)
-        await idle.join()
-        async with asyncio.timeout(PATIENCE_S):
-            for iteration in range(iterations):
-                assert (await busy.get("w", row=0))[0] == 1.0 + iteration
-                await busy.add("w", row=0, values=1.0)
-                await busy.clock("w")
+        busy, idle = await past_an_idle_worker(server, ASP(), iterations=4)
         await kill(server, 1)
         for client in (busy, idle):
             with pytest.raises(RolledBack) as back:

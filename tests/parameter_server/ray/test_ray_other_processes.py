@@ -78,7 +78,7 @@ async def test_reads_wait_for_clocks_of_another_process(shared_address: RayAddre
 @pytest.mark.usefixtures("ray_cluster")
 async def test_a_worker_whose_process_is_killed_leaves_and_releases_the_others() -> None:
     """A cluster that waits for ever for a worker that the kernel has killed."""
-    async with ParameterServer(shards=1, on="ray", heartbeat_timeout_s=10.0) as server:
+    async with ParameterServer(shards=1, on="ray", heartbeat_timeout_s=5.0) as server:
         await server.create_matrix("w", rows=1, columns=4, consistency=BSP())
         here = server.client(worker=0)
         await here.join()
