@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Generic, NotRequired, TypedDict, TypeVar, final
+from typing import Any, Generic, TypedDict, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
 from streamiter.numbers import whole_number
@@ -82,7 +82,7 @@ class ModelState(TypedDict, Generic[A]):
     """The state of a model; waiting gets are not part of it."""
 
     tracker: TrackerState
-    adds: NotRequired[Sequence[tuple[int, int, A]]]
+    adds: Sequence[tuple[int, int, A]]
     """The kept adds: clock, worker, add."""
 
 
@@ -98,6 +98,7 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
 
     def __init__(self, tracker: ProgressTracker) -> None:
         self.tracker = tracker
+        self._adds: PendingAdds[A] = PendingAdds()
         self._gets: WaitingGets[G] = WaitingGets()
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
@@ -141,7 +142,7 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         These adds end no iteration: the minimum clock depends on clocks only, which all shards receive, while each
         shard knows its own adds only.
         """
-        return []
+        return [] if self.tracker.num_workers else self._adds.clear()
 
     def forget(self, request: G) -> None:
         """Drop a waiting get; do nothing if it is not kept."""
@@ -150,11 +151,11 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
     def reset(self, workers: Iterable[int]) -> tuple[list[A], list[G]]:
         """Restart with these workers at clock 0; return the kept adds and gets, by arrival, for the caller to fail."""
         self.tracker.init(workers)
-        return self._clear_adds(), self._gets.clear()
+        return self._adds.clear(), self._gets.clear()
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """Return the kept adds of one worker, or of all, in order of arrival."""
-        return iter(())
+        return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Replace the kept adds of the worker's current iteration with the result of ``merge``.
@@ -162,7 +163,7 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         ``merge`` takes these adds in order of arrival, and returns at least one add and at most as many as it took.
         They take the places of the first ones. It is not called if there are none. Adds of older iterations stay.
         """
-        self.tracker.check_worker_valid(worker)
+        self._adds.merge(self.tracker.get_progress(worker), worker, merge)
 
     @property
     def waiting_gets(self) -> int:
@@ -171,26 +172,20 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
 
     def snapshot(self) -> ModelState[A]:
         """Return plain data: the tracker and the kept adds. Waiting gets are not part of the state."""
-        return {"tracker": self.tracker.snapshot()}
+        return {"tracker": self.tracker.snapshot(), "adds": self._adds.snapshot()}
 
     def restore(self, state: ModelState[A]) -> list[G]:
         """Restore a ``snapshot``; drop the adds kept until now, and return the waiting gets for the caller to fail."""
         self.tracker.restore(state["tracker"])
+        self._adds.restore(state["adds"])
         return self._gets.clear()
 
     def _released(self, before: int, moved_to: int) -> list[Released[A, G]]:
         """Return one ``Released`` for each clock after ``before``; ``moved_to`` is −1 if the clock has not moved."""
         return [
-            Released(clock, self._adds_before(clock), self._gets.take(clock))
+            Released(clock, self._adds.take(clock - 1), self._gets.take(clock))
             for clock in range(before + 1, moved_to + 1)
         ]
-
-    def _adds_before(self, clock: int) -> list[A]:
-        """Take the adds that waited for the minimum clock to become ``clock``."""
-        return []
-
-    def _clear_adds(self) -> list[A]:
-        return []
 
 
 @final
@@ -208,10 +203,6 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
 
     A worker may be one clock ahead of the slowest. It must then await a get: any other call is out of turn.
     """
-
-    def __init__(self, tracker: ProgressTracker) -> None:
-        super().__init__(tracker)
-        self._adds: PendingAdds[A] = PendingAdds()
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
         """Keep the add until the minimum clock passes the worker's; raise OutOfTurn if the worker is ahead."""
@@ -231,29 +222,6 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         """Advance the clock of a worker; raise OutOfTurn if it is ahead already."""
         self._check_turn(worker, observed, "a clock", ahead=0)
         return super().clock(worker, observed)
-
-    def pending_adds(self, worker: int | None = None) -> Iterator[A]:
-        return iter(self._adds.all()) if worker is None else self._adds.of(worker)
-
-    def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        self._adds.merge(self.tracker.get_progress(worker), worker, merge)
-
-    def snapshot(self) -> ModelState[A]:
-        return {**super().snapshot(), "adds": self._adds.snapshot()}
-
-    def restore(self, state: ModelState[A]) -> list[G]:
-        self._adds.restore(state["adds"])
-        return super().restore(state)
-
-    def take_orphaned_adds(self) -> list[A]:
-        """Return the adds of the unfinished iteration if the last worker has left: no clock would apply them."""
-        return [] if self.tracker.num_workers else self._adds.clear()
-
-    def _adds_before(self, clock: int) -> list[A]:
-        return self._adds.take(clock - 1)
-
-    def _clear_adds(self) -> list[A]:
-        return self._adds.clear()
 
     def _check_turn(self, worker: int, observed: int, call: str, ahead: int) -> int:
         """Return the worker's clock; raise OutOfTurn if it is more than ``ahead`` of the minimum clock."""

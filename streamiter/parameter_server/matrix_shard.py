@@ -386,8 +386,7 @@ class MatrixShard:
             **frozen_blocks(self.matrix, self.blocks.values(), encode),
             "clocks": model["tracker"],
             "pending": [
-                [clock, worker, [list(part) for part in add.parts]]
-                for clock, worker, add in model.get("adds", ())
+                [clock, worker, [list(part) for part in add.parts]] for clock, worker, add in model["adds"]
             ],
         }
 
@@ -411,8 +410,8 @@ class MatrixShard:
             for clock, worker, parts in state["pending"]
             if (mine := [AddPart(*part) for part in parts if part[0] in self.blocks])
         ]
-        self.model.restore({"tracker": state["clocks"], "adds": adds})
-        if not self._buffers:  # The matrix was made with another consistency: nothing waits for a clock now.
+        self.model.restore({"tracker": state["clocks"], "adds": adds if self._buffers else ()})
+        if not self._buffers:  # The matrix was made with another consistency: no add waits for a clock now.
             for _, _, add in adds:
                 self._apply_parts(add.parts)
         self._pending_bytes.clear()

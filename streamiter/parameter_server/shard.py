@@ -6,10 +6,10 @@ A shard is a pure data structure: it has no tasks, and no method waits. A reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import (
@@ -23,7 +23,6 @@ from streamiter.errors import (
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
-from streamiter.parameter_server.psf.function import Result
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     AddRequest,
@@ -34,7 +33,6 @@ from streamiter.parameter_server.requests import (
     CreateRequest,
     FailWaiting,
     ForgetRequest,
-    GetReply,
     GetRequest,
     JoinRequest,
     LeaveRequest,
@@ -73,6 +71,15 @@ class ShardStatistics:
         return sum(matrix.size_bytes for matrix in self.matrices)
 
 
+_ON_MATRIX: Final[Mapping[type[Request[object]], Callable[[MatrixShard, Any], object]]] = {
+    GetRequest: MatrixShard.get,
+    AddRequest: MatrixShard.add,
+    ClockRequest: MatrixShard.clock,
+    UpdateRequest: MatrixShard.update,
+    AggregateRequest: MatrixShard.aggregate,
+}
+
+
 @final
 class Shard:
     """Handles requests one by one, in the order of their arrival.
@@ -91,12 +98,12 @@ class Shard:
         self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, MatrixState] = {}
         """The restored state of matrices that are not made yet."""
-        self._handlers: dict[type[Request[object]], Callable[[Any], object]] = {
-            GetRequest: self._get,
-            AddRequest: self._add,
-            ClockRequest: self._clock,
-            UpdateRequest: self._update,
-            AggregateRequest: self._aggregate,
+        self._handlers: dict[type[Request[object]], Callable[[Any], Any]] = {
+            GetRequest: self._hold_or_apply,
+            AddRequest: self._hold_or_apply,
+            ClockRequest: self._hold_or_apply,
+            UpdateRequest: self._hold_or_apply,
+            AggregateRequest: self.apply,
             CreateRequest: self._create,
             ForgetRequest: self._forget,
             JoinRequest: self._join,
@@ -118,7 +125,8 @@ class Shard:
 
         A refused request changes nothing.
         """
-        return cast(R | WaitingReply[R], self._handlers[type(request)](request))
+        reply: R | WaitingReply[R] = self._handlers[type(request)](request)
+        return reply
 
     send = handle
     """A shard in the same process is its own link."""
@@ -139,40 +147,17 @@ class Shard:
             )
         return found
 
-    def _get(self, request: GetRequest) -> GetReply | WaitingReply[GetReply]:
+    def _hold_or_apply(self, request: HeldRequest) -> object:
         if self._holding.is_behind(request.worker):
-            return self._holding.get(request)
-        return self.matrix(request.matrix).get(request)
+            return self._holding.handle(request)
+        return _ON_MATRIX[type(request)](self.matrix(request.matrix), request)
 
-    def _add(self, request: AddRequest) -> int | GetReply | AnyReply:
-        if self._holding.is_behind(request.worker):
-            return self._holding.add(request)
-        return self.matrix(request.matrix).add(request)
-
-    def _clock(self, request: ClockRequest) -> int | WaitingReply[int]:
-        if self._holding.is_behind(request.worker):
-            return self._holding.clock(request)
-        return self.matrix(request.matrix).clock(request)
-
-    def _update(self, request: UpdateRequest) -> list[Result] | WaitingReply[list[Result] | None] | None:
-        if self._holding.is_behind(request.worker) and not request.only_check:
-            return self._holding.wait(request)
-        return self.matrix(request.matrix).update(request)
-
-    def _aggregate(self, request: AggregateRequest) -> list[Result]:
-        return self.matrix(request.matrix).aggregate(request)
-
-    def apply(self, request: HeldRequest | LeaveRequest) -> object:
-        """Handle a request that was held."""
+    def apply(self, request: HeldRequest | AggregateRequest | LeaveRequest) -> object:
+        """Handle a request at once, also one that was held."""
         if isinstance(request, LeaveRequest):
             self._leave(request)
             return None
-        matrix = self.matrix(request.matrix)
-        if isinstance(request, GetRequest):
-            return matrix.get(request)
-        if isinstance(request, AddRequest):
-            return matrix.add(request)
-        return matrix.clock(request) if isinstance(request, ClockRequest) else matrix.update(request)
+        return _ON_MATRIX[type(request)](self.matrix(request.matrix), request)
 
     # -- matrices and workers --------------------------------------------------------------------------
 

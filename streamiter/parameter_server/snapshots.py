@@ -491,19 +491,21 @@ class Holding:
                     self._held_bytes += _size_bytes(request)
                     self._hold(request, None)
                 else:
-                    self._apply(self._behind_next_barrier, request, waiting)
+                    self._apply(self.handle, request, waiting)
         finally:
             self._is_releasing = False
         if self._checkpoint is None and self._taking:
             self._checkpoint = min(self._taking)
 
-    def _behind_next_barrier(self, request: HeldRequest) -> object:
-        """Handle a request of a worker that waited behind two barriers, and is now behind one."""
+    def handle(self, request: HeldRequest) -> object:
+        """Handle a request of a worker that is behind a barrier."""
         if isinstance(request, GetRequest):
             return self.get(request)
         if isinstance(request, AddRequest):
             return self.add(request)
-        return self.clock(request) if isinstance(request, ClockRequest) else self.wait(request)
+        if isinstance(request, ClockRequest):
+            return self.clock(request)
+        return self._shard.apply(request) if request.only_check else self.wait(request)
 
     def _apply(
         self, handle: Callable[[Any], object], request: HeldRequest | LeaveRequest, waiting: AnyReply | None

@@ -81,6 +81,10 @@ class _Elementwise(Checked, UpdateFunction):
         row: int = getattr(self, fields_with(type(self), TARGET)[0])
         return row
 
+    def aligned_sources(self, block: Block) -> tuple[Columns, list[Numbers]]:
+        """Return the columns that a source row of a sparse block stores, and the rows' values there and elsewhere."""
+        return aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
         return (self.target,)
 
@@ -107,7 +111,7 @@ class _Elementwise(Checked, UpdateFunction):
 
     def _update_sparse(self, block: Block) -> None:
         # The default is the last element of each array, and is computed with the values.
-        columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+        columns, sources = self.aligned_sources(block)
         out = np.empty(len(columns) + 1, block.dtype)
         self.compute(sources, out)
         block.replace_row(self.target, without_default(columns, out[:-1], out[-1].item()))
@@ -343,7 +347,7 @@ class _Mapped(_Elementwise):
     def partition_check(self, block: Block, part: Part) -> object:
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                _, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+                _, sources = self.aligned_sources(block)
             else:
                 sources = [block.dense_row(row) for row in self.sources]
             self.call(sources, block.dtype)
@@ -440,7 +444,7 @@ class _IndexedMap(_Mapped):
     def partition_check(self, block: Block, part: Part) -> tuple[int, float] | None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+                columns, sources = self.aligned_sources(block)
                 self._present_values(columns, sources, block.dtype)
                 return self._new_default(block, columns, sources)
             self._dense_values(block)
@@ -455,7 +459,7 @@ class _IndexedMap(_Mapped):
     def partition_update(self, block: Block, part: Part) -> None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+                columns, sources = self.aligned_sources(block)
                 values = self._present_values(columns, sources, block.dtype)
                 found = self._new_default(block, columns, sources)
                 # If no column is absent, no column has the default.

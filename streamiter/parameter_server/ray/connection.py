@@ -12,11 +12,11 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
-from streamiter.parameter_server.calls import AnyReply, OnBack, WaitingReply
+from streamiter.parameter_server.calls import AnyReply, OnBack
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
 from streamiter.parameter_server.ray.host import GoBack, RayAddress, Untyped, client_name, imported_ray
@@ -67,16 +67,11 @@ class _Reply(AnyReply):
             raise
 
 
-@final
-class ConnectionLink:
+class ConnectionLink(NamedTuple):
     """The link to one shard that a connection gives to its client."""
 
-    def __init__(self, send: Callable[[Request[object]], AnyReply]) -> None:
-        self._send = send
-
-    def send(self, request: Request[R]) -> WaitingReply[R]:
-        """Send a request by way of the connection."""
-        return self._send(request)
+    send: Callable[[Request[Any]], AnyReply]
+    """Sends a request by way of the connection."""
 
 
 @final

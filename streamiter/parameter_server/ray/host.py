@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, final
@@ -45,7 +46,7 @@ from streamiter.parameter_server.snapshots import (
     fetched,
     thawed,
 )
-from streamiter.parameter_server.transport import RequestHandler, ShardSessions
+from streamiter.parameter_server.transport import ShardSessions
 
 Untyped: TypeAlias = Any
 """The package ray, and its handles of actors and references to objects: they have no types here."""
@@ -76,91 +77,74 @@ class RayCluster:
 
     def __init__(self) -> None:
         self.ray = imported_ray()
-        self._ours = None if self.ray.is_initialized() else _Started(self.ray)
-
-    def close(self) -> None:
-        """End a Ray that was started here. May be called more than once, and in any thread."""
-        if self._ours is not None:
-            ours, self._ours = self._ours, None
-            ours.end()
-
-
-@final
-class _Started:
-    """A Ray of our own, started in a thread that runs until Ray is ended.
-
-    The kernel ends Ray's processes together with the thread that started them. In the main thread Ray would take over
-    SIGTERM.
-    """
-
-    def __init__(self, ray: Untyped) -> None:
-        self._ray = ray
-        self._has_started = threading.Event()
         self._is_to_end = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
-        self._thread.start()
-        self._has_started.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._thread: threading.Thread | None = None
+        if not self.ray.is_initialized():
+            # The kernel ends Ray's processes together with the thread that started them, so this thread runs until Ray
+            # is ended. In the main thread Ray would take over SIGTERM.
+            started: Future[None] = Future()
+            self._thread = threading.Thread(target=self._run, args=(started,), name="ray", daemon=True)
+            self._thread.start()
+            started.result()
 
-    def _run(self) -> None:
+    def _run(self, started: Future[None]) -> None:
         try:
-            with _usage_statistics_off(), _no_cluster(self._ray):
-                self._ray.init(
+            with _starting(self.ray):
+                self.ray.init(
                     address="local",  # Without it, Ray would look for a cluster that another program has started.
                     include_dashboard=False,
                     logging_level=logging.ERROR,
                     _node_ip_address=_LOOPBACK,
                 )
         except BaseException as error:
-            self._failure = error
+            started.set_exception(error)
             return
-        finally:
-            self._has_started.set()
+        started.set_result(None)
         self._is_to_end.wait()
-        self._ray.shutdown()
+        self.ray.shutdown()
 
-    def end(self) -> None:
-        self._is_to_end.set()
-        self._thread.join()
+    def close(self) -> None:
+        """End a Ray that was started here. May be called more than once, and in any thread."""
+        if (thread := self._thread) is not None:
+            self._thread = None
+            self._is_to_end.set()
+            thread.join()
 
 
 @contextmanager
-def _usage_statistics_off() -> Iterator[None]:
-    """Turn usage statistics off while Ray starts, unless the user has asked for them."""
-    name = "RAY_USAGE_STATS_ENABLED"
-    is_ours = name not in os.environ
-    if is_ours:
-        os.environ[name] = "0"
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables of the environment for a time."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if is_ours:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
-def _no_cluster(ray: Untyped) -> Iterator[None]:
-    """Have Ray listen on 127.0.0.1 only.
+def _starting(ray: Untyped) -> Iterator[None]:
+    """Have Ray listen on 127.0.0.1 only, and send no usage statistics, unless the user has asked for them.
 
     On Linux, Ray replaces 127.0.0.1 by the machine's address, and listens on all addresses, unless it is told that
     this system has no clusters. A variable of the environment says so, which Ray reads when it is imported, and which
     its processes inherit. A version of Ray without this constant listens on all addresses.
     """
-    constants = ray._private.ray_constants
-    name, constant = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "ENABLE_RAY_CLUSTER"
-    before, was = os.environ.get(name), getattr(constants, constant, None)
-    os.environ[name] = "0"
+    constants, constant = ray._private.ray_constants, "ENABLE_RAY_CLUSTER"
+    was = getattr(constants, constant, None)
     setattr(constants, constant, False)
     try:
-        yield
+        with _environment(
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+            RAY_USAGE_STATS_ENABLED=os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+        ):
+            yield
     finally:
         setattr(constants, constant, was)
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 def client_name(worker: int) -> str:
@@ -282,8 +266,7 @@ class ShardHost:
         self._restored = ""
         """The identity of the last ``Restore``."""
         self._shard = Shard(number)
-        self._handler = _Handler(self._shard, self._check_has_parameters)
-        self._sessions = ShardSessions(self._handler)
+        self._sessions = ShardSessions(self)
 
     # -- clients ---------------------------------------------------------------------------------------
 
@@ -307,6 +290,20 @@ class ShardHost:
             )
         return GoBack(self._generation, self._clocks.get(client), self._refusal, self._loss)
 
+    def handle(self, request: Request[R]) -> R | WaitingReply[R]:
+        """Have the shard handle a request; its reply can be sent to another process.
+
+        Raises ShardLost for a request that reads or changes parameters, if these are lost and not restored.
+        """
+        if self._refusal is not None and not isinstance(request, _WITHOUT_PARAMETERS):
+            raise ShardLost(self._refusal)
+        reply = self._shard.handle(request)
+        if not isinstance(request, TakeState):
+            return reply
+        sent: WaitingReply[R] = WaitingReply()
+        sent.follow(reply, fetched)
+        return sent
+
     # -- the server ------------------------------------------------------------------------------------
 
     async def begin(self, start: GenerationStart, state: ServerState | None) -> HostProcess:
@@ -327,8 +324,7 @@ class ShardHost:
         if state is None:
             for worker in start.workers:
                 shard.handle(JoinRequest(worker))
-        self._handler = _Handler(shard, self._check_has_parameters)
-        self._sessions = ShardSessions(self._handler, generation=start.generation)
+        self._sessions = ShardSessions(self, generation=start.generation)
         self._note_clocks()
         self._snapshot = None
         # Workers that have not sent a message to the new shard yet have the time of the timeout to do so.
@@ -394,7 +390,7 @@ class ShardHost:
 
     async def leave(self, worker: int, reason: str) -> None:
         """Make a silent worker leave."""
-        self._handler.handle(LeaveRequest(worker, reason))
+        self.handle(LeaveRequest(worker, reason))
 
     async def statistics(self) -> ShardStatistics:
         """Return the shard's statistics."""
@@ -429,11 +425,6 @@ class ShardHost:
             "the server without snapshots= to start over"
         )
 
-    def _check_has_parameters(self, request: Request[object]) -> None:
-        """Raise ShardLost for a request that reads or changes parameters, if these are lost and not restored."""
-        if self._refusal is not None and not isinstance(request, _WITHOUT_PARAMETERS):
-            raise ShardLost(self._refusal)
-
     def _note_clocks(self) -> None:
         matrices = self._shard.matrices
         self._clocks = {
@@ -451,25 +442,3 @@ class ShardHost:
         """Wake the calls that wait for a generation, a snapshot or the end."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-@final
-class _Handler:
-    """A shard whose replies can be sent to another process."""
-
-    def __init__(self, shard: RequestHandler, check: Callable[[Request[object]], None]) -> None:
-        self._shard = shard
-        self._check = check
-
-    def handle(self, request: Request[R]) -> R | WaitingReply[R]:
-        """Check a request, and have the shard handle it."""
-        self._check(request)
-        reply = self._shard.handle(request)
-        if not isinstance(request, TakeState):
-            return reply
-        if not isinstance(reply, WaitingReply):
-            sendable: R = fetched(reply)
-            return sendable
-        sent: WaitingReply[R] = WaitingReply()
-        sent.follow(reply, fetched)
-        return sent

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast, final
+from typing import Final, TypeVar, cast, final
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import RolledBack, StreamiterError, WorkerHasLeft
@@ -264,9 +264,9 @@ class Supervisor:
     def start(self) -> None:
         """Begin to watch, in the event loop; nothing happens if the supervisor watches already."""
         if not self._tasks:
-            self._tasks.append(_task(self._watch_all()))
+            self._tasks.append(asyncio.create_task(self._watch_all()))
             if self._timeout_s is not None:
-                self._timed.append(_task(self._watch_workers(self._timeout_s)))
+                self._timed.append(asyncio.create_task(self._watch_workers(self._timeout_s)))
 
     async def stop(self) -> None:
         """Stop watching, and have the hosts end all waiting calls."""
@@ -288,9 +288,9 @@ class Supervisor:
     async def _watch_all(self) -> None:
         self._processes = await asyncio.gather(*self._first_starts)
         for shard in range(len(self._hosts)):
-            self._tasks.append(_task(self._watch(shard)))
+            self._tasks.append(asyncio.create_task(self._watch(shard)))
             if self._takes_snapshots:
-                self._tasks.append(_task(self._collect(shard)))
+                self._tasks.append(asyncio.create_task(self._collect(shard)))
 
     async def _watch(self, shard: int) -> None:
         while self._is_running:
@@ -422,10 +422,6 @@ class Supervisor:
     async def _remove_worker(self, worker: int, reason: str) -> None:
         await asyncio.gather(*[host.leave.remote(worker, reason) for host in self._hosts])
         self._on_silent(worker, reason)
-
-
-def _task(watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    return asyncio.get_running_loop().create_task(watch)
 
 
 def _known_workers(present: Sequence[Iterable[int]]) -> tuple[int, ...]:
