@@ -1,11 +1,11 @@
-"""One of four workers is five times slower: what that costs under BSP, SSP and ASP.
+"""The cost of a worker that is five times slower than three others, under BSP, SSP and ASP.
 
-The same logistic regression is trained on a parameter server three times. Time is virtual: a mini-batch takes as long
-as this program says, so a run takes seconds, and prints the same numbers on every machine. With made-up data::
+The same logistic regression is trained on a parameter server three times. Time is virtual: this program sets the time
+of a mini-batch, so a run takes seconds, and prints the same numbers on every machine. With made-up data::
 
     python examples/parameter_server/stragglers.py
 
-Or with two files of examples in libsvm format, one to learn from and one to judge by::
+Or with two files of examples in libsvm format, one for training and one for evaluation::
 
     python examples/parameter_server/stragglers.py file:train.libsvm file:test.libsvm
 
@@ -40,7 +40,7 @@ WORKERS = 4
 SLOW_WORKER = 3
 MINI_BATCH = 200
 MINI_BATCH_S = 0.01
-"""What a mini-batch takes, in virtual seconds."""
+"""The time of a mini-batch, in virtual seconds."""
 TIMES_SLOWER = 5
 PUBLISH_EVERY = 5
 LOOKED_AT_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -51,7 +51,7 @@ HOW: dict[str, Consistency] = {"BSP": BSP(), "SSP(3)": SSP(staleness=3), "ASP": 
 
 
 class Worker(ParameterServerWorker):
-    """Takes its time over a mini-batch, and stops when the time is over."""
+    """Sleeps for each mini-batch, and stops at the end of the training time."""
 
     seconds = 10.0
 
@@ -68,7 +68,7 @@ class Worker(ParameterServerWorker):
 
 
 class Stumbling(Worker):
-    """Slow for one in ten mini-batches, at random."""
+    """A worker that is slow for one in ten mini-batches, at random."""
 
     async def open(self, context: Any) -> None:
         await super().open(context)
@@ -86,23 +86,23 @@ SCENES = {
 
 @dataclass
 class Result:
-    """How one training went."""
+    """The result of one training."""
 
     epochs_per_s: float
     waited_s: Sequence[float]
     """By worker."""
     times_s: Sequence[float]
     losses: Sequence[float]
-    """On the rows held out, of the version at each of these times."""
+    """The loss of the version at each of these times, on the held-out rows."""
     judged: Sequence[float]
-    """The last version, by what the task names."""
+    """The task's measures of the last version."""
 
 
 # -- training ------------------------------------------------------------------------------------------------
 
 
 def training(flow: Flow, task: Task, how: str, worker: type[Worker], updates: Topic) -> Stream:
-    """Publishes versions to a topic; gives the stream of what the workers tell."""
+    """Publish versions to a topic; return the stream of the workers' reports."""
     trained = task.training(
         flow,
         ParameterServer(shards=2),
@@ -123,7 +123,7 @@ def more_than_all_epochs(rows: int, seconds: float) -> int:
 
 
 async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Result:
-    """One training in virtual time, and what came of it."""
+    """Run one training in virtual time; return its result."""
     flow, clock = Flow(f"stragglers {how}"), VirtualClock()
     told = training(flow, task, how, worker, updates).collect()
     began_ms = clock.now_ms()
@@ -146,11 +146,11 @@ async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Res
     )
 
 
-# -- what is shown -------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------
 
 
 def table(task: Task, results: dict[str, Result], scene: str, seconds: float) -> str:
-    """A line for each training."""
+    """Return a table with a line for each training."""
     looked_at_s = [at for at in LOOKED_AT_S if at <= seconds]
     lines = [
         f"{WORKERS} workers, {scene}; {seconds:g} virtual seconds",
@@ -169,7 +169,7 @@ def table(task: Task, results: dict[str, Result], scene: str, seconds: float) ->
 
 
 def draw(task: Task, results: dict[str, Result], to: Path) -> None:
-    """The losses and the speed; PNG needs ``pip install 'streamiter[draw]'``."""
+    """Draw the losses and the speed; PNG needs ``pip install 'streamiter[draw]'``."""
     losses = Panel(
         "Loss on rows held out",
         "virtual seconds",

@@ -1,4 +1,4 @@
-"""What is trained on the parameter server, on what rows, and how good it is on others."""
+"""The tasks that are trained on the parameter server, their rows, and their losses on held-out rows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CLUSTERS = 10
 
 @dataclass
 class Task(abc.ABC):
-    """Rows to learn from, and rows to judge by; targets are 0 or 1."""
+    """Rows for training, and rows for evaluation; targets are 0 or 1."""
 
     train: Examples
     held_out: Examples
 
     loss_name: ClassVar[str]
     judged_by: ClassVar[tuple[str, ...]] = ()
-    """Names of what is said of the last version beside its loss."""
+    """The names of the measures of the last version, in addition to its loss."""
 
     @abc.abstractmethod
     def training(self, flow: Flow, server: Any, **options: Any) -> ParameterServerTraining:
-        """The training as a part of the flow."""
+        """Add the training to the flow."""
 
     @abc.abstractmethod
     def loss(self, parameters: Any) -> float:
-        """On the rows held out."""
+        """Return the loss on the held-out rows."""
 
     def judge(self, parameters: Any) -> tuple[float, ...]:
-        """What ``judged_by`` names."""
+        """Return the measures that ``judged_by`` names."""
         return ()
 
 
@@ -81,13 +81,13 @@ class LogisticRegression(Task):
         return float(np.mean((probabilities >= 0.5) == targets)), area
 
     def _predicted(self, parameters: Any) -> Any:
-        """The probability of target 1 of each row."""
+        """Return the probability of target 1 for each row."""
         rows: Any = self.held_out.features
         return 1.0 / (1.0 + np.exp(-rows.dot(parameters["weights"]) - parameters["intercept"]))
 
 
 class Clustering(Task):
-    """k-means of the same rows, whatever their targets are."""
+    """k-means of the same rows, without their targets."""
 
     loss_name = "mean squared distance"
 
@@ -98,7 +98,7 @@ class Clustering(Task):
             flow.from_items(points, name="rows"),
             server,
             initial=points[first],
-            decay=0.99,  # What is older than some hundred mini-batches is forgotten: it was nearest to other centroids.
+            decay=0.99,  # Rows of some hundred mini-batches ago were nearest to other centroids.
             **options,
         )
 
@@ -110,13 +110,13 @@ class Clustering(Task):
 
     @functools.cached_property
     def _points_held_out(self) -> tuple[Any, Any]:
-        """With the square of the length of each."""
+        """The held-out points, and the square of the length of each point."""
         points = as_points(self.held_out)
         return points, (points**2).sum(axis=1)
 
 
 def as_points(examples: Examples) -> Any:
-    """(rows, features)."""
+    """Return the examples as an array of (rows, features)."""
     rows = examples.features
     assert isinstance(rows, SparseRows)
     return rows.to_dense()
@@ -126,7 +126,7 @@ def as_points(examples: Examples) -> Any:
 
 
 def made_up_examples(rows: int, seed: int) -> Examples:
-    """Of 200 features 15 are there in a row, some of them seldom; the weights behind the targets are the same."""
+    """Make examples with 15 of 200 features each, some of them rare; all seeds share the weights behind the targets."""
     weights = np.random.default_rng(0).normal(size=200)
     generator = np.random.default_rng(seed)
     there = np.argsort(generator.random((rows, 200)) ** (1 / np.linspace(0.2, 3, 200)), axis=1)[:, -15:]
@@ -136,7 +136,7 @@ def made_up_examples(rows: int, seed: int) -> Examples:
 
 
 def examples_in(urls: Sequence[str]) -> list[Examples]:
-    """The examples of some topics, with as many features as there are in any of them."""
+    """Return the examples of each topic, with the features of all topics."""
     parts = []
     for url in urls:
         flow = Flow("read")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
@@ -329,11 +329,7 @@ class Participation:
     def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
         """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
         self._joining = None
-        clocks: dict[str, int] = {}
-        for of_shard in joined:
-            for name, clock in of_shard.items():
-                clocks[name] = max(clock, clocks.get(name, 0))
-        self.clocks = clocks
+        self.clocks = clocks = highest_clocks(joined)
         self.observed_at_join = dict(clocks)
         if clocks:
             for link in self.links:
@@ -482,6 +478,15 @@ class Participation:
 
         for one in waiting:
             one.when_settled(settled)
+
+
+def highest_clocks(joined: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the highest of the shards' clocks of a worker, by matrix."""
+    clocks: dict[str, int] = {}
+    for of_shard in joined:
+        for name, clock in of_shard.items():
+            clocks[name] = max(clock, clocks.get(name, 0))
+    return clocks
 
 
 # The watch checks again when the next worker may be silent, but not before this part of the timeout has passed. So a

@@ -72,11 +72,11 @@ class ShardStatistics:
 
 
 _ON_MATRIX: Final[Mapping[type[Request[object]], Callable[[MatrixShard, Any], object]]] = {
-    GetRequest: MatrixShard.get,
-    AddRequest: MatrixShard.add,
-    ClockRequest: MatrixShard.clock,
-    UpdateRequest: MatrixShard.update,
-    AggregateRequest: MatrixShard.aggregate,
+    GetRequest: lambda matrix, request: matrix.get(request),
+    AddRequest: lambda matrix, request: matrix.add(request),
+    ClockRequest: lambda matrix, request: matrix.clock(request),
+    UpdateRequest: lambda matrix, request: matrix.update(request),
+    AggregateRequest: lambda matrix, request: matrix.aggregate(request),
 }
 
 

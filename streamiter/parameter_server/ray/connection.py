@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
-from streamiter.parameter_server.calls import AnyReply, OnBack
+from streamiter.parameter_server.calls import AnyReply, OnBack, highest_clocks
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
 from streamiter.parameter_server.ray.host import GoBack, RayAddress, Untyped, client_name, imported_ray
@@ -221,11 +221,9 @@ class ShardConnections:
 
     async def _join_again(self, worker: int, answer: GoBack) -> None:
         """Join again: the worker joined after the snapshot was taken."""
-        clocks: dict[str, int] = {}
+        joining = [link.send(JoinRequest(worker)) for link in self._remote]
         try:
-            for reply in [link.send(JoinRequest(worker)) for link in self._remote]:
-                for name, clock in (await reply).items():
-                    clocks[name] = max(clock, clocks.get(name, 0))
+            clocks = highest_clocks([await reply for reply in joining])
         except RolledBack:
             return  # The shards have gone back once more; that rollback is handled by another task.
         except StreamiterError as error:

@@ -506,23 +506,18 @@ class FrozenCells(Deferred):
         unfinished.append(self)
 
     def frames(self) -> Iterator[bytes]:
-        rows: list[int] = []
-        defaults: list[Number] = []
-        columns: list[Columns] = []
-        values: list[Numbers] = []
+        gathered: list[Segment] = []
         size_bytes = 0
-        for row, default, some_columns, some_values in self._segments():
-            rows.append(row)
-            defaults.append(default)
-            columns.append(some_columns)
-            values.append(some_values)
-            size_bytes += some_columns.nbytes + some_values.nbytes
-            if size_bytes >= _FRAME_BYTES or len(rows) >= _FRAME_SEGMENTS:
-                yield self._frame(rows, defaults, columns, values)
+        for segment in self._segments():
+            gathered.append(segment)
+            _, _, columns, values = segment
+            size_bytes += columns.nbytes + values.nbytes
+            if size_bytes >= _FRAME_BYTES or len(gathered) >= _FRAME_SEGMENTS:
+                yield self._frame(gathered)
                 self._check()
                 size_bytes = 0
-        if rows:
-            yield self._frame(rows, defaults, columns, values)
+        if gathered:
+            yield self._frame(gathered)
         self.release()
 
     def _segments(self) -> Iterator[Segment]:
@@ -536,9 +531,9 @@ class FrozenCells(Deferred):
             if is_empty:  # Its default may differ from the matrix's.
                 yield row, cells.default, np.empty(0, np.int64), np.empty(0, self._dtype)
 
-    def _frame(
-        self, rows: list[int], defaults: list[Number], columns: list[Columns], values: list[Numbers]
-    ) -> bytes:
+    def _frame(self, gathered: list[Segment]) -> bytes:
+        rows, defaults, columns, values = zip(*gathered, strict=True)
+        gathered.clear()
         content = (
             np.array(rows, np.int64),
             np.array(defaults, self._dtype),
@@ -546,8 +541,6 @@ class FrozenCells(Deferred):
             np.concatenate(columns),
             np.concatenate(values),
         )
-        for collected in (rows, defaults, columns, values):
-            collected.clear()
         return self._encode(content, name=f"state of {self.name}")
 
     def _check(self) -> None:
