@@ -342,9 +342,8 @@ class Participation:
         for reply in joining:
             if isinstance(reply, WaitingReply):
                 await until_settled(reply)
-        if (
-            self._joining is joining
-        ):  # Another call may have waited for the same replies, and raised the clocks.
+        # Another call may have waited for the same replies, and raised the clocks.
+        if self._joining is joining:
             self._raise_clocks(
                 [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
             )

@@ -418,11 +418,7 @@ class ProgressTracker:
 
     def snapshot(self) -> TrackerState:
         """Return plain data for :meth:`restore`."""
-        return {
-            "progress": dict(self._progress),
-            "min_clock": self._min_clock,
-            "highest": self._highest,
-        }
+        return {"progress": dict(self._progress), "min_clock": self._min_clock, "highest": self._highest}
 
     def restore(self, state: TrackerState) -> None:
         """Restore a :meth:`snapshot`."""

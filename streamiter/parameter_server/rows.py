@@ -57,9 +57,7 @@ class MatrixDirectory:
     """The matrices that are known in this process: shared by a server and its clients."""
 
     def __init__(
-        self,
-        links: Sequence[ShardLink],
-        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
+        self, links: Sequence[ShardLink], look_up: Callable[[str], Awaitable[Matrix | None]] | None = None
     ) -> None:
         """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
         self._links = links

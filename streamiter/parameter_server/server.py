@@ -311,9 +311,8 @@ class ParameterServer(Server):
         for reply in self._taking.pop(checkpoint, ()):
             # While a state is frozen, its block copies the numbers that change.
             if isinstance(reply, WaitingReply) and reply.is_settled:
-                with suppress(
-                    ParameterServerError, asyncio.CancelledError
-                ):  # The shard is lost, or the call given up.
+                # The shard is lost, or the call given up.
+                with suppress(ParameterServerError, asyncio.CancelledError):
                     release_all(reply.result())
 
     async def end_job(self, *, went_well: bool) -> None:
@@ -350,10 +349,7 @@ class Hosting(Protocol):
         """Where the shards are, for drawings and errors."""
 
     def links(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: OnBack = lambda clocks: None,
+        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
     ) -> Sequence[ShardLink]:
         """Return a link to each shard, for a client of this name; the shard handles its requests in order.
 
@@ -385,10 +381,7 @@ class InProcess:
         return "in this process"
 
     def links(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: OnBack = lambda clocks: None,
+        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
     ) -> Sequence[ShardLink]:
         return self._shards
 

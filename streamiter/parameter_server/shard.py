@@ -224,9 +224,8 @@ class Shard:
             try:
                 matrix.leave(worker, error)
             except Exception as failure:
-                failures.append(
-                    failure
-                )  # Of on_clock=: the worker must leave the other matrices all the same.
+                # A function of on_clock= has failed: the worker must leave the other matrices all the same.
+                failures.append(failure)
         if failures:
             raise failures[0]
 
@@ -275,9 +274,8 @@ class Shard:
         encode = self._plain_data.encode
         return {
             "matrices": {
-                **(
-                    self._restored if self.number == 0 else {}
-                ),  # It is the state of all shards: give it once.
+                # The restored state is that of all shards: one shard gives it.
+                **(self._restored if self.number == 0 else {}),
                 **{name: matrix.freeze(encode) for name, matrix in self.matrices.items()},
             },
             "workers": list(self.workers),

@@ -136,11 +136,7 @@ class Subscription:
                 continue
             reply = shard.link.send(
                 NextChanges(
-                    self._name,
-                    self._worker,
-                    subscription=self._number,
-                    rows=shard.wanted,
-                    after=shard.number,
+                    self._name, self._worker, subscription=self._number, rows=shard.wanted, after=shard.number
                 )
             )
             if isinstance(reply, WaitingReply):

@@ -15,13 +15,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, final
 
 from streamiter.clock import Clock
-from streamiter.errors import (
-    ParameterServerError,
-    RolledBack,
-    ServerReset,
-    ShardLost,
-    WorkerHasLeft,
-)
+from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost, WorkerHasLeft
 from streamiter.parameter_server.calls import AnyReply, Call, WaitingReply
 from streamiter.parameter_server.requests import (
     AddRequest,

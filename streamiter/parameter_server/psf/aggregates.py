@@ -47,10 +47,7 @@ class _Reduction(Checked, GetFunction):
     _merge: ClassVar[Callable[..., Number]]
 
     def __init_subclass__(
-        cls,
-        *,
-        piece: Callable[..., Number | int] | None = None,
-        merge: Callable[..., Number] | None = None,
+        cls, *, piece: Callable[..., Number | int] | None = None, merge: Callable[..., Number] | None = None
     ) -> None:
         super().__init_subclass__()
         if piece is not None:

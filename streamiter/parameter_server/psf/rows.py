@@ -281,10 +281,7 @@ def _fill(block: Block, rows: Iterable[int], value: float) -> None:
 
 def _diagonal(block: BlockRange | Block) -> range:
     """Return the rows, which are also the columns, of the part of the matrix's diagonal in a block."""
-    return range(
-        max(block.rows.start, block.columns.start),
-        min(block.rows.stop, block.columns.stop),
-    )
+    return range(max(block.rows.start, block.columns.start), min(block.rows.stop, block.columns.stop))
 
 
 def _fill_diagonal(block: Block, values: Numbers) -> None:

@@ -410,10 +410,7 @@ class Connections:
         self._incarnation = 0
 
     def open(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: OnBack = lambda clocks: None,
+        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
     ) -> ShardConnections:
         """Open a connection for a worker, or for a client that is no worker (None)."""
         # The time in ms: a worker in another process that replaces one that has died has a higher incarnation.
@@ -463,11 +460,7 @@ class RayCarrier:
     """
 
     def __init__(
-        self,
-        host: Untyped,
-        *,
-        go_back: Callable[[GoBack], None],
-        gone: Callable[[BaseException], None],
+        self, host: Untyped, *, go_back: Callable[[GoBack], None], gone: Callable[[BaseException], None]
     ) -> None:
         self._host = host
         self._go_back = go_back

@@ -106,10 +106,7 @@ class RayHosting:
         return "on Ray"
 
     def links(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: OnBack = lambda clocks: None,
+        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
     ) -> Sequence[ShardLink]:
         links = self._connections.open(client, worker, on_back).links
         return links if worker is not None else [_ServerLink(link, self._supervisor) for link in links]
@@ -149,13 +146,11 @@ class RayHosting:
         async with self._taking:
             while True:
                 generation = asking.generation
-                with suppress(
-                    RolledBack
-                ):  # The shards went back before they had handled all earlier requests.
+                # RolledBack: the shards went back before they had handled all earlier requests.
+                with suppress(RolledBack):
                     states = await between_calls(self._connections.links_of_workers(), take)
-                    if (
-                        asking.generation == generation
-                    ):  # Otherwise one state may be from before, one from after.
+                    # Otherwise one state may be from before the shards went back, and one from after.
+                    if asking.generation == generation:
                         return states
 
     @property
@@ -200,9 +195,8 @@ class _ServerLink:
         return reply
 
     def _note(self, create: CreateRequest, reply: AnyReply) -> None:
-        with suppress(
-            StreamiterError, asyncio.CancelledError
-        ):  # Refused: the call of create_matrix gets the error.
+        # Refused: the call of create_matrix gets the error.
+        with suppress(StreamiterError, asyncio.CancelledError):
             reply.result()
             self._supervisor.created.setdefault(create.matrix.name, create)
 
