@@ -1,7 +1,10 @@
-"""Requests of clients to shards, and their replies.
+"""Requests of clients to shards, their replies, and the messages that carry both to another process and back.
 
 A request is a plain value, so that it can be sent to another process. A call of a client becomes one request for each
 shard that has blocks of the call's rows: a ``GetPart`` or an ``AddPart`` for each row and block.
+
+In a message, a request has no arrays to be filled; they stay at the client. An error of a shard is sent as a
+``Failure``, and raised at the client as an error of the same class.
 """
 
 from __future__ import annotations

@@ -107,12 +107,12 @@ class PartitionFunction(abc.ABC):
         """Raise ParameterServerError if the settings do not fit the matrix; called before any block is touched."""
         del matrix
 
-    def require_importable(self) -> PartitionFunction:
+    def require_importable(self) -> Self:
         """Return an equal function that another process can import; raise ConfigurationError if it cannot."""
         importable_name(type(self), f"psf.{self.name}", "its class")
         return self
 
-    def without_arrays(self) -> PartitionFunction:
+    def without_arrays(self) -> Self:
         """Return the function as it is sent with the parts of ``split``: for these parts only."""
         return self
 

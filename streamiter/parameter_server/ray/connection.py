@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar, final
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, OnBack, highest_clocks
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.matrix_shard import init_functions
+from streamiter.parameter_server.matrix_shard import clock_function, init_functions
 from streamiter.parameter_server.ray.host import GoBack, RayAddress, Untyped, client_name, imported_ray
 from streamiter.parameter_server.requests import (
     AddRequest,
@@ -502,23 +501,15 @@ def importable(request: Q) -> Q:
 
     Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
-    if isinstance(request, (UpdateRequest, AggregateRequest)):
-        function = request.function
-        return request if function is None else replace(request, function=_named(function).without_arrays())
+    if isinstance(request, UpdateRequest) and (update := request.function) is not None:
+        return replace(request, function=update.require_importable().without_arrays())
+    if isinstance(request, AggregateRequest) and (aggregate := request.function) is not None:
+        return replace(request, function=aggregate.require_importable().without_arrays())
     if isinstance(request, AddRequest) and request.update is not None:
         return replace(request, update=importable(request.update))
     if isinstance(request, CreateRequest):
-        return replace(request, matrix=_matrix(request.matrix))
+        matrix, on_clock = request.matrix, clock_function(request.matrix)
+        init = [function.require_importable() for function in init_functions(matrix)] or matrix.init
+        importable_on_clock = None if on_clock is None else on_clock.require_importable()
+        return replace(request, matrix=replace(matrix, init=init, on_clock=importable_on_clock))
     return request
-
-
-def _named(function: Any) -> Any:
-    return function.require_importable()
-
-
-def _matrix(matrix: Matrix) -> Matrix:
-    init = matrix.init
-    if functions := init_functions(matrix):
-        init = [_named(function) for function in functions]
-    on_clock = None if matrix.on_clock is None else _named(matrix.on_clock)
-    return replace(matrix, init=init, on_clock=on_clock)
