@@ -281,11 +281,14 @@ ColumnsOrAll = Annotated[npt.ArrayLike | None, unless_none(_as_columns), COLUMNS
 
 @cache
 def _settings(function: type[PartitionFunction]) -> dict[str, tuple[object, ...]]:
-    """Return the checks and marks of each setting, from the annotations of a psf."""
-    hints = get_type_hints(function, include_extras=True)
-    return {
-        field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(cast(Any, function))
-    }
+    """Return the checks and marks of each setting, from the annotations of a psf of this package.
+
+    Annotations of classes that users derive from it are not evaluated.
+    """
+    ours = next(base for base in function.__mro__ if base.__module__.startswith(__name__.rpartition(".")[0]))
+    hints = get_type_hints(ours, include_extras=True)
+    names = [field.name for field in fields(cast(Any, function))]
+    return {name: getattr(hints.get(name), "__metadata__", ()) for name in names}
 
 
 @cache

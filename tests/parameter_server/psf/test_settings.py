@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from parameter_server.psf.on_blocks import Fixture, OnBlocks
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.parameter_server import psf
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a row below 0": (
@@ -358,3 +362,15 @@ def test_whole_numbers_are_exact_and_wrap_around() -> None:
         driver.update(psf.AddS("w", 1, 3, 1))
         assert driver.aggregate(psf.Equal("w", 0, 3))
         assert driver.aggregate(psf.Sum("w", 1)) == -100
+
+
+def test_a_setting_of_a_derived_psf_may_have_a_type_that_only_type_checkers_know() -> None:
+    """The checks of settings are found by their annotations, and evaluated those of the user's class, too."""
+
+    @dataclass(frozen=True)
+    class WithReason(psf.Copy):
+        reason: Decimal | None = None
+
+    assert WithReason("w", 0, 1).target == 1
+    with pytest.raises(OutOfRange, match="source"):
+        WithReason("w", -1, 1)
