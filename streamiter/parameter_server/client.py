@@ -520,8 +520,8 @@ class Server(abc.ABC):
         worker = whole_number("client(worker=)", worker, 0)
         if worker in self._clients:
             raise ParameterServerError(
-                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, or "
-                "let it leave first"
+                f"worker {worker}: expected a worker that does not take part yet, given a worker that does; use its "
+                "client, or let it leave first"
             )
         return self._make_client(
             worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls

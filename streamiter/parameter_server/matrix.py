@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, OutOfRange, RowsInDifferentBlocks
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.numbers import is_number, plain_float, whole_number
 from streamiter.parameter_server.consistency import ASP, Consistency
 
@@ -96,7 +96,7 @@ class Matrix:
         for missing in ("rows", "columns"):
             if missing not in settings:
                 raise ConfigurationError(
-                    f"matrix {name!r}: expected {missing}=, given none; say how many it has"
+                    f"matrix {name!r}: expected {missing}=, given none; give their number"
                 )
         for setting in settings:
             if setting not in known:
@@ -110,15 +110,18 @@ class Matrix:
         """The dtype of the numbers."""
         return np.dtype(self.dtype)
 
-    def differs_from(self, other: Matrix) -> str | None:
-        """Return the first setting that differs, for an error; None if all are the same.
+    def check_same(self, other: Matrix) -> None:
+        """Raise ParameterServerError if a matrix of the same name has another setting.
 
         ``init`` is not compared, because only the first call of ``create_matrix`` uses it.
         """
         for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "block", "on_clock"):
             if getattr(self, name) != getattr(other, name):
-                return f"{name}={getattr(other, name)!r} instead of {name}={getattr(self, name)!r}"
-        return None
+                raise ParameterServerError(
+                    f"matrix {self.name!r}: expected the settings it was made with, given "
+                    f"{name}={getattr(other, name)!r} instead of {name}={getattr(self, name)!r}; give it another "
+                    "name, or the same settings"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -459,7 +459,7 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
     except Exception as error:
         raise ParameterServerError(
             f"{function.name} on matrix {matrix.name!r}: expected it to work on every block, given "
-            f"{type(error).__name__}: {error}; mend the function"
+            f"{type(error).__name__}: {error}; correct the function"
         ) from error
 
 

@@ -87,11 +87,7 @@ class MatrixDirectory:
     async def create(self, matrix: Matrix) -> None:
         """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
         if (there := self._matrices.get(matrix.name)) is not None:
-            if (difference := there[0].differs_from(matrix)) is not None:
-                raise ParameterServerError(
-                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
-                    "another name, or the same settings"
-                )
+            there[0].check_same(matrix)
             return
         partitioning = MatrixPartitioning(matrix, len(self._links))
         check_first_values(matrix, partitioning)
@@ -236,8 +232,8 @@ class MatrixAccess:
         if given.ndim == 0:
             return np.full(shape, given, self._dtype)
         raise ParameterServerError(
-            f"{call} on matrix {self.matrix.name!r}: expected values of shape {shape}, one for each column named "
-            f"(for all {self.matrix.columns:,} where none is), given shape {given.shape}"
+            f"{call} on matrix {self.matrix.name!r}: expected values of shape {shape}, one for each named column "
+            f"(all {self.matrix.columns:,} columns, if none is named), given shape {given.shape}"
         )
 
     def width(self, columns: Columns | None) -> int:

@@ -165,11 +165,7 @@ class Shard:
         matrix = request.matrix
         made = self.matrices.get(matrix.name)
         if made is not None:
-            if (difference := made.matrix.differs_from(matrix)) is not None:
-                raise ParameterServerError(
-                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
-                    "another name, or the same settings"
-                )
+            made.matrix.check_same(matrix)
             return False
         made = MatrixShard(matrix, self.number, request.shards, self.workers)
         if (state := self._restored.get(matrix.name)) is not None:
@@ -193,8 +189,8 @@ class Shard:
         worker = request.worker
         if worker in self.workers:
             raise ParameterServerError(
-                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, "
-                "or let it leave first"
+                f"worker {worker}: expected a worker that does not take part yet, given a worker that does; use its "
+                "client, or let it leave first"
             )
         self.workers[worker] = None
         self._arrivals.join(worker)
@@ -210,8 +206,8 @@ class Shard:
         if worker not in self.workers:
             return
         error = WorkerHasLeft(
-            f"worker {worker}: expected one that takes part, given one that does not: {request.reason}; make a "
-            "new client"
+            f"worker {worker}: expected a worker that takes part, given a worker that does not: {request.reason}; "
+            "make a new client"
         )
         if not self._holding.leave(request, error):
             return

@@ -280,7 +280,7 @@ class Pow(_Elementwise, ufunc=np.power):
         super().check(matrix)
         if matrix.dtype == "int64" and self.exponent < 0:
             raise ParameterServerError(
-                f"{where(self, matrix)}, exponent=: expected a number of 0 or more, for the matrix is of int64, "
+                f"{where(self, matrix)}, exponent=: expected a number of 0 or more, because the matrix stores int64, "
                 f"given {self.exponent!r}"
             )
 

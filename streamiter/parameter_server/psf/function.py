@@ -376,7 +376,7 @@ def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
     """Raise ParameterServerError if the matrix stores whole numbers."""
     if matrix.dtype == "int64":
         raise ParameterServerError(
-            f"{where(function, matrix)}: expected a matrix of float32 or float64, for its results are fractions; "
+            f"{where(function, matrix)}: expected a matrix of float32 or float64, because its results are fractions; "
             f"given int64"
         )
 

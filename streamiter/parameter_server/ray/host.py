@@ -411,8 +411,8 @@ class ShardHost:
     def _restore(self, request: Restore) -> None:
         if self._takes_snapshots:
             raise ParameterServerError(
-                "parameter server: expected shards that go back by themselves, as snapshots= has it, given a state to "
-                "restore; make a server without snapshots= to go back by hand"
+                "parameter server, restore: expected a server without snapshots=, given one with snapshots=, whose "
+                "shards go back by themselves; make a server without snapshots= to restore a state"
             )
         if request.identity != self._restored:
             self._shard.handle(RestoreState(request.state, request.workers))
@@ -421,8 +421,8 @@ class ShardHost:
 
     def _reset(self, request: ResetRequest) -> None:
         raise ParameterServerError(
-            "parameter server: expected clocks that only rise where snapshots are taken at clocks, given a reset; make "
-            "the server without snapshots= to start over"
+            "parameter server, reset: expected a server without snapshots=, given one with snapshots=, whose clocks "
+            "must only rise; make a server without snapshots= to reset clocks"
         )
 
     def _note_clocks(self) -> None:

@@ -164,7 +164,8 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
     "fractions": (
         psf.Sqrt("w", 0, 1),
         ParameterServerError,
-        "psf.Sqrt on matrix 'w': expected a matrix of float32 or float64, for its results are fractions; given int64",
+        "psf.Sqrt on matrix 'w': expected a matrix of float32 or float64, because its results are fractions; "
+        "given int64",
     ),
     "a fraction": (
         psf.Axpy("w", 0, 1, a=0.5),
@@ -190,7 +191,7 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
     "a negative exponent": (
         psf.Pow("w", 0, 1, -2),
         ParameterServerError,
-        "psf.Pow on matrix 'w', exponent=: expected a number of 0 or more, for the matrix is of int64, given -2",
+        "psf.Pow on matrix 'w', exponent=: expected a number of 0 or more, because the matrix stores int64, given -2",
     ),
     "no such module": (
         psf.Map("w", 0, 1, "no_such_module:f"),

@@ -23,7 +23,7 @@ from streamiter.parameter_server.snapshots import SnapshotEvery
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 COLUMNS = 50_000  # 400 kB: by way of the object store
-ITERATIONS = 10
+ITERATIONS = 8
 
 
 async def test_all_go_back_to_one_moment_and_nothing_counts_twice() -> None:
@@ -49,7 +49,7 @@ async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> N
     async with trained(ASP()) as server:
         fast, slow = server.client(worker=0), server.client(worker=1)
         await slow.join()
-        ahead = asyncio.create_task(train(fast, ITERATIONS, COLUMNS, killing(server, fast, {5: 0, 8: 1})))
+        ahead = asyncio.create_task(train(fast, ITERATIONS, COLUMNS, killing(server, fast, {4: 0, 6: 1})))
         went_back_slow = await train(slow, ITERATIONS, COLUMNS)
         went_back_fast = await ahead
         assert len(went_back_fast) == 2

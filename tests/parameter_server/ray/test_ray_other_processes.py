@@ -31,7 +31,7 @@ async def test_workers_of_a_process_leave_though_one_of_them_was_replaced(shared
             for worker in workers:
                 await worker.join()
             newer = server.client(worker=20)
-            with pytest.raises(ParameterServerError, match="expected one that does not take part yet"):
+            with pytest.raises(ParameterServerError, match="expected a worker that does not take part yet"):
                 await newer.join()
         assert [worker.has_left for worker in workers] == [True, True]
         await newer.leave()
