@@ -13,7 +13,13 @@ from typing import Any, Final, Literal, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.errors import (
+    ConfigurationError,
+    OutOfRange,
+    ParameterServerError,
+    RowsInDifferentBlocks,
+    UnknownMatrix,
+)
 from streamiter.numbers import is_number, plain_float, whole_number
 from streamiter.parameter_server.consistency import ASP, Consistency
 
@@ -122,6 +128,14 @@ class Matrix:
                     f"{name}={getattr(other, name)!r} instead of {name}={getattr(self, name)!r}; give it another "
                     "name, or the same settings"
                 )
+
+
+def unknown_matrix(name: str, known: Iterable[str], where: str = "") -> UnknownMatrix:
+    """Return the error for a name that is none of the known ones; ``where`` begins the message."""
+    return UnknownMatrix(
+        f"{where}matrix {name!r}: expected one of {', '.join(map(repr, known)) or 'none yet'}, given {name!r}; make it "
+        "first, with create_matrix"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -247,6 +247,12 @@ class FailWaiting(Request[None]):
 
     reason: str
     """Completes the sentence of the error: expected to answer this call, given …"""
+
+
+def rolled_back(reason: str, clocks: Mapping[str, int]) -> RolledBack:
+    """Return the error of a worker's calls when the shards have gone back to a snapshot with these clocks."""
+    listed = ", ".join(f"{name} {clock}" for name, clock in clocks.items()) or "none"
+    return RolledBack(f"{reason} resume from its clocks: {listed}", clocks)
 
 
 # -- subscriptions -------------------------------------------------------------------------------------------

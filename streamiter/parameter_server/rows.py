@@ -16,11 +16,18 @@ from typing import Final, NamedTuple, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ParameterServerError, UnknownMatrix
+from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
-from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64
+from streamiter.parameter_server.matrix import (
+    BlockRange,
+    Matrix,
+    MatrixPartitioning,
+    Slice,
+    fits_int64,
+    unknown_matrix,
+)
 from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.psf.function import (
     GetFunction,
@@ -78,10 +85,7 @@ class MatrixDirectory:
         if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
             found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
         if found is None:
-            raise UnknownMatrix(
-                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
-                f"{name!r}; make it first, with create_matrix"
-            )
+            raise unknown_matrix(name, self._matrices)
         return found
 
     async def create(self, matrix: Matrix) -> None:

@@ -20,13 +20,13 @@ from streamiter.errors import (
     ConfigurationError,
     ParameterServerError,
     ShardLost,
-    UnknownMatrix,
     shortened,
 )
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply
 from streamiter.parameter_server.client import Client, Server
+from streamiter.parameter_server.matrix import unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
 from streamiter.parameter_server.psf.function import GetFunction, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
@@ -427,11 +427,7 @@ class ParameterServerStatistics:
         """Return the statistics of a matrix on all shards together; raises UnknownMatrix."""
         parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
         if not parts:
-            known = ", ".join(map(repr, self._names())) or "none yet"
-            raise UnknownMatrix(
-                f"{self.name}, statistics of matrix {name!r}: expected one of {known}, given {name!r}; make it first, "
-                "with create_matrix"
-            )
+            raise unknown_matrix(name, self._names(), f"{self.name}, statistics of ")
         slowest = min(parts, key=lambda part: part.minimum_clock)
         counts = {
             field.name: field.metadata.get("together", sum)(getattr(part, field.name) for part in parts)

@@ -17,11 +17,11 @@ from streamiter.errors import (
     ParameterServerError,
     ServerReset,
     StreamiterError,
-    UnknownMatrix,
     WorkerHasLeft,
 )
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
+from streamiter.parameter_server.matrix import unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -141,10 +141,7 @@ class Shard:
         """Return the shard's part of a matrix; raises UnknownMatrix."""
         found = self.matrices.get(name)
         if found is None:
-            raise UnknownMatrix(
-                f"matrix {name!r}: expected one of {', '.join(map(repr, self.matrices)) or 'none'}, given "
-                f"{name!r}; make it first, with create_matrix"
-            )
+            raise unknown_matrix(name, self.matrices)
         return found
 
     def _hold_or_apply(self, request: HeldRequest) -> object:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, final
 
 from streamiter.clock import Clock
-from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost, WorkerHasLeft
+from streamiter.errors import ParameterServerError, ServerReset, ShardLost, WorkerHasLeft
 from streamiter.parameter_server.calls import AnyReply, Call, WaitingReply
 from streamiter.parameter_server.requests import (
     AddRequest,
@@ -35,6 +35,7 @@ from streamiter.parameter_server.requests import (
     failure_of,
     fill,
     outcome_of,
+    rolled_back,
     without_outputs,
 )
 
@@ -305,10 +306,8 @@ class RemoteLink:
         ``clocks`` are the worker's clocks in the snapshot, by matrix. ``generation`` is the new generation of the
         shard's ``ShardSessions``.
         """
-        error = RolledBack(
-            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot; resume from its clocks: "
-            f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
-            clocks,
+        error = rolled_back(
+            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot;", clocks
         )
         if self._is_closed:
             return

@@ -35,6 +35,7 @@ from streamiter.parameter_server.requests import (
     SessionControl,
     SessionId,
     UpdateRequest,
+    rolled_back,
 )
 from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport import RemoteLink
@@ -238,11 +239,7 @@ class ShardConnections:
 
     def _finish_rollback(self, clocks: Mapping[str, int], loss: str) -> None:
         """The worker's clocks are known: fail its calls with RolledBack."""
-        error = RolledBack(
-            f"{loss}: resume from its clocks: "
-            f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
-            clocks,
-        )
+        error = rolled_back(f"{loss}:", clocks)
         if self._barriers is not None:
             self._barriers.go_back(clocks)
         self._unseen = error
