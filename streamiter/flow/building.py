@@ -8,7 +8,7 @@ The module is below ``Flow`` and ``Stream``, so that everything that adds a step
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -50,7 +50,7 @@ class FlowUnderConstruction:
         self._loop: BodyLoop | None = None
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> Sequence[Step]:
         """For the engine: the steps, in the order in which they were added."""
         return self.graph.steps
 

@@ -202,18 +202,20 @@ class Flow(FlowUnderConstruction):
             )
         parallelism = check_parallelism(self.parallelism if parallelism is None else parallelism, step=label)
         unique_name = self.graph.unique_name(label, named=name is not None)
-        step = Step(
-            name=unique_name,
-            has_lasting_name=(name is not None or label_lasts) and not self.graph.is_numbered(unique_name),
-            parallelism=parallelism,
-            where=user_line(),
-            factory=operator,
-            source=source,
-            policy=policy,
-            bounded=bounded,
-            shape="source",
+        step = self.graph.add(
+            Step(
+                name=unique_name,
+                has_lasting_name=(name is not None or label_lasts)
+                and not self.graph.is_numbered(unique_name),
+                parallelism=parallelism,
+                where=user_line(),
+                factory=operator,
+                source=source,
+                policy=policy,
+                bounded=bounded,
+                shape="source",
+            )
         )
-        self.graph.add(step)
         return Stream(self, step)
 
     # -- running ---------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def add_next_step(
             parallelism=parallelism,
             where=user_line(),
             factory=factory,
-            inputs=matched(edges, parallelism),
+            edges=matched(edges, parallelism),
             keys=keys,
             policy=policy,
             service=service,
@@ -145,7 +145,7 @@ def add_next_step(
         )
         if isinstance(factory, type):
             _check_class(factory, step)
-        flow.graph.add(step)
+        step = flow.graph.add(step)
         if dead_letter is not None:
             add_dead_letters(flow, step, dead_letter)
     return StepOutput(step)

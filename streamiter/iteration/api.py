@@ -176,19 +176,20 @@ class IterationBuilder:
     ) -> Stream:
         prefix = "" if self._config.name is None else f"{self._config.name}: "
         name = self._flow.graph.unique_name(prefix + label, named=False)
-        step = Step(
-            name=name,
-            has_lasting_name=not self._flow.graph.is_numbered(name),
-            parallelism=parallelism,
-            where=self._where,
-            factory=factory,
-            inputs=matched(edges, parallelism),
-            loop=loop,
-            bounded=all(given.stream.is_bounded for given in self._data),
-            shape="iteration",
-            epochs_seen=epochs_seen,
+        step = self._flow.graph.add(
+            Step(
+                name=name,
+                has_lasting_name=not self._flow.graph.is_numbered(name),
+                parallelism=parallelism,
+                where=self._where,
+                factory=factory,
+                edges=matched(edges, parallelism),
+                loop=loop,
+                bounded=all(given.stream.is_bounded for given in self._data),
+                shape="iteration",
+                epochs_seen=epochs_seen,
+            )
         )
-        self._flow.graph.add(step)
         return Stream(self._flow, step)
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
@@ -197,7 +198,7 @@ class IterationBuilder:
         edges = stream.edges(FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
         if through is not None:
             check_topic_is_free(head, edges, through, self._flow.steps)
-        self._flow.graph.close_loop(head, matched(edges, parallelism))
+        self._loop.close(head, matched(edges, parallelism))
 
 
 @overload

@@ -6,7 +6,7 @@ watches the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import msgspec
@@ -96,7 +96,7 @@ def feedback_stream(given: Stream | FeedbackThrough) -> Stream:
     return given.stream if isinstance(given, FeedbackThrough) else given
 
 
-def check_topic_is_free(head: Step, edges: list[Edge], topic: Topic, steps: list[Step]) -> None:
+def check_topic_is_free(head: Step, edges: Sequence[Edge], topic: Topic, steps: Sequence[Step]) -> None:
     """Raise GraphError if another feedback stream goes through the same topic."""
     for step in steps:
         for edge in step.inputs:

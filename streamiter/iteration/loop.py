@@ -46,6 +46,8 @@ class Loop:
         self._entrances: list[Step] = []
         self._plain_entrances: set[Step] = set()
         """The entrances of data that is neither replayed nor stamped: a step that reads only such data ends with it."""
+        self._feedback: dict[Step, Sequence[Edge]] = {}
+        """The edges that bring feedback, by head."""
         self._round_scope: RoundScope | None = None
 
     # -- while the body is built ---------------------------------------------------------------------------
@@ -63,6 +65,14 @@ class Loop:
         self._entrances.append(step)
         if is_plain:
             self._plain_entrances.add(step)
+
+    def close(self, head: Step, feedback: Sequence[Edge]) -> None:
+        """Close the loop: these edges bring feedback to a head."""
+        self._feedback[head] = feedback
+
+    def feedback_to(self, step: Step) -> Sequence[Edge]:
+        """Return the edges that bring feedback to a step; none unless the step is a head."""
+        return self._feedback.get(step, ())
 
     @property
     def heads(self) -> Sequence[Step]:
@@ -162,10 +172,7 @@ class Loop:
 
     def _waited_for(self) -> set[Step]:
         """Return the steps that must finish an epoch before its feedback and its criteria are complete."""
-        closing = [
-            edge for head in (*self._heads, *self._criteria_heads) for edge in head.inputs if edge.feedback
-        ]
-        return self._steps_before(closing)
+        return self._steps_before(edge for edges in self._feedback.values() for edge in edges)
 
     def _ends_with_data(self, edges: Iterable[Edge]) -> bool:
         """Return whether the edges depend on plain data only."""
@@ -180,7 +187,7 @@ class Loop:
             step = waiting.pop()
             if step.loop is self and step not in found:
                 found.add(step)
-                waiting += [edge.upstream for edge in step.inputs if edge.feedback is None]
+                waiting += [edge.upstream for edge in step.edges]
         return found
 
     def check_operator(self, step: Step, operator: Operator | type[Operator]) -> None:

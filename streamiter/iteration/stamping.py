@@ -97,18 +97,19 @@ def epochs_every(
         )
     edges = stream.edges()
     unique_name = flow.graph.unique_name(step, named=name is not None)
-    stamper = Step(
-        name=unique_name,
-        parallelism=stream.parallelism,
-        where=user_line(),
-        factory=_factory(records, seconds, marks, idle_timeout),
-        inputs=edges,
-        has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
-        bounded=stream.is_bounded,
-        stamped=True,
-        shape="iteration",
+    stamper = flow.graph.add(
+        Step(
+            name=unique_name,
+            parallelism=stream.parallelism,
+            where=user_line(),
+            factory=_factory(records, seconds, marks, idle_timeout),
+            edges=edges,
+            has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
+            bounded=stream.is_bounded,
+            stamped=True,
+            shape="iteration",
+        )
     )
-    flow.graph.add(stamper)
     return Stream(flow, stamper)
 
 

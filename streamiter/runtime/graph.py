@@ -6,7 +6,8 @@ the body of an iteration refers to its *loop*; ``StepLoop`` states what a runnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -23,9 +24,9 @@ SINGLE_INPUT = "input"
 """The name of the input of a step that has only one."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """A node of the graph: an operator, or a source with an operator behind it."""
+    """A node of the graph: an operator, or a source with an operator behind it. It never changes."""
 
     name: str
     parallelism: int
@@ -36,8 +37,8 @@ class Step:
     """Makes the operator of one subtask."""
     source: SourceFactory | None = None
     """Makes the source of one subtask; None for a step that reads other steps."""
-    inputs: list[Edge] = field(default_factory=list)
-    """The edges that bring its records."""
+    edges: Sequence[Edge] = ()
+    """The edges that bring its records, without feedback."""
     keys: KeySelector | None = None
     """How a keyed step finds the key of a record; None for a step without keys."""
     policy: RejectionPolicy = "fail"
@@ -62,9 +63,14 @@ class Step:
     """For drawings: the epochs of the records that enter an iteration here."""
 
     @property
+    def inputs(self) -> Sequence[Edge]:
+        """The edges that bring its records. The last edges of the head of a loop bring feedback."""
+        return self.edges if self.loop is None else (*self.edges, *self.loop.feedback_to(self))
+
+    @property
     def hears_of_epochs(self) -> bool:
         """Whether epochs end at this step: in the body of an iteration, and behind stamped records."""
-        return self.loop is not None or any(edge.upstream.stamped for edge in self.inputs)
+        return self.loop is not None or any(edge.upstream.stamped for edge in self.edges)
 
     @property
     def per_round(self) -> bool:
@@ -143,6 +149,9 @@ class StepLoop(Protocol):
     def max_epochs_ahead(self) -> int | None:
         """How far feedback may run ahead of the last complete epoch; None: any distance."""
 
+    def feedback_to(self, step: Step) -> Sequence[Edge]:
+        """Return the edges that bring feedback to a step; none unless the step is a head of the loop."""
+
     def check_operator(self, step: Step, operator: Operator | type[Operator]) -> None:
         """Raise GraphError for an operator, or its class, that cannot work in this loop."""
 
@@ -165,13 +174,14 @@ class StepLoop(Protocol):
 class Graph:
     """The steps of one flow, in the order in which they were added, and their names.
 
-    Steps are only added, and an edge belongs to the step that reads it. So the steps that were added since a savepoint
-    can be removed, and all others are as before. Only a loop changes an older step: it adds its feedback to a head, and
-    the savepoint of a loop is older than its heads.
+    Steps are only added and never change, and an edge belongs to the step that reads it. So the steps that were added
+    since a savepoint can be removed, and all others are as before. A loop keeps the feedback to its heads: those edges
+    begin at steps that are added after the heads.
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self._steps: list[Step] = []
+        self._adapt: Callable[[Step], Step] = lambda step: step
         self._by_name: dict[str, Step] = {}
         self._numbered: dict[str, None] = {}
         """Names with a number, in the order in which they were given."""
@@ -179,14 +189,26 @@ class Graph:
     def __contains__(self, step: Step) -> bool:
         return self._by_name.get(step.name) is step
 
-    def add(self, step: Step) -> None:
-        """Add a step, whose name ``unique_name`` gave."""
-        self.steps.append(step)
-        self._by_name[step.name] = step
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps, in the order in which they were added."""
+        return self._steps
 
-    def close_loop(self, head: Step, feedback: Sequence[Edge]) -> None:
-        """Add the edges to ``head`` that bring feedback back to it."""
-        head.inputs.extend(feedback)
+    def add(self, step: Step) -> Step:
+        """Add a step, whose name ``unique_name`` gave; return the step of the graph."""
+        adapted = self._adapt(step)
+        self._steps.append(adapted)
+        self._by_name[adapted.name] = adapted
+        return adapted
+
+    @contextlib.contextmanager
+    def adapting(self, adapt: Callable[[Step], Step]) -> Iterator[None]:
+        """In this block, add the step that ``adapt`` returns in place of each new step; its name must be the same."""
+        before, self._adapt = self._adapt, adapt
+        try:
+            yield
+        finally:
+            self._adapt = before
 
     def unique_name(self, label: str, *, named: bool) -> str:
         """Return the name of a new step: ``label``, with a number if another step has that name.
@@ -213,13 +235,13 @@ class Graph:
 
     def savepoint(self) -> Savepoint:
         """Return the state of the graph that ``roll_back`` restores."""
-        return Savepoint(len(self.steps), len(self._numbered))
+        return Savepoint(len(self._steps), len(self._numbered))
 
     def roll_back(self, savepoint: Savepoint) -> None:
         """Remove all steps that were added since the savepoint."""
-        for step in self.steps[savepoint.steps :]:
+        for step in self._steps[savepoint.steps :]:
             del self._by_name[step.name]
-        del self.steps[savepoint.steps :]
+        del self._steps[savepoint.steps :]
         while len(self._numbered) > savepoint.numbered_names:
             self._numbered.popitem()
 

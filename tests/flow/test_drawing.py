@@ -19,6 +19,7 @@ from streamiter import (
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.formats import mermaid
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
+from streamiter.iteration.loop import Loop
 from streamiter.operators import Context, Output
 from streamiter.operators.steps import Identity
 from streamiter.parameter_server import SSP, ParameterServer
@@ -123,12 +124,12 @@ def test_to_a_single_subtask_nothing_is_said_of_rebalancing() -> None:
 
 def test_what_comes_back_alone_decides_the_end() -> None:
     """The criteria of a bounded iteration are no variable: nothing goes on from them."""
-    loop = object()
+    loop = Loop(bounded=True, has_plain_endless_data=False, limits=FeedbackLimits())
     start = step("start")
-    head = step("variable", loop=loop, inputs=[Edge(start, "initial")])
+    head = step("variable", loop=loop, edges=[Edge(start, "initial")])
     criteria = step("criteria", loop=loop, epochs_seen="decides the end")
-    head.inputs.append(Edge(head, feedback=FeedbackLimits()))
-    criteria.inputs.append(Edge(head, feedback=FeedbackLimits()))
+    for closed in (head, criteria):
+        loop.close(closed, [Edge(head, feedback=loop.limits)])
     picture = picture_of("flow", [start, head, criteria])
     assert [(link.kind, link.label) for link in picture.links] == [
         ("data", "initial"),
@@ -140,7 +141,8 @@ def test_what_comes_back_alone_decides_the_end() -> None:
 
 def test_steps_that_begin_anew_each_round_are_marked() -> None:
     """Their state is gone after each round, which is what surprises people."""
-    fresh = step("fresh", loop=object(), round_scope=object(), epochs_seen="every epoch (replayed)")
+    loop = Loop(bounded=True, has_plain_endless_data=False, limits=FeedbackLimits())
+    fresh = step("fresh", loop=loop, round_scope=object(), epochs_seen="every epoch (replayed)")
     assert picture_of("flow", [fresh]).nodes[0].notes == ("every epoch (replayed)", "per round")
 
 

@@ -224,8 +224,10 @@ class Maker:
         self._in_round = False
 
     def make(self) -> MadeBody:
+        return self.make_in(Flow("loop"))
+
+    def make_in(self, flow: Flow) -> MadeBody:
         chosen = self._chosen
-        flow = Flow("loop")
         self.made = MadeBody(flow, [], chosen.random() < 0.4)
         whole = chosen.random() < 0.15
         self._may_listen = not whole

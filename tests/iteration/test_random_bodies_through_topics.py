@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from iteration.bounded_bodies import MadeBody, Maker
 from iteration.iteration_support import callbacks, check_listener, ended, run_shuffled
 from support.waiting import PATIENCE_S
 
-from streamiter import Checkpoints, IterationBodyResult, Stream, feedback_through
+from streamiter import Checkpoints, Flow, IterationBodyResult, Stream, feedback_through
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
@@ -114,18 +115,18 @@ def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
     assert gone_on
 
 
-def lasting(made: MadeBody) -> MadeBody:
+def lasting(seed: int, broker: MemoryBroker) -> MadeBody:
     """The same with names that last, for checkpoints: all steps come in the same order each time."""
-    for step in made.flow.steps:
-        step.has_lasting_name = True
-    return made
+    flow = Flow("loop")
+    with flow.graph.adapting(lambda step: replace(step, has_lasting_name=True)):
+        return ThroughTopics(seed, broker, ahead=0).make_in(flow)
 
 
 async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
     """What a job gives that has crashed some times, after so many turns at most; None if it never did."""
     broker, store, chance = await topics(seed), MemoryStore(), random.Random(seed)
     for crashes in range(5):
-        made = lasting(ThroughTopics(seed, broker, ahead=0).make())
+        made = lasting(seed, broker)
         store = store.another()
         job = await made.flow.start(
             channel_limits=limits(seed), checkpoints=Checkpoints(store, interval_s=RARELY_S)
@@ -140,7 +141,7 @@ async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
         for _ in range(chance.randrange(50)):
             await asyncio.sleep(0)
         await job.stop("abort")
-    made = lasting(ThroughTopics(seed, broker, ahead=0).make())
+    made = lasting(seed, broker)
     checkpoints = Checkpoints(store.another(), interval_s=RARELY_S)
     await ended(await made.flow.start(channel_limits=limits(seed + 1), checkpoints=checkpoints))
     return made

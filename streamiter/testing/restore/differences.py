@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -51,10 +51,9 @@ class Watch:
         self._asked: dict[Operator, bytes] = {}
         """The state of each operator that returned one since the last record."""
 
-    def step(self, step: Step) -> None:
-        """Watch the operators of a step."""
-        make = step.factory
-        step.factory = lambda: self._watched(step.name, make())
+    def watched_step(self, step: Step) -> Step:
+        """Return the step with watched operators."""
+        return replace(step, factory=lambda: self._watched(step.name, step.factory()))
 
     def report(self, violation: str) -> None:
         """Add a sentence to the violations."""

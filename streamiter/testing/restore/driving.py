@@ -14,7 +14,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -379,13 +379,15 @@ class BuiltFlow:
         self.gates: dict[SourceKey, SourceGate] = {}
         self.taps: list[Tap] = []
         self._results: dict[str, Callable[[], Any]] = {}
-        outputs = _by_name(build(self.flow))
-        for step in self.flow.steps:
-            self.watch.step(step)
-            if gated and step.source is not None:
-                _put_gate(step, self.gates)
+        with self.flow.graph.adapting(self._gated_step if gated else self.watch.watched_step):
+            outputs = _by_name(build(self.flow))
         for name, output in outputs.items():
             self._tap(name, output)
+
+    def _gated_step(self, step: Step) -> Step:
+        make = step.source
+        gated = step if make is None else replace(step, source=lambda: _GatedSource(make(), self.gates))
+        return self.watch.watched_step(gated)
 
     def _tap(self, name: str, output: Stream | Callable[[], Any]) -> None:
         if not isinstance(output, Stream):
@@ -401,12 +403,6 @@ class BuiltFlow:
             name: [self.plain_data.encode(_plain_form(result()), name=f"output {name!r}")]
             for name, result in self._results.items()
         }
-
-
-def _put_gate(step: Step, gates: dict[SourceKey, SourceGate]) -> None:
-    make = step.source
-    assert make is not None
-    step.source = lambda: _GatedSource(make(), gates)
 
 
 def _by_name(outputs: Any) -> dict[str, Any]:
