@@ -17,7 +17,7 @@ kind                  class                       meaning
 ====================  ==========================  ==============================================================
 
 All but ``data`` are *control records*. In the topic of a feedback edge a barrier that stops the job is a ``suspend``.
-Control records that stay inside one task are in :mod:`streamiter.runtime.controls`.
+Control records that stay inside one task are next to their makers in ``streamiter.runtime``.
 
 >>> batch = Columns({"x": np.array([1.0, 2.0, 3.0]), "y": np.array([0, 1, 0])})
 >>> len(batch), batch[1]

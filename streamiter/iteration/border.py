@@ -23,9 +23,8 @@ from streamiter.iteration.coordinator import (
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.feedback import AttachedBoundary, Surroundings
-from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 
 INITIAL = "initial"
 """The input of a head for the initial variables."""

@@ -18,8 +18,7 @@ from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
-from streamiter.runtime.controls import InputEnded
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step
 
 

@@ -23,7 +23,6 @@ from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
-from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
 
@@ -100,7 +99,8 @@ class FeedbackChannel:
         "return_path",
     )
 
-    def __init__(self, name: str, queue: SpillQueue) -> None:
+    def __init__(self, name: str, queue: SpillQueue, return_path: ReturnPath | None = None) -> None:
+        """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue
         self.records = 0
@@ -108,7 +108,7 @@ class FeedbackChannel:
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
-        self.return_path: ReturnPath | None = None
+        self.return_path = return_path
 
     @property
     def total_records(self) -> int:
@@ -192,6 +192,20 @@ class FeedbackChannel:
             self._on_ready()
 
 
+@final
+class BarrierReturned(Control):
+    """The barrier of a checkpoint has returned on every feedback channel.
+
+    ``logged`` is the feedback that arrived before it: the number of the port, and its log.
+    """
+
+    __slots__ = ("checkpoint", "logged")
+
+    def __init__(self, checkpoint: int, logged: list[tuple[int, Deferred]]) -> None:
+        self.checkpoint = checkpoint
+        self.logged = logged
+
+
 class FeedbackLog:
     """Records the feedback of all feedback ports between a head's snapshot and the return of its barrier.
 
@@ -243,17 +257,17 @@ class FeedbackLog:
             if port.log is not None:
                 port.start_log(_EmptyLog())
 
-    def complete(self) -> list[BarrierReturned]:
-        """Return the log if the barrier has returned on all ports; otherwise an empty list."""
+    def complete(self) -> BarrierReturned | None:
+        """Return the log if the barrier has returned on all ports; otherwise None."""
         if self._barrier is None or any(port.log is not None for port in self._ports):
-            return []
+            return None
         logged = [
             (index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None
         ]
         returned = BarrierReturned(self._barrier.checkpoint, logged)
         self._barrier = None
         self._forget()
-        return [returned]
+        return returned
 
     def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
         """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
@@ -31,13 +32,27 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.controls import InputEnded, RestHandled, from_plain, plain_log
-from streamiter.runtime.feedback import FeedbackLog
-from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
+from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
+from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
 from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
+
+
+class Reads(Enum):
+    """What a gate reads."""
+
+    ALL = "all"
+    """All items of the inputs that the operator wants."""
+    BARRIERS = "barriers"
+    """Barriers: a barrier passes before the records in the channels, which are held or stay there."""
+    FEEDBACK = "feedback"
+    """Feedback, which is logged: the job stops at a barrier, and the task waits for its return."""
+
+
+# The gate compares with it for every batch, and Python is slow to look up a member of an enum.
+_ALL: Final = Reads.ALL
 
 
 class Gate:
@@ -64,9 +79,7 @@ class Gate:
             self.ports, epochs_aside, on_held=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._in_order = epochs_aside is not None
-        self._feedback_only = False
-        self.stands_still = False
-        """Whether the gate reads barriers only, so that a barrier passes before the records in the channels."""
+        self._reads = Reads.ALL
         self._served: Port | None = None
         """The port of the data that the task handles now, if a watermark waits for that data."""
         self._in_hand: Port | None = None
@@ -93,8 +106,11 @@ class Gate:
             return None, self._posted.popleft()
         if self._ending is not None:
             return self._poll_rest(*self._ending)
-        if self._feedback_only:
-            return self._poll_feedback()
+        stands_still = False
+        if self._reads is not _ALL:
+            if self._reads is Reads.FEEDBACK:
+                return self._poll_feedback()
+            stands_still = True
         ready = self._ready
         while ready.queue:
             port = ready.take()
@@ -103,7 +119,7 @@ class Gate:
             message = port.peek()
             if message is None or port.state is BLOCKED:
                 continue
-            if self.stands_still and not isinstance(message, CheckpointBarrier) and not port.is_feedback:
+            if stands_still and not isinstance(message, CheckpointBarrier) and not port.is_feedback:
                 if (polled := self._leave(port)) is not None:
                     return polled
                 continue
@@ -214,11 +230,18 @@ class Gate:
         wanted = self._wanted.names
         return not self.stands_still and (wanted is None or input_name in wanted)
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether the gate reads barriers only."""
+        return self._reads is Reads.BARRIERS
+
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and hold the records before them; or read everything again."""
-        if self.stands_still and not stands_still:
+        if self._reads is Reads.FEEDBACK or stands_still is self.stands_still:
+            return
+        self._reads = Reads.BARRIERS if stands_still else Reads.ALL
+        if not stands_still:
             self._unpark()
-        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
@@ -285,7 +308,7 @@ class Gate:
 
     def only_feedback(self) -> None:
         """Read and log feedback only from now on. The job stops at a barrier."""
-        self._feedback_only = True
+        self._reads = Reads.FEEDBACK
         for port in self.ports:
             self._ready.add(port)
 
@@ -294,11 +317,11 @@ class Gate:
         """Whether a loop leads back to this task."""
         return bool(self._feedback.ports)
 
-    def start_feedback_log(self, barrier: CheckpointBarrier) -> list[Control]:
-        """Log what feedback ports bring, until each of them has brought this barrier back."""
+    def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
+        """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
         self._feedback.start(barrier)
         self._unblock(self._feedback.ports)
-        return [*self._feedback.complete()]
+        return self._feedback.complete()
 
     def drop_feedback_log(self) -> None:
         """Log no more, because the checkpoint is abandoned. Its barrier is still expected."""
@@ -433,7 +456,7 @@ class Gate:
 
     def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         self._feedback.barrier_returned(port, barrier)
-        return [*self._feedback.complete()]
+        return [] if (returned := self._feedback.complete()) is None else [returned]
 
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end()
@@ -576,3 +599,35 @@ def _no_names(given: object) -> ConfigurationError:
         f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
         f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
     )
+
+
+def plain_log(taken: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[int, str, Any, int | None]]:
+    """Return items that ports hold as plain data: the number of the port, the kind, the records and the epoch.
+
+    >>> plain_log([(0, DataBatch([1, 2], 3)), (1, EpochWatermark(2))])
+    [(0, 'data', [1, 2], 3), (1, 'watermark', None, 2)]
+    """
+    return [(port, *_plain(item)) for port, item in taken]
+
+
+def _plain(item: DataBatch | Control) -> tuple[str, Any, int | None]:
+    if isinstance(item, DataBatch):
+        return item.kind, item.records, item.epoch
+    if isinstance(item, Idle):
+        return item.kind, None, None
+    assert isinstance(item, (EpochWatermark, EndOfData, EndOfInput)), item
+    return item.kind, None, item.epoch
+
+
+def from_plain(kind: str, records: Any, epoch: Any) -> DataBatch | Control:
+    """Return one item of ``plain_log``, without the number of its port."""
+    match kind:
+        case DataBatch.kind:
+            return DataBatch(records, epoch)
+        case EpochWatermark.kind:
+            return EpochWatermark(epoch)
+        case EndOfData.kind:
+            return EndOfData(epoch)
+        case Idle.kind:
+            return Idle()
+    return EndOfInput(epoch)

@@ -9,15 +9,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred
 from streamiter.errors import InternalError
-from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle, estimated_bytes
-from streamiter.runtime.controls import InputEnded
+from streamiter.records import (
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    Idle,
+    estimated_bytes,
+)
 from streamiter.runtime.port import Port
+
+
+@final
+class InputEnded(Control):
+    """No channel of this input brings data any more."""
+
+    __slots__ = ("input_name",)
+
+    def __init__(self, input_name: str) -> None:
+        self.input_name = input_name
+
+
+@final
+class RestHandled(Control):
+    """All inputs have ended, and all records that were set aside have been handled. ``end`` follows now."""
+
+    __slots__ = ("end",)
+
+    def __init__(self, end: EndOfInput) -> None:
+        self.end = end
+
 
 BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""

@@ -2,15 +2,15 @@
 
 A step of a flow runs as several subtasks. In each of them an :class:`OperatorInstance` holds one operator with its
 context, output, timers and keyed state. If the step is a source, a :class:`Feeder` reads batches ahead of need into a
-channel of the task.
+channel of the task. :func:`unless_cancelled` awaits the coroutines of both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock, TimerHandle
@@ -30,8 +30,14 @@ from streamiter.operators.output import Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
 from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry
-from streamiter.runtime.failure import call_unless_cancelled, unless_cancelled
 from streamiter.runtime.graph import Step
+
+
+@final
+class DrainInput(Control):
+    """Stop reading and go to the end of the input. Posted to tasks that bring input into the job."""
+
+    __slots__ = ()
 
 
 @final
@@ -60,7 +66,9 @@ class OperatorInstance:
         scope: JobScope,
         post: Callable[[Control], None],
         encode: Encode,
+        place: tuple[int, int] | None = None,
     ) -> None:
+        """``place``: the number of the subtask, and of all subtasks, if other processes have subtasks of the step."""
         self.step = step
         self.operator = operator
         self.subtask = subtask
@@ -86,10 +94,11 @@ class OperatorInstance:
                 encode=encode,
                 in_thread=operator.runs_in_thread,
             )
+        index, parallelism = place or (subtask, step.parallelism)
         self.context = Context(
             name=step.name,
-            subtask_index=subtask,
-            parallelism=step.parallelism,
+            subtask_index=index,
+            parallelism=parallelism,
             clock=clock,
             progress=progress,
             statistics=self.statistics,
@@ -395,3 +404,30 @@ class Feeder:
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""
         return dict(self._source.lag()) if self._opened else self._last_lag
+
+
+T = TypeVar("T")
+
+
+async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
+    """Await ``awaitable``, and raise RecordFailure for a cancellation that no stop of the job caused.
+
+    asyncio would end the task without a message.
+    """
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        cancelled = RuntimeError("the awaitable of the step was cancelled, although the job was not stopped")
+        cancelled.__cause__ = error
+        raise RecordFailure(step) from cancelled
+
+
+async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str) -> T:
+    """Call ``function`` in a new task, and await the result as ``unless_cancelled`` does.
+
+    A task that is cancelled before it begins leaves no coroutine behind that was never awaited.
+    """
+    return await unless_cancelled(function(), step)

@@ -15,42 +15,36 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
-from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    InternalError,
+    JobFailed,
+    OffsetOutOfRange,
+    StreamiterError,
+    shortened,
+)
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.checkpointing.barriers import Barriers
+from streamiter.runtime.checkpointing.barriers import Barriers, TaskStates
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.restore import Restore
-from streamiter.runtime.checkpointing.task_parts import TaskStates
-from streamiter.runtime.controls import DrainInput
-from streamiter.runtime.failure import (
-    call_unless_cancelled,
-    first_failure,
-    job_failed,
-    unless_cancelled,
-)
-from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
+from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
 from streamiter.runtime.plan import ChannelLimits, Planner, new_id
 from streamiter.runtime.services import JobServices, service_key
-from streamiter.runtime.statistics import (
-    JobState,
-    JobStatistics,
-    StepStatistics,
-    TaskStatistics,
-)
+from streamiter.runtime.statistics import STALL_AFTER_S, JobState, JobStatistics, Watchdog, task_statistics
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import Worker, check_shared
-from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
+
 
 StopMode = Literal["suspend", "drain", "abort"]
 
@@ -162,7 +156,7 @@ class Job:
         except ExceptionGroup as errors:
             also = await self._close()
             self._set_ended("failed")
-            error = self._failure_error(first_failure(errors), also)
+            error = self._failure_error(_first_failure(errors), also)
             raise error from error.__cause__
         except BaseException:
             await self._close()
@@ -373,7 +367,7 @@ class Job:
             try:
                 await self._run_tasks()
             except ExceptionGroup as errors:
-                failures.append(first_failure(errors))
+                failures.append(_first_failure(errors))
             failures += await self._close(went_well=not failures)
         except BaseException as ending:
             # Mostly an abort. It may have interrupted the closing, so the rest is closed here.
@@ -452,7 +446,7 @@ class Job:
     def _error_of(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
             has_checkpoints = self._checkpointer is not None
-            return job_failed(self.flow, failure, self._lines, has_checkpoints=has_checkpoints)
+            return _job_failed(self.flow, failure, self._lines, has_checkpoints=has_checkpoints)
         if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
             subject = f"flow {self.flow!r}: "
             failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")
@@ -473,29 +467,43 @@ class Job:
             flow=self.flow,
             state=self._state,
             elapsed_s=elapsed_s,
-            tasks=tuple(_task_statistics(task) for task in self._tasks),
+            tasks=tuple(task_statistics(task) for task in self._tasks),
             loops=tuple(loop.statistics(self._scope) for loop in self._loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
             parameter_servers=self._services.statistics(),
         )
 
 
-def _task_statistics(task: Task) -> TaskStatistics:
-    channels = [port.channel for port in task.gate.ports]
-    return TaskStatistics(
-        name=task.name,
-        steps=tuple(
-            StepStatistics(instance.step.name, instance.subtask, instance.statistics())
-            for instance in task.instances
-        ),
-        epoch_watermark=task.progress.watermark,
-        inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),
-        outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),
-        waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
-        feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
-        held_records=task.gate.held_records,
-        blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
-        lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
-        is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
-        ended=task.ended,
-    )
+def _first_failure(error: BaseException) -> BaseException:
+    """Return the first failure of a group of failures."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _job_failed(
+    flow: str, failure: RecordFailure, lines: Mapping[str, str], *, has_checkpoints: bool = False
+) -> JobFailed:
+    """Return the error for a failed job; it names the step, the user's line, and the record or its offsets."""
+    cause = failure.__cause__ or failure
+    step = failure.step
+    where = f" ({lines[step]})" if step in lines else ""
+    what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
+    message = f"flow {flow!r}, step {step!r}{where}{_place(failure)}: {what}"
+    if has_checkpoints and isinstance(cause, OffsetOutOfRange):
+        message += (
+            f"; changed_steps=[{step!r}] lets this source begin where its start= says, and keeps the state of all "
+            "other steps; restore=None is a fresh start of the whole flow; restore=<number> resumes from another "
+            "checkpoint"
+        )
+    error = JobFailed(message, step=step)
+    error.__cause__ = cause
+    return error
+
+
+def _place(failure: RecordFailure) -> str:
+    if failure.origin is not None:
+        return f" at {failure.origin}"
+    if failure.has_record:
+        return f" on record {shortened(failure.record)}"
+    return f" in {failure.place}" if failure.place else ""

@@ -21,6 +21,7 @@ from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds
+from streamiter.runtime.checkpointing.barriers import Acknowledge
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     check_can_listen,
@@ -35,13 +36,14 @@ from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, e
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
-from streamiter.runtime.task import Acknowledge, Task
+from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from streamiter.checkpoints.replay_cache import ReplayCache
+
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
@@ -184,8 +186,11 @@ class Planner:
 
     def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
         if feedback is None:
-            return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
+            return self._bounded_channel(name)
         return FeedbackChannel(name, self._spill_queue(name, feedback))
+
+    def _bounded_channel(self, name: str) -> Channel:
+        return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
 
     def _spill_queue(self, name: str, limits: FeedbackLimits) -> SpillQueue:
         import tempfile  # imported only by jobs: it takes 4 ms
@@ -217,7 +222,7 @@ class Planner:
         name = f"{head.name}[{subtask}]"
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            feeder = self._make_feeder(head, name)
+            feeder = Feeder(_make_source(head), self._bounded_channel(f"{name} ← source"), head.name)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = Gate(
@@ -229,8 +234,9 @@ class Planner:
         self._attach(head, subtask, name, feedback)
         progress = Progress()
         instances = self._instances(head, subtask, progress, gate)
-        if feeder is not None:
-            self._share_source(head, subtask, instances[head])
+        rounds = None
+        if self._is_per_round(head):
+            rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
         return Task(
             name=name,
             gate=gate,
@@ -244,27 +250,9 @@ class Planner:
             executor=self.executor,
             feeder=feeder,
             feedback_channels=feedback,
-            rounds=self._rounds(head, instances[head], gate, progress),
+            rounds=rounds,
             cuts_by_time=self._cuts_by_time,
         )
-
-    def _make_feeder(self, head: Step, name: str) -> Feeder:
-        channel = Channel(
-            f"{name} ← source", limit_records=self.limits.records, limit_bytes=self.limits.size_bytes
-        )
-        return Feeder(_make_source(head), channel, head.name)
-
-    def _share_source(self, head: Step, subtask: int, instance: OperatorInstance) -> None:
-        """Number the subtasks of a source over all workers, which share its input."""
-        instance.context.subtask_index = self.worker.number(subtask, head.parallelism)
-        instance.context.parallelism = head.parallelism * self.worker.count
-
-    def _rounds(
-        self, head: Step, instance: OperatorInstance, gate: Gate, progress: Progress
-    ) -> Rounds | None:
-        if not self._is_per_round(head):
-            return None
-        return Rounds(instance, gate, progress, lambda: _operator_of(head))
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
@@ -342,6 +330,8 @@ class Planner:
                 scope=self.scope,
                 post=gate.post,
                 encode=self.plain_data.encode,
+                # All workers share the input of a source.
+                place=None if step.source is None else self._place(step, subtask),
             )
             for step in self._chain(head)
         }
@@ -349,6 +339,10 @@ class Planner:
             if self._knows_origin(step, subtask):
                 instance.out.ask_for_origin(lambda: progress.origin)
         return instances
+
+    def _place(self, step: Step, subtask: int) -> tuple[int, int]:
+        """Return the number of a subtask, and of all subtasks, counted over all workers."""
+        return self.worker.number(subtask, step.parallelism), step.parallelism * self.worker.count
 
     def _knows_origin(self, step: Step, subtask: int) -> bool:
         """Return whether all input of the step comes from the batch that its task is handling."""

@@ -32,6 +32,7 @@ from streamiter.records import (
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
 
+
 # The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
 # gets larger batches, which take less time for each record.
 _JOINED_RECORDS: Final = 8192

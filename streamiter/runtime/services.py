@@ -1,24 +1,39 @@
 """The services of a job: parameter servers that its operators share.
 
 A :class:`~streamiter.operators.operator.Service` has one worker for each subtask of each step that uses it.
-:class:`JobServices` opens and closes the services of a job, brings their workers to the same clock before a checkpoint,
-and takes their state.
+:class:`JobServices` opens and closes the services of a job, and takes their state.
+
+Before a barrier, :class:`ClockAlignment` stops all workers of a service at the same clock. A worker counts its progress
+with a *clock*, and waits for workers whose clock is behind. If a barrier reached one worker at an earlier clock than
+another, the workers would wait for each other: the one behind the barrier waits for a clock that the other can reach
+only with records that are held behind its own barrier. So a task whose worker is at the highest clock stops reading
+until the barrier has passed it; the others continue until they have reached that clock. A step may move its clock
+several times within one record and wait for the others in between, so every change of a clock is reported at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.errors import GraphError
-from streamiter.operators.operator import Service
+from streamiter.operators.operator import Service, ServiceWorker
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
-from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encode_service, release_parts
-from streamiter.runtime.controls import CheckAlignment
-from streamiter.runtime.task import Task
+from streamiter.runtime.checkpointing.barriers import (
+    SERVICE,
+    CheckAlignment,
+    PartName,
+    encode_part,
+    release_parts,
+)
+
+if TYPE_CHECKING:
+    from streamiter.runtime.task import Task
 
 
 def service_key(name: str) -> str:
@@ -131,7 +146,7 @@ class JobServices:
             for service in self._tasks:
                 state = await service.take_state(checkpoint)
                 name = PartName(SERVICE, service.name, 0)
-                parts[service_key(service.name)] = [encode_service(name, state, self._plain_data)]
+                parts[service_key(service.name)] = [encode_part(name, state, self._plain_data)]
         except BaseException:
             release_parts(part for of_service in parts.values() for part in of_service)
             raise
@@ -140,6 +155,137 @@ class JobServices:
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of each service by name."""
         return {service.name: service.statistics() for service in self._tasks}
+
+
+class _Reading(Enum):
+    """Whether a task reads its input while the workers are aligned."""
+
+    MOVING = "moving"
+    STOPPED = "stopped"
+    """Its worker is at the highest clock, and the barrier has not passed it."""
+    PASSED = "passed"
+    """The barrier has passed it, so it continues."""
+
+
+@dataclass
+class _Member:
+    task: str
+    worker: ServiceWorker
+    call_again: Callable[[], None]
+    """Make its task ask again whether it must stop."""
+    reading: _Reading = _Reading.MOVING
+    clocks: Mapping[str, int] = field(default_factory=dict)
+
+    def resume(self) -> None:
+        """Let its task read again, if it has stopped."""
+        if self.reading is _Reading.STOPPED:
+            self.reading = _Reading.MOVING
+        self.call_again()
+
+
+@final
+class ClockAlignment:
+    """The alignment for one service of a job. Each task asks it after every batch, and workers report every clock."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._furthest: dict[str, int] = {}
+        self._is_aligning = False
+        self._all_stopped = asyncio.Event()
+
+    def add(self, task: str, worker: ServiceWorker, call_again: Callable[[], None]) -> None:
+        """Add a task with a worker."""
+        self._members[task] = _Member(task, worker, call_again)
+        worker.call_when_further(lambda: self.further(task))
+
+    def seek(self) -> asyncio.Event:
+        """Start the alignment; the event is set when all tasks have stopped at the same clock."""
+        self._is_aligning = True
+        self._all_stopped.clear()
+        self._furthest = {}
+        for member in self._members.values():
+            member.reading = _Reading.MOVING
+            self._note_clock(member)
+        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
+            self._is_aligning = False
+            self._all_stopped.set()
+            return self._all_stopped
+        for member in self._members.values():
+            member.call_again()
+        self._check()
+        return self._all_stopped
+
+    def stands_still(self, task: str) -> bool:
+        """Return whether this task, which has just handled a batch, must stop reading."""
+        member = self._unpassed(task)
+        if member is None:
+            return False
+        self._release_those_behind(member)
+        member.reading = _Reading.MOVING if self._is_behind(member) else _Reading.STOPPED
+        self._check()
+        return member.reading is _Reading.STOPPED
+
+    def further(self, task: str) -> None:
+        """The worker of this task has moved its clock, perhaps within a record, and may wait for those behind it."""
+        if (member := self._unpassed(task)) is not None:
+            self._release_those_behind(member)
+
+    def passed(self, task: str) -> None:
+        """The barrier has passed this task: it continues."""
+        if (member := self._members.get(task)) is not None and self._is_aligning:
+            member.reading = _Reading.PASSED
+            self._is_aligning = any(other.reading is not _Reading.PASSED for other in self._members.values())
+
+    def ended(self, task: str) -> None:
+        """The task has ended: remove it."""
+        self._members.pop(task, None)
+        if self._is_aligning:
+            self._check()
+
+    def give_up(self) -> None:
+        """No barrier is sent: let all tasks continue."""
+        if self._is_aligning:
+            self._is_aligning = False
+            for member in self._members.values():
+                member.resume()
+
+    def behind(self) -> list[str]:
+        """Return the tasks that delay the others: those at an earlier clock, or else those that have not stopped."""
+        moving = [member for member in self._members.values() if member.reading is _Reading.MOVING]
+        late = [member for member in moving if self._is_behind(member)]
+        return [member.task for member in late or moving]
+
+    def _unpassed(self, task: str) -> _Member | None:
+        """Return the member of a task that the barrier has not passed; None if no barrier is due."""
+        member = self._members.get(task)
+        return (
+            member
+            if self._is_aligning and member is not None and member.reading is not _Reading.PASSED
+            else None
+        )
+
+    def _release_those_behind(self, member: _Member) -> None:
+        """Let tasks continue that stopped at an earlier clock than this one has reached."""
+        if self._note_clock(member):
+            for other in self._members.values():
+                if other.reading is _Reading.STOPPED and self._is_behind(other):
+                    other.resume()
+
+    def _note_clock(self, member: _Member) -> bool:
+        """Note the clocks of a worker; return whether one of them is the highest so far."""
+        member.clocks = dict(member.worker.counted_clocks())
+        further = {
+            name: clock for name, clock in member.clocks.items() if clock > self._furthest.get(name, -1)
+        }
+        self._furthest.update(further)
+        return bool(further)
+
+    def _is_behind(self, member: _Member) -> bool:
+        return any(member.clocks.get(name, 0) < clock for name, clock in self._furthest.items())
+
+    def _check(self) -> None:
+        if all(member.reading is not _Reading.MOVING for member in self._members.values()):
+            self._all_stopped.set()
 
 
 def _check_again(task: Task) -> Callable[[], None]:

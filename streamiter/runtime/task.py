@@ -2,16 +2,15 @@
 
 A :class:`Task` takes one batch or control record after the other from its gate, and hands it to the first operator of
 its chain. It waits while the output channels are full, and gives way to other tasks now and then. Checkpoint barriers
-are handled by :class:`~streamiter.runtime.checkpointing.task_parts.TaskBarriers`.
+are handled by :class:`~streamiter.runtime.checkpointing.barriers.TaskBarriers`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
@@ -21,31 +20,25 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.records import (
-    Batch,
-    CheckpointBarrier,
-    Control,
-    DataBatch,
-    EndOfInput,
-    Idle,
-    slice_batch,
-)
+from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch, EndOfInput, Idle, slice_batch
 from streamiter.runtime.chain import Chain, Rounds
-from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
-from streamiter.runtime.checkpointing.task_parts import TaskBarriers
-from streamiter.runtime.controls import (
-    BarrierReturned,
+from streamiter.runtime.checkpointing.barriers import (
+    Acknowledge,
     BarrierTrigger,
     CheckAlignment,
     CheckpointAbandoned,
-    DrainInput,
-    InputEnded,
+    Suspension,
+    TaskBarriers,
 )
-from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.instance import Feeder, OperatorInstance, TimerDue
+from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.instance import DrainInput, Feeder, OperatorInstance, TimerDue
 from streamiter.runtime.output import ChannelOutput, Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
+
+if TYPE_CHECKING:
+    from streamiter.runtime.services import ClockAlignment
 
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
 # for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
@@ -55,12 +48,6 @@ _BATCHES_IN_A_ROW: Final = 16
 _RECORDS_IN_A_ROW: Final = 8192
 
 _State = dict[str, Any]
-
-
-class Acknowledge(Protocol):
-    """Receives the state of a task at a barrier."""
-
-    def __call__(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None: ...
 
 
 class Task:
@@ -100,7 +87,7 @@ class Task:
         """Reads the source, if the first operator has one."""
         self.positions: Positions = {}
         """Of a source: the positions behind the records that were handled."""
-        self.ended = False
+        self._has_ended = False
         self.is_handling = False
         """Whether a batch or control record is being handled."""
         self.waits_for_room_in: Channel | None = None
@@ -125,18 +112,7 @@ class Task:
         self._by_batch: frozenset[str] = frozenset()
         """The inputs of the first operator that take whole batches."""
         self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
-        self._barriers = TaskBarriers(
-            task=name,
-            first_step=self.first.step.name,
-            subtask=self.first.subtask,
-            gate=gate,
-            boundary=self._boundary,
-            reader=feeder,
-            take_state=self.snapshot,
-            pass_on=self.chain.write_control,
-            acknowledge=functools.partial(acknowledge, self),
-            plain_data=plain_data,
-        )
+        self._barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
         else:
@@ -174,9 +150,14 @@ class Task:
         return self._barriers.worker
 
     @property
+    def ended(self) -> bool:
+        """Whether the task handles nothing any more: its input has ended, or it has stopped at a barrier."""
+        return self._has_ended or self.suspended
+
+    @property
     def suspended(self) -> bool:
         """Whether the task has ended at a barrier, and not at the end of its input."""
-        return self._barriers.has_suspended
+        return self._barriers.suspension is Suspension.DONE
 
     @property
     def positions_at_barrier(self) -> Positions:
@@ -459,10 +440,8 @@ class Task:
             await event.instance.timer_due(event.number)
         elif isinstance(event, CheckpointBarrier):
             await self._barriers.pass_barrier(event)
-            self.ended = self.suspended
         elif isinstance(event, BarrierReturned):
             self._barriers.barrier_returned(event)
-            self.ended = self.suspended
         elif isinstance(event, CheckpointAbandoned):
             self._barriers.abandon(event.checkpoint)
         elif self._boundary is not None:
@@ -482,7 +461,7 @@ class Task:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
         await self.chain.pass_on(control, after_first=after_first)
         if isinstance(control, EndOfInput):
-            self.ended = True
+            self._has_ended = True
 
     # -- state -----------------------------------------------------------------------------------------
 
@@ -515,7 +494,7 @@ class Task:
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
         self.gate.restore(state["gate"], state.get("logged", ()))
-        self.ended = state["ended"]
+        self._has_ended = state["ended"]
 
 
 def _place_of(batch: SourceBatch) -> str:

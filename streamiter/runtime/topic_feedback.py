@@ -22,14 +22,13 @@ from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
+from streamiter.runtime.instance import call_unless_cancelled
 from streamiter.runtime.output import Forward
 from streamiter.runtime.topic_inlets import (
     RECORDS_PER_READ,
     Inlet,
-    OriginTrack,
     ReturningPump,
     TopicReturnPath,
 )
@@ -141,15 +140,16 @@ class TopicFeedback:
         name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
         # It never spills: above its limit, the feedback waits in the topic.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
-        channel = FeedbackChannel(name, self._make_queue(name, limits))
         return_path = TopicReturnPath(
             self._back[head],
             queues[number],
-            OriginTrack(self._topic.name, self._run_id, first + subtask),
             self._plain_data,
+            topic=self._topic.name,
+            run=self._run_id,
+            producer=first + subtask,
             is_shared=self._worker.shares,
         )
-        channel.return_path = return_path
+        channel = FeedbackChannel(name, self._make_queue(name, limits), return_path)
         parallelism = edge.upstream.parallelism
         for index in range(self._worker.count):
             producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
@@ -196,7 +196,7 @@ class TopicFeedback:
     def _begin_tracks(self) -> None:
         for outlet in self._outlets:
             offset = self._readers[outlet.head].positions()[outlet.home]
-            self._inlets[outlet.head][outlet.producer].track.begin(outlet.home, offset)
+            self._inlets[outlet.head][outlet.producer].return_path.begin(outlet.home, offset)
 
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
@@ -204,7 +204,7 @@ class TopicFeedback:
             each.range
             for inlets in self._inlets
             for inlet in inlets.values()
-            for each in inlet.track.restored
+            for each in inlet.return_path.restored
         ]
         description = None
         try:

@@ -1,9 +1,9 @@
 """Feedback through a topic, the returning side: from the topic to one head.
 
 Each head has a :class:`ReturningPump`, an asyncio task, which reads the partitions of the head and puts the feedback of
-this run into the channels of the head. An :class:`Inlet` is the end of the way of one producer; its
-:class:`OriginTrack` notes where in the topic each waiting item came from, so that a checkpoint can have the range of
-the topic instead of the records. :func:`restored_records` reads the ranges of a checkpoint back.
+this run into the channels of the head. An :class:`Inlet` is the end of the way of one producer. The
+:class:`TopicReturnPath` of a channel notes where in the topic each waiting item came from, so that a checkpoint can
+have the range of the topic instead of the records. :func:`restored_records` reads the ranges of a checkpoint back.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
@@ -97,7 +98,9 @@ class ReturningPump:
         inlets = self._inlets.values()
         for number in count():
             of_channels = {
-                inlet.track.restored[number]: inlet for inlet in inlets if number < len(inlet.track.restored)
+                inlet.return_path.restored[number]: inlet
+                for inlet in inlets
+                if number < len(inlet.return_path.restored)
             }
             if not of_channels:
                 return
@@ -116,7 +119,7 @@ class ReturningPump:
                 continue
             if message.home == batch.partition:
                 inlet, at = self._inlets[message.producer], RecordPoint(offset, message.sequence)
-                inlet.track.passed(at)
+                inlet.return_path.passed(at)
                 await self._bring(inlet, message, at, batch.partition, value or b"")
 
     async def _bring(
@@ -195,73 +198,119 @@ class ReturningPump:
             self._full = None
 
 
-class Pump(Protocol):
-    """A pump that fills the channels of a head."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the pump waits until the head takes an item."""
-
-    def look_for_room(self) -> None:
-        """An item was taken from one of the channels: continue if there is room."""
-
-
 @final
 class TopicReturnPath:
-    """The way of feedback through the topic into one channel of a head."""
+    """The way of feedback through the topic into one channel of a head.
+
+    It notes the place in the topic of each item in the channel, so that a snapshot can have its range. The restored
+    ranges of earlier runs come first, in order; then the feedback of this run.
+    """
 
     def __init__(
         self,
-        pump: Pump,
+        pump: ReturningPump,
         outgoing: FeedbackChannel,
-        track: OriginTrack,
         plain_data: PlainData,
         *,
+        topic: str,
+        run: str,
+        producer: int,
         is_shared: bool,
     ) -> None:
         """``outgoing`` is the channel into the topic whose feedback returns here; if the way ``is_shared``, feedback of
         other processes returns here too.
         """
-        self.track = track
+        self.restored: list[RestoredRange] = []
+        """The ranges of earlier runs."""
         self._pump = pump
         self._outgoing = outgoing
         self._plain_data = plain_data
+        self._topic = topic
+        self._run = run
+        self._producer = producer
         self._is_shared = is_shared
-        self.restored_records = 0
-        """Records of earlier runs that were restored."""
+        self._restored_records = 0
+        self._partition = 0
+        self._began = self._following = RecordPoint(0, 0)
+        self._waiting: deque[TrackMark] = deque()
+        """The places of the items in the channel."""
+        self._last: TrackMark | None = None
+        """The place of the last item taken from the channel."""
+        self._is_closed = False
+
+    # -- by the pump -------------------------------------------------------------------------------------
+
+    def begin(self, partition: int, offset: int) -> None:
+        """Set the partition and the first offset of the feedback of this run."""
+        self._partition = partition
+        self._began = self._following = RecordPoint(offset, 0)
+
+    def passed(self, at: RecordPoint) -> None:
+        """Note that a record of this run was read."""
+        self._following = at.behind
+
+    def put(self, at: RecordPoint, restored: RestoredRange | None, records: int = 0) -> None:
+        """Note that an item with so many records is put into the channel."""
+        if restored is not None:
+            self._restored_records += records
+        if not self._is_closed:
+            self._waiting.append(TrackMark(self._own_part if restored is None else restored.part, at))
+
+    # -- by the channel: see ``ReturnPath`` --------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
         return self._pump.is_paused or self._outgoing.is_spilling
 
     def under_way(self, came: int) -> int:
-        return 0 if self._is_shared else self._outgoing.total_records + self.restored_records - came
+        return 0 if self._is_shared else self._outgoing.total_records + self._restored_records - came
 
     def taken(self) -> None:
-        self.track.taken()
+        self._last = self._waiting.popleft()
         self._pump.look_for_room()
 
     def closed(self) -> None:
-        self.track.close()
+        self._is_closed = True
+        self._waiting.clear()
         self._pump.look_for_room()
         self._outgoing.close()
 
-    # -- for snapshots: a shared loop has none ------------------------------------------
+    # -- for snapshots: a shared loop has none -----------------------------------------------------------
+
+    def restore(self, ranges: Iterable[TopicRange]) -> None:
+        self.restored += [
+            RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)
+        ]
 
     def mark(self) -> TrackMark:
-        return self.track.mark()
+        if self._waiting:
+            return self._waiting[0]
+        for restored in self.restored:
+            if restored.following.sequence < restored.range.stop.sequence:
+                return TrackMark(restored.part, restored.following)
+        return TrackMark(self._own_part, self._following)
 
     def since(self, mark: TrackMark) -> list[bytes]:
-        ranges = self.track.since(mark)
-        return [self._plain_data.encode([topic_range.plain() for topic_range in ranges])] if ranges else []
+        last = self._last
+        assert last is not None
+        assert last.part == self._own_part
+        ranges = [
+            replace(restored.range, start=mark.at) if restored.part == mark.part else restored.range
+            for restored in self.restored[mark.part :]
+        ]
+        start = mark.at if mark.part == self._own_part else self._began
+        ranges.append(TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at))
+        frame = [topic_range.plain() for topic_range in ranges if not topic_range.is_empty]
+        return [self._plain_data.encode(frame)] if frame else []
 
-    def restore(self, ranges: Sequence[TopicRange]) -> None:
-        self.track.restore(ranges)
+    @property
+    def _own_part(self) -> int:
+        return len(self.restored)
 
 
 @final
 class Inlet:
-    """The end of the way of one producer's feedback: a channel of the head's gate, and the track of its items."""
+    """The end of the way of one producer's feedback: a channel of the head's gate, and the way into it."""
 
     def __init__(
         self,
@@ -273,26 +322,38 @@ class Inlet:
     ) -> None:
         """``takes_barriers``: False for another worker's feedback. ``takes_epochs``: whether watermarks are used."""
         self.channel = channel
-        self.track = return_path.track
-        self._return_path = return_path
+        self.return_path = return_path
         self._takes_barriers = takes_barriers
         self._takes_epochs = takes_epochs
 
-    def put(self, batch: DataBatch, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+    def put(self, batch: DataBatch, at: RecordPoint, restored: RestoredRange | None) -> None:
         """Put a batch into the channel; ``at`` is its place in the topic."""
-        if restored is not None:
-            self._return_path.restored_records += len(batch.records)
-        self.track.put(at, restored)
+        self.return_path.put(at, restored, len(batch.records))
         self.channel.put(batch)
 
-    def put_control(self, control: Control, at: RecordPoint, restored: RestoredRange | None = None) -> None:
+    def put_control(self, control: Control, at: RecordPoint, restored: RestoredRange | None) -> None:
         """Put a control record into the channel, if the head uses it."""
         is_barrier = isinstance(control, CheckpointBarrier)
         if is_barrier and restored is not None:
             return  # It belongs to an earlier or abandoned checkpoint.
         if self._takes_barriers if is_barrier else self._takes_epochs:
-            self.track.put(at, restored)
+            self.return_path.put(at, restored)
             self.channel.put_control(control)
+
+
+@final
+class RestoredRange:
+    """A range of an earlier run that is being read into the channel."""
+
+    def __init__(self, part: int, topic_range: TopicRange) -> None:
+        self.part = part
+        self.range = topic_range
+        self.following = topic_range.start
+        """The next point: all records of its producer before it were read."""
+
+    def passed(self, at: RecordPoint) -> None:
+        """Note that a record of the range was read."""
+        self.following = at.behind
 
 
 class RestoredRecord(NamedTuple):
@@ -362,7 +423,7 @@ def _of_ranges(
         if at.sequence > following:
             raise missing_records_error(restored.range, topic, following)
         if at.sequence == following:
-            restored.track.passed(at, restored)
+            restored.passed(at)
             yield RestoredRecord(restored, message, at, batch.partition, value or b"")
 
 
@@ -381,116 +442,16 @@ async def fetch_ranges(
         description = await topic.describe()
     except TopicNotFound:
         description = None
-    track = OriginTrack(topic.name, "", 0)
-    track.restore(ranges)
-    for restored in track.restored:
-        check_range_in_topic(restored.range, topic, description)
+    for part, topic_range in enumerate(ranges):
+        check_range_in_topic(topic_range, topic, description)
+        restored = RestoredRange(part, topic_range)
         records = restored_records(topic, [restored], max_records=_RECORDS_PER_READ, clock=clock)
         async with aclosing(records):
             async for record in records:
                 kind, number = record.message.kind, record.message.number
                 if kind == DATA:
                     queue.put(DataBatch(plain_data.decode_batch(record.value), number))
-                elif kind != START and not isinstance(
-                    control := control_from_kind(kind, number), CheckpointBarrier
-                ):
-                    queue.put(control)
-
-
-@final
-class RestoredRange:
-    """A range of an earlier run that is being read into the channel."""
-
-    def __init__(self, track: OriginTrack, part: int, topic_range: TopicRange) -> None:
-        self.track = track
-        self.part = part
-        self.range = topic_range
-        self.following = topic_range.start
-        """The next point: all records of its producer before it were read."""
-
-
-@final
-class OriginTrack:
-    """Notes the place in the topic of each item in a channel of a head, so that a snapshot can have its range.
-
-    The restored ranges of earlier runs come first, in order; then the feedback of this run.
-    """
-
-    def __init__(self, topic: str, run: str, producer: int) -> None:
-        self._topic = topic
-        self._run = run
-        self._producer = producer
-        self._partition = 0
-        self._began = self._following = RecordPoint(0, 0)
-        self.restored: list[RestoredRange] = []
-        self._waiting: deque[TrackMark] = deque()
-        """The places of the items in the channel."""
-        self._last: TrackMark | None = None
-        """The place of the last item taken from it."""
-        self._is_closed = False
-
-    # -- by the pump -------------------------------------------------------------------------------------
-
-    def restore(self, ranges: Iterable[TopicRange]) -> None:
-        """Add ranges that come before the feedback of this run."""
-        for topic_range in ranges:
-            self.restored.append(RestoredRange(self, len(self.restored), topic_range))
-
-    def begin(self, partition: int, offset: int) -> None:
-        """Set the partition and the first offset of the feedback of this run."""
-        self._partition = partition
-        self._began = self._following = RecordPoint(offset, 0)
-
-    def passed(self, at: RecordPoint, restored: RestoredRange | None = None) -> None:
-        """Note that a record of this producer was read."""
-        if restored is None:
-            self._following = at.behind
-        else:
-            restored.following = at.behind
-
-    def put(self, at: RecordPoint, restored: RestoredRange | None = None) -> None:
-        """Note that the item of a record was put into the channel."""
-        if not self._is_closed:
-            self._waiting.append(TrackMark(self._own_part if restored is None else restored.part, at))
-
-    # -- by the channel ----------------------------------------------------------------------------------
-
-    def taken(self) -> None:
-        """Note that the first item was taken from the channel."""
-        self._last = self._waiting.popleft()
-
-    def close(self) -> None:
-        """The channel takes no more items."""
-        self._is_closed = True
-        self._waiting.clear()
-
-    # -- for snapshots -----------------------------------------------------------------------------------
-
-    def mark(self) -> TrackMark:
-        """Return the place of the item that is taken next."""
-        if self._waiting:
-            return self._waiting[0]
-        for restored in self.restored:
-            if restored.following.sequence < restored.range.stop.sequence:
-                return TrackMark(restored.part, restored.following)
-        return TrackMark(self._own_part, self._following)
-
-    def since(self, mark: TrackMark) -> list[TopicRange]:
-        """Return the ranges from ``mark`` to before the last item taken, which is of this run."""
-        last = self._last
-        assert last is not None
-        assert last.part == self._own_part
-        ranges: list[TopicRange] = []
-        for restored in self.restored[mark.part :]:
-            start = mark.at if restored.part == mark.part else restored.range.start
-            before = restored.range
-            ranges.append(
-                TopicRange(before.topic, before.run, before.producer, before.partition, start, before.stop)
-            )
-        start = mark.at if mark.part == self._own_part else self._began
-        ranges.append(TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at))
-        return [topic_range for topic_range in ranges if not topic_range.is_empty]
-
-    @property
-    def _own_part(self) -> int:
-        return len(self.restored)
+                elif kind != START:
+                    control = control_from_kind(kind, number)
+                    if not isinstance(control, CheckpointBarrier):
+                        queue.put(control)

@@ -8,7 +8,6 @@ control record as one record in each partition of its head. :class:`Message` are
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +50,6 @@ class FeedbackOutlet:
         self.queue = Port(0, "feedback", channel, is_feedback=True)
         self.partitions: Sequence[int] = ()
         self.home = 0
-        self.is_ready = False
         self._sequences: dict[int, int] = {}
 
     def assign(self, partitions: Sequence[int]) -> None:
@@ -108,7 +106,8 @@ class OutgoingPump:
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
-        self._ready: deque[FeedbackOutlet] = deque()
+        self._ready: dict[FeedbackOutlet, None] = {}
+        """The outlets that may have items, in the order of their turns."""
         self._news = asyncio.Event()
         self._is_finishing = False
 
@@ -139,17 +138,16 @@ class OutgoingPump:
         self._news.set()
 
     def _mark_ready(self, outlet: FeedbackOutlet) -> None:
-        if not outlet.is_ready:
-            outlet.is_ready = True
-            self._ready.append(outlet)
+        if outlet not in self._ready:
+            self._ready[outlet] = None
             self._news.set()
 
     def _take_items(self) -> OutgoingRecords:
         """Take items from the outlets in turns, up to the size of one write."""
         entries = OutgoingRecords()
         while self._ready and entries.size_bytes < _WRITE_BYTES:
-            outlet = self._ready.popleft()
-            outlet.is_ready = False
+            outlet = next(iter(self._ready))
+            del self._ready[outlet]
             if outlet.queue.peek() is not None:
                 self._take_next(outlet, entries)
                 self._mark_ready(outlet)

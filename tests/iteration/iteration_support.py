@@ -13,8 +13,7 @@ from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.runtime.watchdog import blocked_tasks
+from streamiter.runtime.statistics import JobStatistics, blocked_tasks
 
 T = TypeVar("T")
 

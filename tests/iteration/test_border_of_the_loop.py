@@ -19,8 +19,8 @@ from streamiter.iteration.progress import Completed, Ended, LoopProgress, Releas
 from streamiter.iteration.replay import Replayer
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
-from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.feedback import Surroundings
+from streamiter.runtime.gate_epochs import InputEnded
 
 
 class Passed(BoundaryOutput):

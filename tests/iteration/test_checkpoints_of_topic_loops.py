@@ -43,7 +43,7 @@ from streamiter.records import CheckpointBarrier
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange
 from streamiter.runtime.job import Job
 from streamiter.runtime.port import Port
-from streamiter.runtime.topic_inlets import OriginTrack, ReturningPump, TopicReturnPath
+from streamiter.runtime.topic_inlets import ReturningPump, TopicReturnPath
 from streamiter.runtime.topic_outlets import Message
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
@@ -552,11 +552,17 @@ def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
         return SpillQueue(name="loop", directory=tmp_path, memory_limit_bytes=100, disk_limit_bytes=1 << 20)
 
     before, plain_data = unnamed_files(), PlainData()
-    channel = FeedbackChannel("back", make_queue())
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
-    channel.return_path = TopicReturnPath(
-        pump, FeedbackChannel("out", make_queue()), OriginTrack("loop", "run", 0), plain_data, is_shared=False
+    return_path = TopicReturnPath(
+        pump,
+        FeedbackChannel("out", make_queue()),
+        plain_data,
+        topic="loop",
+        run="run",
+        producer=0,
+        is_shared=False,
     )
+    channel = FeedbackChannel("back", make_queue(), return_path)
     port = Port(0, "feedback", channel, is_feedback=True)
     log = FeedbackLog([port], make_queue)
     batches = [("data", 1, 10, plain_data.encode_batch(np.zeros(10)))] * 5

@@ -22,9 +22,8 @@ from streamiter.records import (
     EpochWatermark,
     slice_batch,
 )
-from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 from streamiter.runtime.port import Port
 
 Item = DataBatch | Control

@@ -19,8 +19,9 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.controls import BarrierTrigger, InputEnded
+from streamiter.runtime.checkpointing.barriers import BarrierTrigger
 from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.port import Port
 
 

@@ -13,7 +13,7 @@ from runtime.gate_run import GateRun, Item, Seen, held_records
 from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
-from streamiter.runtime.controls import InputEnded
+from streamiter.runtime.gate_epochs import InputEnded
 
 NAMES = ("a", "b")
 

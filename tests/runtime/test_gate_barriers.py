@@ -22,7 +22,7 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.controls import BarrierReturned
+from streamiter.runtime.feedback import BarrierReturned
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.port import Port
 
@@ -376,7 +376,7 @@ class TestFeedbackLog:
         head = Looped()
         head.feedback.try_put(data(1))
         head.run()
-        assert head.gate.start_feedback_log(barrier()) == []
+        assert head.gate.start_feedback_log(barrier()) is None
         head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle(), EndOfInput(5))
         head.feed_back(barrier(), data(4, epoch=2))
         head.run()
@@ -389,7 +389,7 @@ class TestFeedbackLog:
         head.feedback.put_control(barrier())
         head.feedback.try_put(data(4))
         head.run()
-        [returned] = head.gate.start_feedback_log(barrier())
+        returned = head.gate.start_feedback_log(barrier())
         assert isinstance(returned, BarrierReturned)
         assert (returned.checkpoint, returned.logged) == (1, [])
 

@@ -11,8 +11,7 @@ from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
-from streamiter.runtime.controls import BarrierReturned
-from streamiter.runtime.feedback import FeedbackLog
+from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
 from streamiter.topics.memory_log import MemoryTransactions

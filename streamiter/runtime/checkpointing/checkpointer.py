@@ -30,11 +30,12 @@ from streamiter.runtime.checkpointing.barriers import (
     CheckpointTimedOut,
     JobIsOver,
     TakenParts,
+    TaskStates,
     WorkersApart,
+    release_parts,
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.restore import JobRestore, Restore
-from streamiter.runtime.checkpointing.task_parts import TaskStates, release_parts
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.services import JobServices

@@ -16,6 +16,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, final
 
 import orjson
@@ -36,8 +37,14 @@ from streamiter.errors import (
 )
 from streamiter.operators.output import RecordFailure
 from streamiter.records import DataBatch
-from streamiter.runtime.checkpointing.barriers import TakenParts
-from streamiter.runtime.checkpointing.task_parts import SERVICE, STEP, PartName, held_in_memory, task_state
+from streamiter.runtime.checkpointing.barriers import (
+    SERVICE,
+    STEP,
+    PartName,
+    TakenParts,
+    held_in_memory,
+    task_state,
+)
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
 from streamiter.topics.connecting import batch_bytes
@@ -360,6 +367,18 @@ def _plain(batch: OutgoingBatch) -> tuple[object, ...]:
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
 
 
+class _Seal(Enum):
+    """Whether a writer holds records back."""
+
+    OPEN = "open"
+    """It writes into the open transaction."""
+    SEALED = "sealed"
+    """Its barrier has passed: it holds records back."""
+    DRAINING = "draining"
+    """The next transaction is open: it writes the held batches, and waits with others. Otherwise a fast sink would
+    never end this."""
+
+
 @final
 class TransactionalWriter(TopicWriter):
     """A sink's writer whose records become visible with the checkpoint they belong to.
@@ -375,17 +394,16 @@ class TransactionalWriter(TopicWriter):
         self._step = step
         self._write = write
         self._held = held
-        self._is_sealed = False
-        self._is_draining = False
+        self._seal = _Seal.OPEN
         self._changed = asyncio.Event()
 
     async def write(self, batch: OutgoingBatch) -> None:
-        # While held batches are written, none is added: with a fast sink, the writing would never end.
-        while self._is_draining or (self._is_sealed and not self._held.put(batch)):
+        while self._seal is not _Seal.OPEN:
+            if self._seal is _Seal.SEALED and self._held.put(batch):
+                return
             self._changed.clear()
             await self._changed.wait()
-        if not self._is_sealed:
-            await self._write(self._topic, batch)
+        await self._write(self._topic, batch)
 
     async def flush(self) -> None:
         """Do nothing: records are stored, and become visible, with the commit."""
@@ -395,7 +413,7 @@ class TransactionalWriter(TopicWriter):
 
     def seal(self) -> None:
         """The barrier has passed: hold back the records of the next transaction."""
-        self._is_sealed = True
+        self._seal = _Seal.SEALED
 
     async def unseal(self) -> None:
         """The next transaction is open: write the held batches into it, in order, and stop holding back.
@@ -403,14 +421,14 @@ class TransactionalWriter(TopicWriter):
         A batch that cannot be written is a failure of the sink, as without a barrier. It may be in the transaction
         nevertheless, so it must not be written again.
         """
-        self._is_draining = True
+        self._seal = _Seal.DRAINING
         while (batch := self._held.first()) is not None:
             try:
                 await self._write(self._topic, batch)
             except StreamiterError as error:
                 raise RecordFailure(self._step) from error
             self._held.drop_first()
-        self._is_sealed = self._is_draining = False
+        self._seal = _Seal.OPEN
         self._changed.set()
 
     def drop(self) -> None:

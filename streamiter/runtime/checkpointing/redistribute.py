@@ -25,6 +25,7 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.operators.operator import Boundary, Operator, Sharing
+from streamiter.runtime.checkpointing.barriers import TaskStates
 from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
 from streamiter.runtime.checkpointing.old_job import (
     OldJob,
@@ -34,7 +35,6 @@ from streamiter.runtime.checkpointing.old_job import (
     origins,
     progress_behind,
 )
-from streamiter.runtime.checkpointing.task_parts import TaskStates
 from streamiter.runtime.feedback import TopicRange
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number, leaves_loop
