@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, final
+from typing import final
 
+from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.operator import Operator, Progress
 from streamiter.operators.output import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.graph import SINGLE_INPUT, Step
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import Writer
 
@@ -47,7 +48,6 @@ class Chain:
         """The asyncio task that closes an operator now, if there is one."""
 
     def restore(self, *, watermark: int, interior_input_ended: bool) -> None:
-        """Restore how far the chain has come."""
         self._progress.watermark = watermark
         self.interior_input_ended = interior_input_ended
 
@@ -73,7 +73,7 @@ class Chain:
         self._progress.epoch = self._progress.watermark + 1
         await self._call_input_ended(instance, input_name)
 
-    async def close_now(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def close_now(self, close: Callable[[], Coroutine[object, object, None]]) -> None:
         """Close an operator or source that has ended. If the job fails meanwhile, ``Task.close`` waits for this."""
         closing = self.closing = asyncio.create_task(close(), name=f"close {self._task}")
         try:
@@ -138,7 +138,12 @@ class Chain:
             await instance.call("input_ended", input_name, instance.out)
 
 
-CloseNow = Callable[[Callable[[], Coroutine[Any, Any, None]]], Awaitable[None]]
+def is_per_round(step: Step, operator: Operator) -> bool:
+    """Return whether each epoch has its own operator; without state, that makes no difference."""
+    return step.per_round and not operator.is_stateless
+
+
+CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[None]]
 
 
 @final
@@ -247,7 +252,7 @@ class Rounds:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> dict[str, PlainValue]:
         """Return the state as plain data."""
         if self.epoch is None:
             return {"epoch": None}
@@ -257,8 +262,7 @@ class Rounds:
             "instance": await self._instance.snapshot(),
         }
 
-    async def restore(self, state: dict[str, Any]) -> None:
-        """Restore what ``snapshot`` returned."""
+    async def restore(self, state: dict[str, PlainValue]) -> None:
         if state["epoch"] is None:
             return
         await self.begin(state["epoch"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.replay_cache import ReplayCache
@@ -25,6 +25,10 @@ from streamiter.operators.output import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.plain_data import PlainData
+    from streamiter.runtime.graph import FeedbackLimits
 
 
 class ReturnPath(Protocol):
@@ -112,7 +116,6 @@ class FeedbackChannel:
 
     @property
     def total_records(self) -> int:
-        """Records put into the channel since the start."""
         return self._total_records
 
     @property
@@ -143,11 +146,9 @@ class FeedbackChannel:
             self._append(control)
 
     def peek(self) -> DataBatch | Control | None:
-        """Return the first item without removing it; None if the channel is empty."""
         return self.queue.peek() if len(self.queue) else None
 
     def take(self) -> DataBatch | Control:
-        """Remove and return the first item."""
         item = self.queue.take()
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
@@ -156,7 +157,6 @@ class FeedbackChannel:
         return item
 
     def clear(self) -> None:
-        """Drop all items."""
         while len(self.queue):
             self.take()
 
@@ -215,28 +215,24 @@ class FeedbackLog:
     """
 
     def __init__(self, ports: Sequence[Port], make_queue: Callable[[], SpillQueue] | None) -> None:
-        self._ports = [port for port in ports if port.is_feedback]
+        self.ports = [port for port in ports if port.is_feedback]
+        """The feedback ports of the gate."""
         self._make_queue = make_queue
         self._barrier: CheckpointBarrier | None = None
         self._logs: dict[int, _BatchLog | _RangeLog] = {}
         """The log of each port, by its index."""
         self._returned_early: dict[int, set[int]] = {}
 
-    @property
-    def ports(self) -> list[Port]:
-        """The feedback ports of the gate."""
-        return self._ports
-
     def start(self, barrier: CheckpointBarrier) -> None:
         """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
         early = self._returned_early.pop(barrier.checkpoint, set())
         self._barrier = barrier
         self._forget()
-        for port in self._ports:
-            port.stop_log()
+        for port in self.ports:
+            port.log_to(None)
             if port.index not in early:
-                log = self._logs[port.index] = self._new_log(port)
-                port.start_log(log)
+                self._logs[port.index] = self._new_log(port)
+                port.log_to(self._logs[port.index])
 
     def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
         """A barrier has returned on a feedback port."""
@@ -246,20 +242,20 @@ class FeedbackLog:
             self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
             port.block()
         else:
-            port.stop_log()
+            port.log_to(None)
             if port.index in self._logs:
                 self._logs[port.index].barrier_returned()
 
     def drop(self) -> None:
         """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
         self._forget()
-        for port in self._ports:
+        for port in self.ports:
             if port.log is not None:
-                port.start_log(_EmptyLog())
+                port.log_to(_EmptyLog())
 
     def complete(self) -> BarrierReturned | None:
         """Return the log if the barrier has returned on all ports; otherwise None."""
-        if self._barrier is None or any(port.log is not None for port in self._ports):
+        if self._barrier is None or any(port.log is not None for port in self.ports):
             return None
         logged = [
             (index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None
@@ -274,7 +270,7 @@ class FeedbackLog:
 
         Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
         """
-        ports = {port.index: port for port in self._ports}
+        ports = {port.index: port for port in self.ports}
         for index, frames in logged:
             port, ranges, queue = ports[index], list[TopicRange](), self._new_queue()
             port.restore(queue)
@@ -283,9 +279,8 @@ class FeedbackLog:
                 _restore_ranges(port, ranges)
 
     def close(self) -> None:
-        """Close all files."""
         self._forget()
-        for port in self._ports:
+        for port in self.ports:
             port.close()
 
     def _new_log(self, port: Port) -> _BatchLog | _RangeLog:
@@ -421,7 +416,6 @@ class RecordPoint(NamedTuple):
 
     @property
     def behind(self) -> RecordPoint:
-        """The point behind the record at this point."""
         return RecordPoint(self.offset + 1, self.sequence + 1)
 
 
@@ -464,7 +458,6 @@ class TopicRange:
         return self.stop.sequence <= max(self.start.sequence, _START_SEQUENCE + 1)
 
     def plain(self) -> tuple[PlainValue, ...]:
-        """Return the range as an entry of a queue's snapshot."""
         return (_KIND, self.topic, self.run, self.producer, self.partition, *self.start, *self.stop)
 
     @classmethod
@@ -520,6 +513,19 @@ def missing_records_error(topic_range: TopicRange, topic: Topic, following: int)
         f"{Origin(topic.url, topic_range.partition, stop.offset)}: expected the records {start.sequence} to "
         f"{stop.sequence - 1} of producer {topic_range.producer} in run {topic_range.run!r} before it (from offset "
         f"{start.offset} on), which the checkpoint needs, given none of number {following}; {_CHOICES}"
+    )
+
+
+def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> SpillQueue:
+    """Return a new queue with the limits of a loop's feedback."""
+    import tempfile  # imported only by jobs: it takes 4 ms
+
+    return SpillQueue(
+        name=name,
+        plain_data=plain_data,
+        memory_limit_bytes=limits.memory_bytes,
+        disk_limit_bytes=limits.disk_bytes,
+        directory=limits.directory or tempfile.gettempdir(),
     )
 
 

@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
@@ -128,7 +129,7 @@ class Gate:
                 self._ready.add(port)
                 return port, message
             if isinstance(message, SourceBatch):  # A source has one input, and wants it always.
-                return port, self._take_source(port)
+                return port, self._take_batch(port)
             if self._in_order and self._epochs.is_early(message):
                 port.take()
                 self._epochs.set_aside(port, message)
@@ -139,7 +140,7 @@ class Gate:
                 if (polled := self._poll_unwanted(port)) is not None:
                     return polled
                 continue
-            return port, self._take_data(port)
+            return port, self._take_batch(port)
         return None
 
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
@@ -147,14 +148,14 @@ class Gate:
         ready = self._ready
         while ready.queue:
             port = ready.take()
-            if port.is_feedback and not port.is_blocked and port.peek() is not None:
+            if port.is_feedback and port.state is not BLOCKED and port.peek() is not None:
                 message = port.take()
                 self._ready.add(port)
                 if isinstance(message, CheckpointBarrier):
                     return port, message
         return None
 
-    def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | Control]:
+    def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | SourceBatch | Control]:
         """Return the records that are set aside after all inputs have ended: by epoch, wanted inputs first."""
         lowest = {
             other: epoch for other in self.ports if (epoch := self._epochs.lowest_pending(other)) is not None
@@ -168,19 +169,13 @@ class Gate:
         due = [other for other, epoch in lowest.items() if epoch == turn]
         following = next((other for other in due if self.is_wanted(other.input_name)), due[0])
         self._epochs.hold_due(following)
-        return following, self._take_data(following)
+        return following, self._take_batch(following)
 
-    def _take_data(self, port: Port) -> DataBatch:
+    def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
         self._served = port if self._in_order and self._epochs.is_withheld(port) else None
         if self._epochs.idle:
             self._epochs.end_idleness(port)
-        batch = port.take_data()
-        self._in_hand = port if port.has_in_hand else None
-        self._ready.add(port)
-        return batch
-
-    def _take_source(self, port: Port) -> SourceBatch:
-        batch = port.take_source()
+        batch = port.take_batch()
         self._in_hand = port if port.has_in_hand else None
         self._ready.add(port)
         return batch
@@ -222,7 +217,6 @@ class Gate:
 
     @property
     def wanted_names(self) -> frozenset[str] | None:
-        """The inputs that the operator wants, or None for all."""
         return self._wanted.names
 
     def is_wanted(self, input_name: str) -> bool:
@@ -232,7 +226,6 @@ class Gate:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the gate reads barriers only."""
         return self._reads is Reads.BARRIERS
 
     def stand_still(self, stands_still: bool) -> None:
@@ -260,12 +253,10 @@ class Gate:
 
     @property
     def has_parked(self) -> bool:
-        """Whether any port has something that is not wanted now."""
         return self._ready.has_parked
 
     @property
     def held_records(self) -> int:
-        """The number of records that were taken from channels and not handled."""
         return self._epochs.records_aside + sum(port.held_records for port in self.ports)
 
     def awaited_barriers(self) -> list[str]:
@@ -282,7 +273,11 @@ class Gate:
                 self.reconsider_wanted()
             return events
         if isinstance(control, CheckpointBarrier):
-            return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
+            if not port.is_feedback:
+                return self._align(port, control)
+            self._feedback.barrier_returned(port, control)
+            returned = self._feedback.complete()
+            return [] if returned is None else [returned]
         if isinstance(control, EndOfData):
             return self._epochs.bring_end_of_data(port, control.epoch)
         if isinstance(control, EndOfInput):
@@ -314,7 +309,6 @@ class Gate:
 
     @property
     def has_feedback(self) -> bool:
-        """Whether a loop leads back to this task."""
         return bool(self._feedback.ports)
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
@@ -328,13 +322,12 @@ class Gate:
         self._feedback.drop()
 
     def close(self) -> None:
-        """Close all files."""
         self._epochs.close()
         self._feedback.close()
 
     # -- state ---------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, PlainValue]:
         """Return plain data: the watermarks, and the items that were taken from channels and not handled."""
         return {
             **self._epochs.snapshot(),
@@ -349,7 +342,9 @@ class Gate:
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
-    def restore(self, state: dict[str, Any], logged: Iterable[tuple[int, Iterable[Any]]] = ()) -> None:
+    def restore(
+        self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()
+    ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
         self._epochs.restore(state)
         for port, ended in zip(self.ports, state["ended"], strict=True):
@@ -454,10 +449,6 @@ class Gate:
             if port.unblock():
                 self._ready.add(port)
 
-    def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
-        self._feedback.barrier_returned(port, barrier)
-        return [] if (returned := self._feedback.complete()) is None else [returned]
-
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end()
         events: list[Control] = []
@@ -495,13 +486,11 @@ class BarrierAlignment:
         return self._barrier is not None or self._announced is not None
 
     def awaited(self) -> list[str]:
-        """Return the channels that delay a barrier; none while no channel has brought one."""
         if self._barrier is None:
             return []
         return [port.channel.name for port in self._ports if not port.is_aligned]
 
     def announce(self, barrier: CheckpointBarrier) -> None:
-        """Note that the ports will bring this barrier."""
         self._announced = barrier
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
@@ -601,7 +590,9 @@ def _no_names(given: object) -> ConfigurationError:
     )
 
 
-def plain_log(taken: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[int, str, Any, int | None]]:
+def plain_log(
+    taken: Iterable[tuple[int, DataBatch | Control]],
+) -> list[tuple[int, str, Batch | None, int | None]]:
     """Return items that ports hold as plain data: the number of the port, the kind, the records and the epoch.
 
     >>> plain_log([(0, DataBatch([1, 2], 3)), (1, EpochWatermark(2))])
@@ -610,7 +601,7 @@ def plain_log(taken: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[in
     return [(port, *_plain(item)) for port, item in taken]
 
 
-def _plain(item: DataBatch | Control) -> tuple[str, Any, int | None]:
+def _plain(item: DataBatch | Control) -> tuple[str, Batch | None, int | None]:
     if isinstance(item, DataBatch):
         return item.kind, item.records, item.epoch
     if isinstance(item, Idle):
@@ -619,7 +610,7 @@ def _plain(item: DataBatch | Control) -> tuple[str, Any, int | None]:
     return item.kind, None, item.epoch
 
 
-def from_plain(kind: str, records: Any, epoch: Any) -> DataBatch | Control:
+def from_plain(kind: str, records: PlainValue, epoch: PlainValue) -> DataBatch | Control:
     """Return one item of ``plain_log``, without the number of its port."""
     match kind:
         case DataBatch.kind:

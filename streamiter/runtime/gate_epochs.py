@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
 from streamiter.records import (
     Control,
@@ -74,15 +74,12 @@ class WatermarkTracker:
 
     @property
     def all_finished(self) -> bool:
-        """Whether all channels are finished."""
         return all(self._finished)
 
     def has_finished(self, channel: int) -> bool:
-        """Return whether ``channel`` brings no more data."""
         return self._finished[channel]
 
     def reached(self, channel: int) -> int:
-        """Return the last watermark of ``channel``."""
         return self._watermarks[channel]
 
     def advance(self, channel: int, epoch: int) -> int | None:
@@ -113,11 +110,9 @@ class WatermarkTracker:
         return least
 
     def snapshot(self) -> dict[str, list[int]]:
-        """Return the state as plain data."""
         return {"watermarks": list(self._watermarks), "finished": [int(done) for done in self._finished]}
 
     def restore(self, state: dict[str, list[int]]) -> None:
-        """Restore what ``snapshot`` returned, for the same number of channels."""
         self._watermarks = list(state["watermarks"])
         self._finished = [bool(done) for done in state["finished"]]
         self.watermark = BEFORE_ALL_EPOCHS
@@ -161,7 +156,6 @@ class GateEpochs:
         return self._aside is not None and batch.epoch > self.tracker.watermark + 1
 
     def set_aside(self, port: Port, batch: DataBatch) -> None:
-        """Set aside a batch that is early, or whose input is not wanted now."""
         assert self._aside is not None
         self.idle.discard(port.index)
         self._aside.put(port.index, batch)
@@ -180,7 +174,6 @@ class GateEpochs:
         return self.tracker.watermark + 1 if self._last_turn is None else self._last_turn
 
     def start_last_turn(self, epoch: int) -> None:
-        """Start the turn of an epoch after all inputs have ended."""
         self._last_turn = epoch
 
     def hold_due(self, port: Port) -> None:
@@ -215,18 +208,15 @@ class GateEpochs:
         return has_come and (lowest is None or lowest > epoch)
 
     def data_has_ended(self, port: Port) -> bool:
-        """Return whether the data of this port has ended and been handled."""
         return self.tracker.has_finished(port.index)
 
     @property
     def records_aside(self) -> int:
-        """The number of records that are set aside."""
         return 0 if self._aside is None else sum(queue.records for queue in self._aside.statistics())
 
     # -- what ports say ------------------------------------------------------------------------------------
 
     def bring_watermark(self, port: Port, epoch: int) -> list[Control]:
-        """Note a watermark that a port has brought."""
         if self.lowest_pending(port) is not None:
             self._withheld[port.index] = epoch
             return self.settle(port)
@@ -273,7 +263,6 @@ class GateEpochs:
         return events
 
     def bring_idle(self, port: Port) -> list[Control]:
-        """Note that a port brings no data for now."""
         self.idle.add(port.index)
         return self._all_idle()
 
@@ -290,8 +279,7 @@ class GateEpochs:
 
     # -- state ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def snapshot(self) -> dict[str, PlainValue]:
         return {
             "watermarks": self.tracker.snapshot(),
             "aside": [] if self._aside is None else self._aside.snapshot(),
@@ -300,8 +288,7 @@ class GateEpochs:
             "deferred": list(self._withheld),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what ``snapshot`` returned."""
+    def restore(self, state: dict[str, PlainValue]) -> None:
         self.tracker.restore(state["watermarks"])
         self._data_epochs = list(state["data_epochs"])
         self._withheld = list(state["deferred"])
@@ -309,7 +296,6 @@ class GateEpochs:
             self._aside.restore(state["aside"])
 
     def close(self) -> None:
-        """Close all files."""
         if self._aside is not None:
             self._aside.close()
 
@@ -328,17 +314,14 @@ class EpochsAside:
         """By port: the number of waiting batches of each epoch."""
 
     def put(self, port: int, batch: DataBatch) -> None:
-        """Set a batch of this port aside."""
         self._queue(port).put(batch)
         batches = self._batches[port]
         batches[batch.epoch] = batches.get(batch.epoch, 0) + 1
 
     def lowest_epoch(self, port: int) -> int | None:
-        """Return the lowest epoch of all batches of this port, or None."""
         return min(self._batches.get(port, ()), default=None)
 
     def has(self, port: int, epoch: int) -> bool:
-        """Return whether any batch of this port and this epoch is set aside."""
         return epoch in self._batches.get(port, ())
 
     def take_next(self, port: int, epoch: int) -> list[DataBatch]:
@@ -374,25 +357,21 @@ class EpochsAside:
         return taken
 
     def snapshot(self) -> list[tuple[int, Deferred, list[tuple[int, int]]]]:
-        """Return for each port its number, its queue, and the number of batches of each epoch. The queues stay."""
         return [
             (port, queue.snapshot(), sorted(self._batches[port].items()))
             for port, queue in self._queues.items()
             if len(queue)
         ]
 
-    def restore(self, state: Iterable[tuple[int, Iterable[Any], list[tuple[int, int]]]]) -> None:
-        """Restore what ``snapshot`` returned; the queues are decoded frames, which are read one by one."""
+    def restore(self, state: Iterable[tuple[int, Iterable[PlainValue], list[tuple[int, int]]]]) -> None:
         for port, frames, batches in state:
             self._queue(port).refill(frames)
             self._batches[port] = dict(batches)
 
     def statistics(self) -> list[SpillStatistics]:
-        """Return the statistics of each queue."""
         return [queue.statistics() for queue in self._queues.values()]
 
     def close(self) -> None:
-        """Close all files."""
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()

@@ -77,6 +77,11 @@ class Step:
         """Whether each epoch has an operator of its own."""
         return self.round_scope is not None
 
+    @property
+    def limits(self) -> FeedbackLimits:
+        """The limits of the feedback, and of records set aside, in the iteration that contains the step."""
+        return FeedbackLimits() if self.loop is None else self.loop.limits
+
     def input_names(self) -> list[str]:
         """Return the names of the inputs, in the order in which they were connected."""
         return list(dict.fromkeys(edge.input_name for edge in self.inputs))
@@ -191,7 +196,6 @@ class Graph:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The steps, in the order in which they were added."""
         return self._steps
 
     def add(self, step: Step) -> Step:
@@ -234,11 +238,9 @@ class Graph:
         return name in self._numbered
 
     def savepoint(self) -> Savepoint:
-        """Return the state of the graph that ``roll_back`` restores."""
         return Savepoint(len(self._steps), len(self._numbered))
 
     def roll_back(self, savepoint: Savepoint) -> None:
-        """Remove all steps that were added since the savepoint."""
         for step in self._steps[savepoint.steps :]:
             del self._by_name[step.name]
         del self._steps[savepoint.steps :]
@@ -258,11 +260,15 @@ def leaves_loop(edge: Edge, reader: Step) -> bool:
     return edge.upstream.loop is not None and edge.upstream.loop is not reader.loop
 
 
-def edge_number(step: Step, edge: Edge) -> int:
-    """Return the number of an edge among those that bring the same output to the same input of ``step``; mostly 0."""
+def edge_key(step: Step, edge: Edge) -> tuple[str, str, str | None, int]:
+    """Return the input of an edge, the step and the side output that it begins at, and its number.
+
+    It is the number among the edges that bring the same output to the same input of ``step``; mostly 0.
+    """
     alike = [
         other
         for other in step.inputs
         if (other.upstream, other.input_name, other.tag) == (edge.upstream, edge.input_name, edge.tag)
     ]
-    return alike.index(edge)
+    tag = None if edge.tag is None else edge.tag.name
+    return edge.input_name, edge.upstream.name, tag, alike.index(edge)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock, TimerHandle
-from streamiter.deferred import Encode
+from streamiter.deferred import Encode, PlainValue
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.keyed_state import KeyedState
@@ -29,8 +29,10 @@ from streamiter.operators.operator import (
 from streamiter.operators.output import Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
-from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.entries import AsyncEntry, Entry, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
+
+T = TypeVar("T")
 
 
 @final
@@ -85,6 +87,7 @@ class OperatorInstance:
         self.batches_in = 0
         self.opened = False
         self.is_listener = isinstance(operator, IterationListener)
+        self._key_of = None if step.keys is None else step.keys.key_of
         self.keyed: KeyedState | None = None
         if step.keys is not None:
             self.keyed = KeyedState(
@@ -120,15 +123,13 @@ class OperatorInstance:
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        handle = make_entry(self.operator, input_name, self.out, self.context, self._key_of)
-        return self._counted(handle)
+        return self._counted(make_entry(self.operator, input_name, self.out, self.context, self._key_of))
 
-    def async_entry(self, input_name: str) -> Callable[[Batch], Any]:
+    def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited."""
-        handle = make_async_entry(
-            self.operator, input_name, self.out, self.context, self._key_of, self.progress
+        return self._counted(
+            make_async_entry(self.operator, input_name, self.out, self.context, self._key_of, self.progress)
         )
-        return self._counted(handle)
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -139,24 +140,18 @@ class OperatorInstance:
         return is_awaited(self.operator, input_names, step=self.step.name, keyed=self.keyed is not None)
 
     def count(self, batch: Batch) -> None:
-        """Count a batch that the operator is given."""
         self.records_in += len(batch)
         self.batches_in += 1
 
-    def _counted(self, handle: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-        def entry(batch: Batch) -> Any:
+    def _counted(self, handle: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        def entry(batch: Batch) -> T:
             self.records_in += len(batch)
             self.batches_in += 1
             return handle(batch)
 
         return entry
 
-    @property
-    def _key_of(self) -> Callable[[Any], Any] | None:
-        return None if self.step.keys is None else self.step.keys.key_of
-
     def statistics(self) -> OperatorStatistics:
-        """Return what the operator has handled so far."""
         out = self.out
         return OperatorStatistics(self.records_in, self.batches_in, out.records_emitted, out.rejected)
 
@@ -175,7 +170,6 @@ class OperatorInstance:
         return result
 
     async def open(self) -> None:
-        """Open the operator."""
         self.opened = True
         self._loop = asyncio.get_running_loop()
         await self.call("open", self.context)
@@ -246,7 +240,7 @@ class OperatorInstance:
 
     # -- state ----------------------------------------------------------------------------------------
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> dict[str, PlainValue]:
         """Return the whole state as plain data, which may contain ``Deferred`` pieces."""
         return {
             "operator": await self.call("snapshot"),
@@ -255,7 +249,7 @@ class OperatorInstance:
             "takes timers": self._takes_timers,
         }
 
-    async def restore(self, state: dict[str, Any]) -> None:
+    async def restore(self, state: dict[str, PlainValue]) -> None:
         """Restore what ``snapshot`` returned. Its timers replace the timers that were set in ``open``."""
         self._cancel_timers()
         await self.call("restore", state["operator"])
@@ -321,7 +315,6 @@ class Feeder:
             raise RecordFailure(self._step) from error
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start to read, in a task of ``group``."""
         reading = call_unless_cancelled(self._run, self._step)
         self._running = group.create_task(reading, name=f"feed {self.channel.name}")
 
@@ -404,9 +397,6 @@ class Feeder:
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""
         return dict(self._source.lag()) if self._opened else self._last_lag
-
-
-T = TypeVar("T")
 
 
 async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:

@@ -36,7 +36,7 @@ from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_mem
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.plan import ChannelLimits, Planner, new_id
+from streamiter.runtime.plan import ChannelLimits, Planner
 from streamiter.runtime.services import JobServices, service_key
 from streamiter.runtime.statistics import STALL_AFTER_S, JobState, JobStatistics, Watchdog, task_statistics
 from streamiter.runtime.task import Task
@@ -51,6 +51,12 @@ StopMode = Literal["suspend", "drain", "abort"]
 T = TypeVar("T")
 
 
+def _random_id() -> str:
+    import uuid  # for checkpoints and feedback through topics only
+
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a job."""
@@ -63,8 +69,8 @@ class JobOptions:
     """Seconds without progress after which a warning is logged."""
     worker: Worker = field(default_factory=Worker)
     """The number of this process among those that run the flow together."""
-    new_id: Callable[[], str] | None = None
-    """Returns a new id for a run, for checkpoints and feedback through topics; None: a random id."""
+    new_id: Callable[[], str] = _random_id
+    """Returns a new id for a run, for checkpoints and feedback through topics."""
     checkpoints: Checkpoints | None = None
     """The settings of its checkpoints; None: no checkpoints."""
     restore: Restore = "last"
@@ -93,14 +99,11 @@ class Job:
         self._loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
         planner = Planner(
             steps=steps,
-            clock=options.clock,
+            options=options,
             scope=self._scope,
             plain_data=plain_data,
             acknowledge=self._barriers.acknowledge,
             executor=self._executor,
-            limits=options.channel_limits,
-            worker=options.worker,
-            new_id=options.new_id,
         )
         self._worker = options.worker
         if self._worker.shares:
@@ -131,15 +134,12 @@ class Job:
         return Checkpointer(
             self.flow,
             options.checkpoints,
-            restore=options.restore,
-            changed_steps=options.changed_steps,
+            options,
             tasks=self._tasks,
             barriers=self._barriers,
             services=self._services,
             scope=self._scope,
             plain_data=self._plain_data,
-            clock=options.clock,
-            run_id=(options.new_id or new_id)(),
         )
 
     # -- start and end ---------------------------------------------------------------------------------
@@ -315,9 +315,8 @@ class Job:
 
     async def _take_snapshot(self, *, suspend: bool = False, keeps_state: bool = True) -> JobSnapshot:
         async with self._barriers.one_at_a_time:
-            return snapshot_in_memory(
-                await self._barriers.take(suspend=suspend, keeps_state=keeps_state), self._plain_data
-            )
+            taken = await self._barriers.take(suspend=suspend, keeps_state=keeps_state)
+            return snapshot_in_memory(taken, self._plain_data)
 
     def _checkpoint_abandoned(self, checkpoint: int) -> None:
         for loop in self._loops:
@@ -393,7 +392,10 @@ class Job:
                     task.feeder.start(group)
             for feedback in self._topic_feedback:
                 feedback.start(group)
-            checkpointing = self._start_checkpoints(group)
+            checkpointing = None
+            if self._checkpointer is not None:
+                name = f"checkpoints of {self.flow}"
+                checkpointing = group.create_task(self._checkpointer.run(), name=name)
             await asyncio.wait(running)
             for feedback in self._topic_feedback:
                 await feedback.finish()
@@ -402,11 +404,6 @@ class Job:
             if checkpointing is not None:
                 checkpointing.cancel()
             watchdog.cancel()
-
-    def _start_checkpoints(self, group: asyncio.TaskGroup) -> asyncio.Task[None] | None:
-        if self._checkpointer is None:
-            return None
-        return group.create_task(self._checkpointer.run(), name=f"checkpoints of {self.flow}")
 
     async def _run(self, task: Task) -> None:
         await unless_cancelled(task.run(), task.first.step.name)
@@ -475,7 +472,6 @@ class Job:
 
 
 def _first_failure(error: BaseException) -> BaseException:
-    """Return the first failure of a group of failures."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

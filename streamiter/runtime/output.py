@@ -83,7 +83,6 @@ class Turns:
         self._subtasks = subtasks
 
     def restore(self, following: int) -> None:
-        """Continue with this subtask."""
         self.following = following
 
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
@@ -213,7 +212,6 @@ class ChannelOutput:
 
     @property
     def waiting_records(self) -> int:
-        """The number of records that wait for room in the channel."""
         return sum(len(item.records) for item in self.waiting if isinstance(item, DataBatch))
 
     def put(self, batch: DataBatch) -> None:
@@ -348,7 +346,6 @@ def turns_of(writers: Iterable[Writer]) -> list[int | None]:
 
 
 def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> None:
-    """Restore what ``turns_of`` returned."""
     for writer, following in zip(writers, state, strict=True):
         if isinstance(writer.split, Turns) and following is not None:
             writer.split.restore(following)

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
-from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import Clock
 from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.source import Source
-from streamiter.runtime.chain import Rounds
+from streamiter.runtime.chain import Rounds, is_per_round
 from streamiter.runtime.checkpointing.barriers import Acknowledge
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
@@ -29,20 +27,21 @@ from streamiter.runtime.entries import (
     check_methods,
     is_awaited,
 )
-from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, Surroundings
+from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, Surroundings, spill_queue
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number, leaves_loop
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
+from streamiter.runtime.topic_feedback import TopicFeedback, check_shared_operator
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.runtime.job import JobOptions
 
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
@@ -65,8 +64,8 @@ class Planner:
 
     steps: Sequence[Step]
     """The steps of the flow, upstream first."""
-    clock: Clock
-    """The clock of the job."""
+    options: JobOptions
+    """The options of the job."""
     scope: JobScope
     """Objects that operators of the job share."""
     plain_data: PlainData
@@ -75,12 +74,6 @@ class Planner:
     """Called by each task that has passed a barrier."""
     executor: Executor | None = None
     """The threads for steps that run in threads."""
-    limits: ChannelLimits = field(default_factory=ChannelLimits)
-    """The limits of each channel."""
-    worker: Worker = field(default_factory=Worker)
-    """The number of this process."""
-    new_id: Callable[[], str] | None = None
-    """Returns a new id for a run; None: a random id."""
     topic_feedback: list[TopicFeedback] = field(default_factory=list, init=False)
     """The feedback through topics that ``make_tasks`` has made."""
 
@@ -102,7 +95,7 @@ class Planner:
     def _make_operators(self) -> None:
         self._operators = {step: _instantiate(step) for step in self.steps}
         _check_not_shared(self._operators)
-        if self.worker.shares:
+        if self.options.worker.shares:
             for step, operators in self._operators.items():
                 check_shared_operator(step, operators[0])
 
@@ -170,15 +163,13 @@ class Planner:
         ]
 
     def _feed_back_through_topic(self, step: Step) -> None:
-        make_id = self.new_id or new_id
         feedback = TopicFeedback(
             step,
-            worker=self.worker,
-            run_id=self.worker.run_id or make_id(),
-            start=make_id(),
-            make_queue=self._spill_queue,
+            worker=self.options.worker,
+            run_id=self.options.worker.run_id or self.options.new_id(),
+            start=self.options.new_id(),
             plain_data=self.plain_data,
-            clock=self.clock,
+            clock=self.options.clock,
         )
         self.topic_feedback.append(feedback)
         self._channels.update(feedback.returning)
@@ -187,21 +178,11 @@ class Planner:
     def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
         if feedback is None:
             return self._bounded_channel(name)
-        return FeedbackChannel(name, self._spill_queue(name, feedback))
+        return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
 
     def _bounded_channel(self, name: str) -> Channel:
-        return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
-
-    def _spill_queue(self, name: str, limits: FeedbackLimits) -> SpillQueue:
-        import tempfile  # imported only by jobs: it takes 4 ms
-
-        return SpillQueue(
-            name=name,
-            plain_data=self.plain_data,
-            memory_limit_bytes=limits.memory_bytes,
-            disk_limit_bytes=limits.disk_bytes,
-            directory=limits.directory or tempfile.gettempdir(),
-        )
+        limits = self.options.channel_limits
+        return Channel(name, limit_records=limits.records, limit_bytes=limits.size_bytes)
 
     def _replay_cache(self, name: str, memory_limit_bytes: int, limits: FeedbackLimits) -> ReplayCache:
         import tempfile
@@ -228,7 +209,9 @@ class Planner:
         gate = Gate(
             ports,
             epochs_aside=self._epochs_aside(head, name),
-            make_feedback_queue=lambda: self._spill_queue(f"{name}, feedback of a checkpoint", _limits(head)),
+            make_feedback_queue=lambda: spill_queue(
+                f"{name}, feedback of a checkpoint", head.limits, self.plain_data
+            ),
         )
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
         self._attach(head, subtask, name, feedback)
@@ -244,12 +227,11 @@ class Planner:
             input_names=input_names,
             writers=self._connect(instances, subtask, progress),
             progress=progress,
-            clock=self.clock,
+            clock=self.options.clock,
             acknowledge=self.acknowledge,
             plain_data=self.plain_data,
             executor=self.executor,
             feeder=feeder,
-            feedback_channels=feedback,
             rounds=rounds,
             cuts_by_time=self._cuts_by_time,
         )
@@ -257,34 +239,29 @@ class Planner:
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
         if isinstance(operator, AttachedBoundary):
-            limits = _limits(head)
             operator.attach(
                 Surroundings(
                     feedback,
-                    make_spill_queue=lambda: self._spill_queue(name, limits),
-                    make_replay_cache=lambda memory: self._replay_cache(name, memory, limits),
+                    make_spill_queue=lambda: spill_queue(name, head.limits, self.plain_data),
+                    make_replay_cache=lambda memory: self._replay_cache(name, memory, head.limits),
                 )
             )
 
     def _ports(self, step: Step, subtask: int) -> list[Port]:
         ports: list[Port] = []
         for edge in step.inputs:
-            number = edge_number(step, edge)
-            tag = None if edge.tag is None else edge.tag.name
+            key = edge_key(step, edge)
             for source, channels in enumerate(self._channels.get(edge, ())):
                 if (channel := channels[subtask]) is not None:
-                    is_feedback = edge.feedback is not None
-                    one_at_a_time = self._brings_mini_batches(step, edge)
-                    reads_ahead = self._has_epochs_in_order(step)
                     ports.append(
                         Port(
                             len(ports),
                             edge.input_name,
                             channel,
-                            is_feedback=is_feedback,
-                            one_at_a_time=one_at_a_time,
-                            reads_ahead=reads_ahead,
-                            origin=PortOrigin(edge.input_name, edge.upstream.name, tag, number, source),
+                            is_feedback=edge.feedback is not None,
+                            one_at_a_time=self._brings_mini_batches(step, edge),
+                            reads_ahead=self._has_epochs_in_order(step),
+                            origin=PortOrigin(*key, source),
                         )
                     )
         return ports
@@ -308,14 +285,12 @@ class Planner:
         return self._operators[step][0].epochs_in_order or self._is_per_round(step)
 
     def _is_per_round(self, step: Step) -> bool:
-        """Return whether each epoch has its own operator; without state, that makes no difference."""
-        return step.per_round and not self._operators[step][0].is_stateless
+        return is_per_round(step, self._operators[step][0])
 
     def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
         if not self._has_epochs_in_order(head):
             return None
-        limits = _limits(head)
-        return EpochsAside(lambda: self._spill_queue(name, limits))
+        return EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
 
     def _instances(
         self, head: Step, subtask: int, progress: Progress, gate: Gate
@@ -325,7 +300,7 @@ class Planner:
                 step,
                 self._operators[step][subtask],
                 subtask,
-                clock=self.clock,
+                clock=self.options.clock,
                 progress=progress,
                 scope=self.scope,
                 post=gate.post,
@@ -342,7 +317,8 @@ class Planner:
 
     def _place(self, step: Step, subtask: int) -> tuple[int, int]:
         """Return the number of a subtask, and of all subtasks, counted over all workers."""
-        return self.worker.number(subtask, step.parallelism), step.parallelism * self.worker.count
+        worker = self.options.worker
+        return worker.number(subtask, step.parallelism), step.parallelism * worker.count
 
     def _knows_origin(self, step: Step, subtask: int) -> bool:
         """Return whether all input of the step comes from the batch that its task is handling."""
@@ -370,7 +346,11 @@ class Planner:
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
         given = self._outgoing.get(edge, self._channels[edge])
         channels = [channel for channel in given[subtask] if channel is not None]
-        number = self.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
+        number = (
+            self.options.worker.number(subtask, edge.upstream.parallelism)
+            if edge in self._outgoing
+            else subtask
+        )
         split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
             return FeedbackWriter(split, _only(FeedbackChannel, channels), progress, reader.name)
@@ -385,7 +365,6 @@ class Planner:
 
 
 def _only(kind: type[C], channels: Sequence[object]) -> list[C]:
-    """Return the channels of one kind: those of an edge are all of one kind."""
     return [channel for channel in channels if isinstance(channel, kind)]
 
 
@@ -395,13 +374,6 @@ def _adds_up_in_order(step: Step) -> bool:
     Workers of a parameter server do so, and loops that are not asynchronous. Their batches must not be cut by time.
     """
     return step.service is not None or (step.loop is not None and step.loop.max_epochs_ahead is not None)
-
-
-def new_id() -> str:
-    """Return a new, unique id for a run."""
-    import uuid  # for checkpoints and feedback through topics only
-
-    return uuid.uuid4().hex
 
 
 def _connect_intakes(tasks: Sequence[Task]) -> None:
@@ -418,11 +390,6 @@ def _connect_intakes(tasks: Sequence[Task]) -> None:
         brought = (intake for producer in upstream for intake in intakes[producer])
         intakes[task] = tuple(dict.fromkeys(brought)) if task.feeder is None else (task.feeder.intake,)
         way[task] = max((way[producer] + 1 for producer in upstream), default=0)
-
-
-def _limits(step: Step) -> FeedbackLimits:
-    """Return the limits of the iteration that a step belongs to."""
-    return FeedbackLimits() if step.loop is None else step.loop.limits
 
 
 def _instantiate(step: Step) -> list[Operator]:

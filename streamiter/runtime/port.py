@@ -151,7 +151,6 @@ class Port:
     # -- state ---------------------------------------------------------------------------------------
 
     def block(self) -> None:
-        """Note that the channel has brought a barrier."""
         if self.state is not PortState.OPEN:
             raise InternalError(
                 f"{self.channel.name}: expected a barrier on an open channel only, given one on a channel that is "
@@ -167,17 +166,10 @@ class Port:
         return True
 
     def end(self) -> None:
-        """Note that the task has handled the end of the input."""
         self.state = PortState.ENDED
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether the gate reads nothing from the channel, because it has brought a barrier."""
-        return self.state is BLOCKED
-
-    @property
     def has_ended(self) -> bool:
-        """Whether the task has handled the end of the input."""
         return self.state is PortState.ENDED
 
     @property
@@ -190,13 +182,9 @@ class Port:
         """Whether the barrier under way need not wait for it."""
         return self.state is not PortState.OPEN
 
-    def start_log(self, log: PortLog) -> None:
-        """Log what leaves the channel from now on."""
+    def log_to(self, log: PortLog | None) -> None:
+        """Log what leaves the channel from now on; None: log no more."""
         self.log = log
-
-    def stop_log(self) -> None:
-        """Log no more."""
-        self.log = None
 
     def cut_turns(self) -> None:
         """Cut batches from now on, so that a turn of a slow step stays short."""
@@ -277,12 +265,10 @@ class Port:
 
     @property
     def held_records(self) -> int:
-        """The number of records that the port holds."""
         restored = 0 if self.restored is None else self.restored.statistics().records
         return restored + sum(len(item.records) for item in self.held if not isinstance(item, Control))
 
     def close(self) -> None:
-        """Close the files of the restored log."""
         if self.restored is not None:
             self.restored.close()
             self.restored = None
@@ -293,12 +279,14 @@ class Port:
         self.close()
         return self.channel.peek()
 
-    def take_data(self) -> DataBatch:
+    def take_batch(self) -> DataBatch | SourceBatch:
         """Take the next batch, joined with small batches that follow it, or cut."""
         # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
         # would have no effect.
         from_held = bool(self.held)
         first = self.take()
+        if isinstance(first, SourceBatch):
+            return self._cut_source(first)
         assert isinstance(first, DataBatch)
         if self.one_at_a_time:
             return self._first_record(first)
@@ -310,15 +298,15 @@ class Port:
             return first
         return self._joined(first, following, from_held, at_most)
 
-    def take_source(self) -> SourceBatch:
-        """Take the next batch of a source, or as much of it as fits into a turn."""
-        batch = self.take()
-        assert isinstance(batch, SourceBatch)
-        if self.turn_size is None or batch.positions_after is None:
+    def _cut_source(self, batch: SourceBatch) -> SourceBatch:
+        """Return as much of the batch as fits into a turn, and hold the rest."""
+        if (
+            self.turn_size is None
+            or batch.positions_after is None
+            or len(batch.records) <= self.turn_size.records
+        ):
             return batch
-        if len(batch.records) <= (at_most := self.turn_size.records):
-            return batch
-        first, rest = batch.cut(at_most)
+        first, rest = batch.cut(self.turn_size.records)
         self.put_back(rest)
         return first
 
@@ -378,7 +366,6 @@ class ReadyPorts:
 
     @property
     def has_parked(self) -> bool:
-        """Whether any port is parked."""
         return bool(self._parked)
 
     def add(self, port: Port) -> None:
@@ -399,7 +386,6 @@ class ReadyPorts:
             self._waiter = None
 
     def wake(self) -> None:
-        """Wake the gate, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -410,7 +396,6 @@ class ReadyPorts:
         return port
 
     def park(self, port: Port) -> None:
-        """Park a port, unless it is parked."""
         if not self._is_parked[port.index]:
             self._is_parked[port.index] = True
             self._parked.append(port)

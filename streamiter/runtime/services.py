@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
+from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service, ServiceWorker
 from streamiter.operators.output import RecordFailure
@@ -64,7 +65,6 @@ class JobServices:
         return bool(self._tasks)
 
     def names(self) -> list[str]:
-        """Return the names of the services."""
         return [service.name for service in self._tasks]
 
     def steps(self) -> dict[str, StepState]:
@@ -73,7 +73,7 @@ class JobServices:
 
     # -- life ------------------------------------------------------------------------------------------
 
-    async def open(self, states: Mapping[str, Any] | None) -> None:
+    async def open(self, states: Mapping[str, PlainValue] | None) -> None:
         """Start the services before the tasks are opened. ``states``: the restored states, if there are any."""
         for service, tasks in self._tasks.items():
             state = None if states is None else states.get(service_key(service.name))
@@ -101,14 +101,14 @@ class JobServices:
 
     async def task_ended(self, task: Task) -> None:
         """Let the worker of a task leave, because the task has ended, unless the job is suspended."""
-        if task.worker is None:
+        if task.barriers.worker is None:
             return
         step = task.first.step
         assert step.service is not None
         self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
             try:
-                await task.worker.leave(f"step {step.name!r} has ended")
+                await task.barriers.worker.leave(f"step {step.name!r} has ended")
             except Exception as error:
                 raise RecordFailure(step.name) from error
 
@@ -129,7 +129,6 @@ class JobServices:
             alignment.give_up()
 
     def begin_checkpoint(self, checkpoint: int) -> None:
-        """Tell the services that the barriers of a checkpoint are sent next."""
         for service in self._tasks:
             service.checkpoint_begins(checkpoint)
 
@@ -153,7 +152,6 @@ class JobServices:
         return parts
 
     def statistics(self) -> dict[str, Any]:
-        """Return the statistics of each service by name."""
         return {service.name: service.statistics() for service in self._tasks}
 
 
@@ -194,7 +192,6 @@ class ClockAlignment:
         self._all_stopped = asyncio.Event()
 
     def add(self, task: str, worker: ServiceWorker, call_again: Callable[[], None]) -> None:
-        """Add a task with a worker."""
         self._members[task] = _Member(task, worker, call_again)
         worker.call_when_further(lambda: self.further(task))
 
@@ -237,7 +234,6 @@ class ClockAlignment:
             self._is_aligning = any(other.reading is not _Reading.PASSED for other in self._members.values())
 
     def ended(self, task: str) -> None:
-        """The task has ended: remove it."""
         self._members.pop(task, None)
         if self._is_aligning:
             self._check()

@@ -253,7 +253,6 @@ class Watchdog:
         return tuple(self._stalled.values())
 
     async def run(self) -> None:
-        """Look at the tasks until cancelled."""
         self._look()
         while True:
             await self._clock.sleep(self._stall_after_s / _LOOKS)
@@ -328,7 +327,6 @@ def blocked_tasks(tasks: Iterable[Task]) -> list[str]:
 
 
 def _mark_of(task: Task) -> int:
-    """Return a number that grows with the progress of a task. Emitted records show progress within a batch."""
     outputs = [instance.out for instance in task.instances]
     return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
 

@@ -8,13 +8,12 @@ are handled by :class:`~streamiter.runtime.checkpointing.barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
@@ -29,12 +28,14 @@ from streamiter.runtime.checkpointing.barriers import (
     CheckpointAbandoned,
     Suspension,
     TaskBarriers,
+    TaskState,
 )
+from streamiter.runtime.entries import AsyncEntry, Entry
 from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.instance import DrainInput, Feeder, OperatorInstance, TimerDue
-from streamiter.runtime.output import ChannelOutput, Writer, restore_turns, turns_of
+from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ _BATCHES_IN_A_ROW: Final = 16
 # The number of records after which a task gives way: the largest batch of a topic reader.
 _RECORDS_IN_A_ROW: Final = 8192
 
-_State = dict[str, Any]
+# The task compares with it in every turn, and Python is slow to look up a member of an enum.
+_STOPPED: Final = Suspension.DONE
 
 
 class Task:
@@ -71,7 +73,6 @@ class Task:
         plain_data: PlainData,
         executor: Executor | None = None,
         feeder: Feeder | None = None,
-        feedback_channels: Sequence[FeedbackChannel] = (),
         rounds: Rounds | None = None,
         cuts_by_time: bool = True,
     ) -> None:
@@ -96,9 +97,12 @@ class Task:
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.first.step.loop is not None
-        self._feedback_channels = feedback_channels
+        channels = (port.channel for port in gate.ports)
+        self._feedback_channels = [channel for channel in channels if isinstance(channel, FeedbackChannel)]
         self._rounds = rounds
         """Makes an operator for each epoch, if the first step works in rounds."""
+        self._lasting_instances = self.instances if rounds is None else self.instances[1:]
+        """All operators but the one that ``Rounds`` makes and ends."""
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._batches_in_a_row = self._records_in_a_row = 0
@@ -106,13 +110,15 @@ class Task:
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
-        self._wanted: Callable[[], Any] | None = None
+        self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
-        self._entries: dict[str, Callable[[Batch], Any]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._async_entries: dict[str, AsyncEntry] = {}
+        """The entries of a first operator that is awaited."""
         self._by_batch: frozenset[str] = frozenset()
         """The inputs of the first operator that take whole batches."""
         self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
-        self._barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
+        self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
         else:
@@ -120,69 +126,54 @@ class Task:
 
     def _bind(self) -> None:
         """Look up the methods of the first operator, which the task calls from now on."""
-        self._wanted = getattr(self.first.operator, "wanted_inputs", None)
-        self._entries = {} if self._boundary is not None else self._make_entries()
-        self.gate.cut_turns(name for name in self._entries if self._may_be_cut(name))
-
-    def _may_be_cut(self, input_name: str) -> bool:
-        # A step that awaits whole batches lets other tasks run meanwhile, and each batch may be one slow request.
-        return self._cuts_by_time and not (self._awaited and input_name in self._by_batch)
-
-    def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
-        first = self.first
-        self._by_batch = frozenset(name for name in self._input_names if first.takes_batches(name))
+        first, names = self.first, self._input_names
+        self._wanted = getattr(first.operator, "wanted_inputs", None)
+        if self._boundary is not None:
+            return
+        self._by_batch = frozenset(name for name in names if first.takes_batches(name))
         if first.operator.runs_in_thread:
-            return {name: self._in_thread(first.entry(name)) for name in self._input_names}
-        make = first.async_entry if self._awaited else first.entry
-        return {name: make(name) for name in self._input_names}
+            self._async_entries = {name: self._in_thread(first.entry(name)) for name in names}
+        elif self._awaited:
+            self._async_entries = {name: first.async_entry(name) for name in names}
+        else:
+            self._entries = {name: first.entry(name) for name in names}
+        if self._cuts_by_time:
+            # A step that awaits whole batches lets other tasks run meanwhile, and each batch may be one slow request.
+            self.gate.cut_turns(set(names) - (self._by_batch if self._awaited else set()))
 
     def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
         """Connect the first step with its parameter server, before ``open``.
 
         ``keeps_last_state``: whether a suspended job leaves a checkpoint.
         """
-        self._barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
+        self.barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
         self.first.context.serve_with(worker)
 
     @property
-    def worker(self) -> ServiceWorker | None:
-        """Access to the parameter server that the first step works with, if it has one."""
-        return self._barriers.worker
-
-    @property
     def ended(self) -> bool:
-        """Whether the task handles nothing any more: its input has ended, or it has stopped at a barrier."""
-        return self._has_ended or self.suspended
+        return self._has_ended or self.barriers.suspension is _STOPPED
 
     @property
     def suspended(self) -> bool:
         """Whether the task has ended at a barrier, and not at the end of its input."""
-        return self._barriers.suspension is Suspension.DONE
-
-    @property
-    def positions_at_barrier(self) -> Positions:
-        """Of a source: the positions at the last barrier."""
-        return self._barriers.positions
+        return self.barriers.suspension is _STOPPED
 
     # -- life ------------------------------------------------------------------------------------------
 
-    async def open(self, state: _State | None = None) -> None:
+    async def open(self, state: TaskState | None = None) -> None:
         """Open all operators, the last one first, because operators may emit to those behind them; then restore."""
         for instance in reversed(self._lasting_instances):
             await instance.open()
         if state is not None:
             await self._restore(state)
         if not self.ended:
-            self._check_wanted_inputs(is_new=state is None)
+            self._update_wanted_inputs()
+            if state is None and self._wanted is not None and (loop := self.first.step.loop) is not None:
+                loop.check_wanted(self.first.step, self.gate.wanted_names)
         if self.feeder is not None and not self.ended:
             is_restored = state is not None and state["positions"] is not None
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
             self.positions = {**start, **self.positions}
-
-    @property
-    def _lasting_instances(self) -> Sequence[OperatorInstance]:
-        """All operators but the one that ``Rounds`` makes and ends."""
-        return self.instances if self._rounds is None else self.instances[1:]
 
     async def run(self) -> None:
         """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
@@ -211,14 +202,14 @@ class Task:
                 errors.append(error)
         for channel in self._feedback_channels:
             channel.close()
-        self._barriers.release()
+        self.barriers.release()
         self.gate.close()
         return errors
 
     @property
     def may_hold_back_barriers(self) -> bool:
         """Whether the task may leave input unread, so that a barrier behind the input must be announced to it."""
-        return self._barriers.clocks is not None or hasattr(self.first.operator, "wanted_inputs")
+        return self.barriers.clocks is not None or hasattr(self.first.operator, "wanted_inputs")
 
     def held_for(self) -> str:
         """Return the reason why the task leaves input unread, for the log."""
@@ -231,7 +222,6 @@ class Task:
         return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
 
     def post(self, control: Control) -> None:
-        """Handle this control record next. Any part of the job may call it."""
         self.gate.post(control)
 
     # -- one turn --------------------------------------------------------------------------------------
@@ -240,12 +230,14 @@ class Task:
         """Handle the next batch or control record; return whether there was one."""
         try:
             polled = self.gate.poll()
-        except (
-            StreamiterError
-        ) as error:  # Records that are set aside exceed the disk limit, or are not plain data.
+        except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
             raise RecordFailure(self.first.step.name) from error
         if polled is None:
-            return await self._turn_without_input()
+            if self._rounds is not None and await self._rounds.tell_ended_inputs():
+                await self._after_handling()
+                return True
+            self._begin_row()
+            return False
         port, message = polled
         self.progress.handled += 1
         self.progress.origin = None if isinstance(message, Control) else message.origin
@@ -268,15 +260,7 @@ class Task:
             await asyncio.sleep(0)
         return True
 
-    async def _turn_without_input(self) -> bool:
-        if self._rounds is not None and await self._rounds.tell_ended_inputs():
-            await self._after_handling()
-            return True
-        self._begin_row()
-        return False
-
     def _row_is_over(self, message: DataBatch | SourceBatch | Control) -> bool:
-        """Return whether the task must give way to other tasks now."""
         return (
             (self._in_loop and not isinstance(message, Control))
             or self._batches_in_a_row >= _BATCHES_IN_A_ROW
@@ -285,7 +269,6 @@ class Task:
         )
 
     def _begin_row(self) -> None:
-        """Start to count again, because other tasks have had their turns."""
         self._batches_in_a_row = self._records_in_a_row = 0
         self._seconds_in_a_row = 0.0
 
@@ -294,27 +277,16 @@ class Task:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
             self._update_wanted_inputs()
-            self._barriers.arrange_stop()
+            self.barriers.arrange_stop()
         await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
-        """Wait until all emitted records are in their channels."""
         for lane in self._lanes:
             if lane.waiting:
-                await self._clear(lane)
-
-    async def _clear(self, lane: ChannelOutput) -> None:
-        self.waits_for_room_in = lane.channel
-        await lane.clear(self._clock)
-        self._begin_row()
-        self.waits_for_room_in = None
-
-    def _check_wanted_inputs(self, *, is_new: bool) -> None:
-        """Refuse an operator of a loop that waits for input which cannot arrive."""
-        self._update_wanted_inputs()
-        loop = self.first.step.loop
-        if is_new and loop is not None and self._wanted is not None:
-            loop.check_wanted(self.first.step, self.gate.wanted_names)
+                self.waits_for_room_in = lane.channel
+                await lane.clear(self._clock)
+                self._begin_row()
+                self.waits_for_room_in = None
 
     def _update_wanted_inputs(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
@@ -325,47 +297,40 @@ class Task:
             raise RecordFailure(self.first.step.name) from error
 
     async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
-        if port.turn_size is None:
-            await self._handle_whole(port, message)
-            return
-        began_s, records_before = self._clock.monotonic_s(), self.first.records_in
-        await self._handle_whole(port, message)
-        seconds, records = self._clock.monotonic_s() - began_s, self.first.records_in - records_before
-        self._seconds_in_a_row += seconds
-        if records:  # Otherwise the batch was put back.
-            port.turn_size.took(records, seconds)
-
-    async def _handle_whole(self, port: Port, message: DataBatch | SourceBatch) -> None:
+        size, records_before = port.turn_size, self.first.records_in
+        began_s = 0.0 if size is None else self._clock.monotonic_s()
         if isinstance(message, SourceBatch):
             await self._handle_records(port, message.records, 0)
             self.positions.update(message.positions)
         else:
             await self._handle_records(port, message.records, message.epoch)
+        if size is not None:
+            seconds, records = self._clock.monotonic_s() - began_s, self.first.records_in - records_before
+            self._seconds_in_a_row += seconds
+            if records:  # Otherwise the batch was put back.
+                size.took(records, seconds)
 
     async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
         self.progress.epoch = epoch
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
-            try:
-                await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
-            except RecordFailure:
-                raise
-            except Exception as error:
-                raise RecordFailure(self.first.step.name) from error
+            await self._at_boundary(
+                self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
+            )
             return
         if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
             return
-        entry = self._entries[port.input_name]
-        if self._wanted is not None or self._barriers.clocks is not None:
-            await self._handle_while_wanted(port, entry, records, epoch)
+        name = port.input_name
+        if (self._wanted is not None or self.barriers.clocks is not None) and name not in self._by_batch:
+            await self._handle_while_wanted(port, records, epoch)
         elif self._awaited:
-            await entry(records)
+            await self._async_entries[name](records)
         else:
-            entry(records)
+            self._entries[name](records)
 
     async def _enter_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
-        """Make an operator for the epoch of these records, if there is none; return whether it wants them now."""
+        """Make an operator for the epoch of these records, if necessary; return whether it wants them now."""
         if rounds.epoch != epoch:
             if rounds.epoch is not None:
                 # Records of several epochs remain only if the iteration has ended.
@@ -384,28 +349,24 @@ class Task:
         self.gate.put_back(port, records, epoch, self.progress.origin)
         return False
 
-    async def _handle_while_wanted(
-        self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
-    ) -> None:
+    async def _handle_while_wanted(self, port: Port, records: Batch, epoch: int) -> None:
         """Handle records one by one, because each may change which inputs are wanted."""
-        if port.input_name in self._by_batch:
-            result = entry(records)
-            if self._awaited:
-                await result
-            return
+        name = port.input_name
         for index in range(len(records)):
-            result = entry(slice_batch(records, index, index + 1))
+            record = slice_batch(records, index, index + 1)
             if self._awaited:
-                await result
+                await self._async_entries[name](record)
+            else:
+                self._entries[name](record)
             self.progress.handled += 1
             self._update_wanted_inputs()
-            self._barriers.arrange_stop()
-            if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
+            self.barriers.arrange_stop()
+            if index + 1 < len(records) and not self.gate.is_wanted(name):
                 rest = slice_batch(records, index + 1, len(records))
                 self.gate.put_back(port, rest, epoch, self.progress.origin)
                 return
 
-    def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
+    def _in_thread(self, entry: Entry) -> AsyncEntry:
         """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
 
         async def handle(batch: Batch) -> None:
@@ -421,7 +382,7 @@ class Task:
         if port is not None:
             events = self.gate.accept(port, control)
         elif isinstance(control, BarrierTrigger):
-            events = self._barriers.announce(control.barrier)
+            events = self.barriers.announce(control.barrier)
         elif isinstance(control, DrainInput) and self.feeder is not None:
             self.feeder.stop(EndOfInput())
             events = []
@@ -433,29 +394,33 @@ class Task:
             await self._handle_event(event)
 
     async def _handle_event(self, event: Control) -> None:
-        if self._barriers.is_suspending and not isinstance(event, BarrierReturned):
+        if self.barriers.is_suspending and not isinstance(event, BarrierReturned):
             return  # The snapshot is taken already. A job that is restored from it makes this event again.
         if isinstance(event, TimerDue):
             self.progress.epoch = self.progress.watermark + 1
             await event.instance.timer_due(event.number)
         elif isinstance(event, CheckpointBarrier):
-            await self._barriers.pass_barrier(event)
+            await self.barriers.pass_barrier(event)
         elif isinstance(event, BarrierReturned):
-            self._barriers.barrier_returned(event)
+            self.barriers.barrier_returned(event)
         elif isinstance(event, CheckpointAbandoned):
-            self._barriers.abandon(event.checkpoint)
+            self.barriers.abandon(event.checkpoint)
         elif self._boundary is not None:
-            try:
-                await self._boundary.on_control(event, self._boundary_out)
-            except RecordFailure:
-                raise
-            except Exception as error:
-                raise RecordFailure(self.first.step.name) from error
+            await self._at_boundary(self._boundary.on_control(event, self._boundary_out))
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
             await self.pass_on(event)
+
+    async def _at_boundary(self, handling: Awaitable[None]) -> None:
+        """Await a call of the boundary operator. A failure names the step."""
+        try:
+            await handling
+        except RecordFailure:
+            raise
+        except Exception as error:
+            raise RecordFailure(self.first.step.name) from error
 
     async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
@@ -465,11 +430,7 @@ class Task:
 
     # -- state -----------------------------------------------------------------------------------------
 
-    async def parts(self) -> list[SnapshotPart]:
-        """Return the state of the task as parts of a snapshot."""
-        return await self._barriers.parts()
-
-    async def snapshot(self) -> _State:
+    async def snapshot(self) -> TaskState:
         """Return the state of the task before it is encoded. It may change with the next record."""
         return {
             "operators": {each.step.name: await each.snapshot() for each in self._lasting_instances},
@@ -483,7 +444,7 @@ class Task:
             "gate": self.gate.snapshot(),
         }
 
-    async def _restore(self, state: _State) -> None:
+    async def _restore(self, state: TaskState) -> None:
         for instance in self._lasting_instances:
             if (of_step := state["operators"].get(instance.step.name)) is not None:
                 await instance.restore(of_step)

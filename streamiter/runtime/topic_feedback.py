@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeGuard, final
 
-from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic
+from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic, spill_queue
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.instance import call_unless_cancelled
 from streamiter.runtime.output import Forward
@@ -41,8 +40,6 @@ from streamiter.topics.topic import (
     TopicWriter,
     record_limit,
 )
-
-MakeQueue = Callable[[str, FeedbackLimits], SpillQueue]
 
 # A smaller limit of a topic leaves little room besides the headers.
 _LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
@@ -64,7 +61,6 @@ class TopicFeedback:
         worker: Worker,
         run_id: str,
         start: str,
-        make_queue: MakeQueue,
         plain_data: PlainData,
         clock: Clock,
     ) -> None:
@@ -77,7 +73,6 @@ class TopicFeedback:
         self._worker = worker
         self._heads = step.parallelism * worker.count
         self._run_id = run_id
-        self._make_queue = make_queue
         self._plain_data = plain_data
         self._clock = clock
         self._limits = self._edges[0].feedback or FeedbackLimits()
@@ -128,7 +123,8 @@ class TopicFeedback:
     def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> FeedbackOutlet:
         step = f"{edge.upstream.name}[{subtask}]"
         name = f"{step} → head {head} in topic {self._topic.name}"
-        return FeedbackOutlet(number, step, head, FeedbackChannel(name, self._make_queue(name, self._limits)))
+        queue = spill_queue(name, self._limits, self._plain_data)
+        return FeedbackOutlet(number, step, head, FeedbackChannel(name, queue))
 
     def _inlet(
         self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
@@ -149,7 +145,7 @@ class TopicFeedback:
             producer=first + subtask,
             is_shared=self._worker.shares,
         )
-        channel = FeedbackChannel(name, self._make_queue(name, limits), return_path)
+        channel = FeedbackChannel(name, spill_queue(name, limits, self._plain_data), return_path)
         parallelism = edge.upstream.parallelism
         for index in range(self._worker.count):
             producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
@@ -236,7 +232,6 @@ class TopicFeedback:
         return limit_bytes
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start the pumps as tasks of ``group``."""
         where = f"{self._step.name} through {self._topic.name}"
         self._writing = group.create_task(self._guarded(self._out.run), name=f"write {where}")
         self._reading = [

@@ -241,7 +241,6 @@ class TopicReturnPath:
     # -- by the pump -------------------------------------------------------------------------------------
 
     def begin(self, partition: int, offset: int) -> None:
-        """Set the partition and the first offset of the feedback of this run."""
         self._partition = partition
         self._began = self._following = RecordPoint(offset, 0)
 

@@ -53,13 +53,11 @@ class FeedbackOutlet:
         self._sequences: dict[int, int] = {}
 
     def assign(self, partitions: Sequence[int]) -> None:
-        """Set the partitions of the head."""
         self.partitions = partitions
         self.home = partitions[self.producer % len(partitions)]
         self._sequences = dict.fromkeys(partitions, 0)
 
     def next_sequence(self, partition: int) -> int:
-        """Count and return the number of the next record in a partition."""
         number = self._sequences[partition]
         self._sequences[partition] = number + 1
         return number
@@ -74,14 +72,12 @@ class OutgoingRecords:
         self.size_bytes = 0
 
     def add(self, partition: int, value: bytes, headers: Headers) -> None:
-        """Add a record behind the others of its partition."""
         values, all_headers = self._columns.setdefault(partition, ([], []))
         values.append(value)
         all_headers.append(headers)
         self.size_bytes += len(value) + HEADER_BYTES_MAX
 
     def batches(self) -> list[OutgoingBatch]:
-        """Return one batch for each partition."""
         return [
             OutgoingBatch(values, headers=headers, partition=partition)
             for partition, (values, headers) in self._columns.items()
@@ -155,7 +151,8 @@ class OutgoingPump:
 
     def _take_next(self, outlet: FeedbackOutlet, entries: OutgoingRecords) -> None:
         if isinstance(outlet.queue.peek(), DataBatch):
-            batch = outlet.queue.take_data()
+            batch = outlet.queue.take_batch()
+            assert isinstance(batch, DataBatch)
             for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
                 self._add(entries, outlet, outlet.home, DATA, batch.epoch, value)
             return
@@ -234,21 +231,14 @@ class Message:
     """
 
     run: str
-    """``feedback-run``."""
     producer: int
-    """``producer``."""
     kind: Kind
-    """``kind``."""
     number: int
     """``epoch`` or ``checkpoint``."""
     sequence: int
-    """``sequence``."""
     home: int
-    """``home``."""
     step: str = ""
-    """``step``."""
     start: str = ""
-    """``start``."""
 
     @property
     def epoch(self) -> int | None:

@@ -15,7 +15,7 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
 from streamiter.runtime.checkpointing.old_job import (
-    QueueFrames,
+    RepeatedFrames,
     WaitingBatch,
     batches_for,
     batches_held,
@@ -23,7 +23,7 @@ from streamiter.runtime.checkpointing.old_job import (
     deal,
     entry_of,
 )
-from streamiter.runtime.checkpointing.redistribute import KeyShare, redistribute_timers
+from streamiter.runtime.checkpointing.redistribute import key_share, redistribute_timers
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.source_and_sink import TopicSource
 
@@ -76,7 +76,7 @@ def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], i
     by_key = ByKey(lambda key: key)
     found: Counter[Any] = Counter()
     for subtask in range(subtasks):
-        share = KeyShare(frames, subtask, subtasks)
+        share = key_share(frames, subtask, subtasks)
         for of_keys, values in share:
             assert all(owner(by_key, key, subtasks) == subtask for key in of_keys)
             found.update(zip(of_keys, values, strict=True))
@@ -159,7 +159,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
     ]
     content = plain_data.encode_batch([1])
     queued = [("data", 4, 1, content), ("watermark", 5), ("end of data", 0), ("data", 6, 1, content)]
-    assert list(batches_queued(QueueFrames(lambda: iter(queued)), 2, 1)) == [
+    assert list(batches_queued(RepeatedFrames(lambda: ([entry] for entry in queued)), 2, 1)) == [
         WaitingBatch(2, 4, 1, 1, None, content),
         WaitingBatch(5, 6, 1, 1, None, content),
     ]
@@ -169,7 +169,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
 def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
     """What was dealt out decoded, and what was passed on encoded, have one form in a snapshot."""
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
-    frames = QueueFrames(lambda: (entry_of(each, plain_data) for each in waiting))
+    frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
     for _ in range(2):
         read = batches_queued(frames, 0, 0)
         assert [list(each.records(plain_data)) for each in read] == [batch for _, batch in given_batches]

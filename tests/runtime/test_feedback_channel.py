@@ -23,7 +23,7 @@ def test_feedback_on_disk_comes_back_in_pieces_that_memory_has_room_for(tmp_path
     assert channel.is_spilling
     pieces = []
     while port.peek() is not None:
-        pieces.append(port.take_data().records)
+        pieces.append(port.take_batch().records)
     channel.close()
     assert sum(len(piece) for piece in pieces) == 24
     assert 1 << 20 < max(np.asarray(piece).nbytes for piece in pieces) <= LIMIT_BYTES

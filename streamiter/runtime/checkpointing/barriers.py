@@ -130,7 +130,6 @@ class Barriers:
 
     @property
     def last_number(self) -> int:
-        """The number of the last barrier."""
         return self._next - 1
 
     async def take(
@@ -140,12 +139,12 @@ class Barriers:
         timeout_s: float | None = None,
         stand_still_timeout_s: float | None = None,
         keeps_state: bool = True,
-        on_begin: Callable[[int], None] = lambda checkpoint: None,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> TakenParts:
         """Send a barrier through the job; return the state of all tasks, which the caller releases.
 
-        A task that ended before the barrier gives its state at its end. ``on_begin`` is called with the number of the
-        checkpoint when its barrier is sent, after all earlier barriers have passed. Raises CheckpointTimedOut after
+        A task that ended before the barrier gives its state at its end. ``on_begin`` is called
+        when the barrier is sent, after all earlier barriers have passed. Raises CheckpointTimedOut after
         ``timeout_s`` seconds; then, and if the call is cancelled, the checkpoint is abandoned. If the state of
         parameter servers is kept (``keeps_state``), all their workers must reach the same clock first, within
         ``stand_still_timeout_s``.
@@ -159,7 +158,7 @@ class Barriers:
             await self._align_workers(services, self._sooner(due_s, stand_still_timeout_s))
         barrier = CheckpointBarrier(self._next, suspend=suspend)
         self._next += 1
-        on_begin(barrier.checkpoint)
+        on_begin()
         if services:
             services.begin_checkpoint(barrier.checkpoint)
         running = [task for task in self._tasks if not task.ended]
@@ -172,7 +171,7 @@ class Barriers:
             await self._until_passed(pending, due_s)
             for task in self._tasks:
                 if task.name not in pending.parts:
-                    pending.parts[task.name] = await task.parts()
+                    pending.parts[task.name] = await task.barriers.parts()
             if services:
                 pending.parts.update(await services.parts(barrier.checkpoint))
         except BaseException:
@@ -435,7 +434,6 @@ class PartName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> PartName:
-        """Return the name from its text."""
         kind, _, rest = name.partition(" ")
         step, _, subtask = rest.removesuffix("]").rpartition("[")
         return cls(kind, step, int(subtask))
@@ -458,14 +456,12 @@ def encode_task(
 
 
 def release_parts(parts: Iterable[SnapshotPart]) -> None:
-    """Release all deferred pieces of these parts."""
     for part in parts:
         for deferred in part.deferred:
             deferred.release()
 
 
 def encode_part(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
-    """Encode one part. Raises RecordFailure for a state that is not plain data."""
     try:
         content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
     except PlainDataError as error:
@@ -474,7 +470,6 @@ def encode_part(name: PartName, state: PlainValue, plain_data: PlainData) -> Sna
 
 
 def held_in_memory(deferred: Deferred) -> list[bytes]:
-    """Return all frames of a deferred piece, and release it."""
     try:
         return list(deferred.frames())
     finally:

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore
-from streamiter.clock import Clock
 from streamiter.errors import GraphError, StorageFull, StreamiterError
 from streamiter.operators.operator import JobScope, Operator
 from streamiter.operators.source import Positions
@@ -35,13 +34,16 @@ from streamiter.runtime.checkpointing.barriers import (
     release_parts,
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
-from streamiter.runtime.checkpointing.restore import JobRestore, Restore
+from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.services import JobServices
 from streamiter.runtime.statistics import CheckpointStatistics
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
+
+if TYPE_CHECKING:
+    from streamiter.runtime.job import JobOptions
 
 _log = logging.getLogger("streamiter.job")
 
@@ -57,28 +59,24 @@ class Checkpointer:
         self,
         flow: str,
         settings: Checkpoints,
+        options: JobOptions,
         *,
-        restore: Restore,
-        changed_steps: Collection[str],
         tasks: Sequence[Task],
         barriers: Barriers,
         services: JobServices,
         scope: JobScope,
         plain_data: PlainData,
-        clock: Clock,
-        run_id: str,
     ) -> None:
         self._flow = flow
         self._settings = settings
-        self._restore = restore
-        self._changed_steps = changed_steps
+        self._options = options
         self._tasks = tasks
         self._barriers = barriers
         self._services = services
         self._scope = scope
         self._plain_data = plain_data
-        self._clock = clock
-        self._run_id = run_id
+        self._clock = options.clock
+        self._run_id = options.new_id()
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
         self._job_restore: JobRestore | None = None
@@ -89,7 +87,7 @@ class Checkpointer:
         """The error of a checkpoint after which the job must fail."""
         self._has_failed = asyncio.Event()
         self._has_warned_of_slowness = False
-        self._statistics = CheckpointStatistics(run_id, None, None, 0, 0, 0.0, 0.0, 0)
+        self._statistics = CheckpointStatistics(self._run_id, None, None, 0, 0, 0.0, 0.0, 0)
 
     # -- start -----------------------------------------------------------------------------------------
 
@@ -98,7 +96,8 @@ class Checkpointer:
         checkpoint.
         """
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
-        self._store = _store_of(self._settings)
+        given = self._settings.directory
+        self._store = given if isinstance(given, CheckpointStore) else DirectoryStore(given)
         output = output_to_commit_with(self._flow, self._tasks)
         if output is not None:
             self._settings.check_transactions(self._flow)
@@ -115,8 +114,8 @@ class Checkpointer:
             self._flow,
             self._store,
             self._transaction,
-            restore=self._restore,
-            changed_steps=self._changed_steps,
+            restore=self._options.restore,
+            changed_steps=self._options.changed_steps,
             steps=self._steps,
             run_id=self._run_id,
         )
@@ -230,7 +229,7 @@ class Checkpointer:
             suspend=suspend,
             timeout_s=timeout_s,
             stand_still_timeout_s=self._settings.alignment_timeout_s,
-            on_begin=self._begin_checkpoint,
+            on_begin=self._seal_sinks,
         )
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
@@ -248,7 +247,7 @@ class Checkpointer:
         self._lag.committed(positions)
         return checkpoint.number
 
-    def _begin_checkpoint(self, checkpoint: int) -> None:
+    def _seal_sinks(self) -> None:
         if self._transaction is not None:
             self._transaction.checkpoint_begins()
 
@@ -309,7 +308,6 @@ class Checkpointer:
                 await store.close()
 
     def statistics(self) -> CheckpointStatistics:
-        """Return the numbers of the checkpoints now."""
         return self._statistics
 
     def _notes(self) -> dict[str, str]:
@@ -322,11 +320,6 @@ class Checkpointer:
     def _opened_store(self) -> CheckpointStore:
         assert self._store is not None
         return self._store
-
-
-def _store_of(settings: Checkpoints) -> CheckpointStore:
-    given = settings.directory
-    return given if isinstance(given, CheckpointStore) else DirectoryStore(given)
 
 
 @final
@@ -345,7 +338,7 @@ class LagReports:
 
     def positions(self) -> list[Positions]:
         """Return the positions of all sources at the last barrier."""
-        return [dict(task.positions_at_barrier) for task in self._tasks]
+        return [dict(task.barriers.positions) for task in self._tasks]
 
     def committed(self, positions: list[Positions]) -> None:
         """Report these positions, which are committed; they replace positions that are not yet reported."""

@@ -102,9 +102,8 @@ def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
     """
     sinks = dict(_sinks(tasks))
     exactly_once = [sink for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once]
-    exactly_once.sort(
-        key=lambda sink: sink.is_for_dead_letters
-    )  # The sort is stable: otherwise the order of the flow.
+    # The sort is stable: otherwise the order of the flow.
+    exactly_once.sort(key=lambda sink: sink.is_for_dead_letters)
     chosen = exactly_once[0].topic if exactly_once else None
     for step, sink in sinks.items():
         if sink.at_least_once:
@@ -347,14 +346,12 @@ class HeldBatches:
         return OutgoingBatch(*item.records[0])
 
     def drop_first(self) -> None:
-        """Remove the first batch."""
         if self._memory:
             self._bytes_in_memory -= batch_bytes(self._memory.popleft())
         else:
             self._disk.take()
 
     def close(self) -> None:
-        """Drop all batches. May be called more than once."""
         self._memory.clear()
         self._disk.close()
 
@@ -432,7 +429,6 @@ class TransactionalWriter(TopicWriter):
         self._changed.set()
 
     def drop(self) -> None:
-        """Drop the held batches."""
         self._held.close()
 
 

@@ -22,7 +22,7 @@ from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWat
 from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldPort,
-    QueueFrames,
+    RepeatedFrames,
     SubtaskProgress,
     WaitingBatch,
     batches_for,
@@ -33,11 +33,11 @@ from streamiter.runtime.checkpointing.old_job import (
     old_ports,
 )
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number, leaves_loop
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import Port, PortOrigin
 
-Queue = tuple[int, QueueFrames, list[tuple[int, int]]]
+Queue = tuple[int, RepeatedFrames, list[tuple[int, int]]]
 """The batches of later epochs at a port: the number of the port, the batches, and the number of batches by epoch."""
 
 
@@ -51,7 +51,6 @@ class EdgeSharing:
 
     @property
     def parallelism(self) -> int:
-        """The new number of subtasks of the step."""
         return self._step.parallelism
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
@@ -115,7 +114,8 @@ def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: 
         counts[each.epoch] += 1
     if not counts:
         return None
-    return port, QueueFrames(lambda: (entry_of(each, plain_data) for each in make())), sorted(counts.items())
+    frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in make()))
+    return port, frames, sorted(counts.items())
 
 
 def _different_records(input_name: str) -> CheckpointError:
@@ -166,12 +166,8 @@ class GateShares:
         self._tasks = old.tasks.get(step.name, [])
         self._ports = [port for task in self._tasks for port in old_ports(task)]
         self._is_same = len(self._tasks) == step.parallelism
-        self._edges = {self._key(edge): edge for edge in step.inputs}
+        self._edges = {edge_key(step, edge): edge for edge in step.inputs}
         self._check()
-
-    def _key(self, edge: Edge) -> tuple[str, str, str | None, int]:
-        tag = None if edge.tag is None else edge.tag.name
-        return edge.input_name, edge.upstream.name, tag, edge_number(self._step, edge)
 
     # -- checks ------------------------------------------------------------------------------------
 
@@ -274,7 +270,7 @@ class GateShares:
         state["ended"][index] = int(port_end.end_heard)
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
-            frames = QueueFrames(lambda: self._entries(batches(), begin, port_end))
+            frames = RepeatedFrames(lambda: ([entry] for entry in self._entries(batches(), begin, port_end)))
             if any(True for _ in frames):
                 logged.append((index, frames))
             return
@@ -391,11 +387,10 @@ class GateShares:
     # -- looking up ----------------------------------------------------------------------------------------
 
     def _ports_of(self, edge: Edge) -> list[OldPort]:
-        key = self._key(edge)
+        key = edge_key(self._step, edge)
         return [port for port in self._ports if port.origin[:4] == key]
 
     def _keeps(self, upstream: Step) -> bool:
-        """Return whether a step still has its old number of subtasks."""
         return self._old.parallelism(upstream.name) == upstream.parallelism
 
     def _has_heard_end(self, input_name: str, reader: int) -> bool:

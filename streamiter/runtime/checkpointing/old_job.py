@@ -122,15 +122,14 @@ def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[PlainValue, 
 
 
 @final
-class QueueFrames:
-    """The decoded frames of a queue; they are made again in each iteration."""
+class RepeatedFrames:
+    """The decoded frames of a deferred piece; they are made again in each iteration."""
 
-    def __init__(self, make_entries: Callable[[], Iterator[tuple[PlainValue, ...]]]) -> None:
-        self._make_entries = make_entries
+    def __init__(self, make: Callable[[], Iterator[PlainValue]]) -> None:
+        self._make = make
 
-    def __iter__(self) -> Iterator[list[tuple[PlainValue, ...]]]:
-        for entry in self._make_entries():
-            yield [entry]
+    def __iter__(self) -> Iterator[PlainValue]:
+        return self._make()
 
 
 def deal(
@@ -245,7 +244,6 @@ class OldJob:
         return None if head is None else [task.progress for task in self.tasks[head]]
 
     def refusal(self, step: str, why: str) -> CheckpointError:
-        """Return the error for a step whose state cannot be redistributed."""
         return CheckpointError(f"{self.where}, step {step!r}: {why}")
 
     def refusal_at_this_point(self, step: str, parallelism: int, what: str) -> CheckpointError:
@@ -257,7 +255,6 @@ class OldJob:
         )
 
     def parallelism(self, step: str) -> int:
-        """Return the old number of subtasks of a step; 0 for a new step."""
         head = self.heads.get(step)
         return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
 
@@ -334,12 +331,10 @@ def old_ports(task: OldTask) -> list[OldPort]:
 
 
 def origins(task: OldTask) -> list[PortOrigin | None]:
-    """Return the origin of each port of a task."""
     return [None if origin is None else PortOrigin(*origin) for origin in task.state["gate"]["ports"]]
 
 
 def gate_watermark(task: OldTask) -> int:
-    """Return the epoch watermark that all ports of a task had reached."""
     state = task.state["gate"]["watermarks"]
     tracker = WatermarkTracker(len(state["watermarks"]))
     tracker.restore(state)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -25,19 +25,21 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.operators.operator import Boundary, Operator, Sharing
+from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.checkpointing.barriers import TaskStates
 from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
 from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldTask,
+    RepeatedFrames,
     SubtaskProgress,
     join_progress,
     origins,
     progress_behind,
 )
-from streamiter.runtime.feedback import TopicRange
+from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
-from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number, leaves_loop
+from streamiter.runtime.graph import Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
@@ -49,23 +51,18 @@ Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
 
 
-@final
-class KeyShare:
-    """The states of the keys of one new subtask, selected from all old states; read again in each iteration."""
+def key_share(states: Sequence[Iterable[StateFrame]], subtask: int, subtasks: int) -> RepeatedFrames:
+    """Return the states of the keys of one new subtask, selected from all old states."""
 
-    def __init__(self, states: Sequence[Iterable[StateFrame]], subtask: int, subtasks: int) -> None:
-        self._states = states
-        self._subtask = subtask
-        self._subtasks = subtasks
+    def owned(keys: list[Any]) -> list[bool]:
+        chosen: list[bool] = (subtask_of_group(key_groups(keys), subtasks) == subtask).tolist()
+        return chosen
 
-    def __iter__(self) -> Iterator[StateFrame]:
-        for frames in self._states:
-            yield from (frame for frame in select_keys(frames, self._owns) if frame[0])
+    def share() -> Iterator[StateFrame]:
+        for frames in states:
+            yield from (frame for frame in select_keys(frames, owned) if frame[0])
 
-    def _owns(self, keys: list[Any]) -> list[bool]:
-        owners = subtask_of_group(key_groups(keys), self._subtasks)
-        owned: list[bool] = (owners == self._subtask).tolist()
-        return owned
+    return RepeatedFrames(share)
 
 
 def redistribute_operators(
@@ -81,7 +78,7 @@ def redistribute_operators(
     return [
         {
             "operator": operators[subtask],
-            "keyed": KeyShare(keyed, subtask, len(subtasks)) if is_keyed else None,
+            "keyed": key_share(keyed, subtask, len(subtasks)) if is_keyed else None,
             "timers": timers[subtask],
             "takes timers": takes_timers,
         }
@@ -117,7 +114,7 @@ def _of_operators(
     if all(state is None for state in states):
         return [None] * count
     if isinstance(operator, KeyedOperator):
-        return [KeyShare(states, subtask, count) for subtask in range(count)]
+        return [key_share(states, subtask, count) for subtask in range(count)]
     share_out: Callable[..., Any] | None = getattr(operator, "share_out", None)
     given: PlainValue = sharing
     if share_out is None:
@@ -222,88 +219,48 @@ async def fetch_topic_batches(
     ``steps`` are at the heads of the new tasks. The batches are kept on disk until ``queues`` is closed; then they are
     shared out as other waiting batches.
     """
-    fetcher = _TopicFetcher(old, plain_data, clock, queues)
     tasks = dict(old.tasks)
     for step in steps:
         edges = [edge for edge in step.inputs if edge.feedback_topic is not None]
-        before = old.tasks.get(step.name, [])
-        if edges and not _keeps(old, [step, *(edge.upstream for edge in edges)]):
-            tasks[step.name] = [await fetcher.fetch(task, step, edges) for task in before]
+        readers = [step, *(edge.upstream for edge in edges)]
+        if edges and any(old.parallelism(each.name) != each.parallelism for each in readers):
+            topics = {edge_key(step, edge): edge.feedback_topic for edge in edges}
+            tasks[step.name] = [
+                await _with_batches(task, step, topics, plain_data, clock, queues)
+                for task in old.tasks.get(step.name, [])
+            ]
     return replace(old, tasks=tasks)
 
 
-def _keeps(old: OldJob, steps: Iterable[Step]) -> bool:
-    return all(old.parallelism(step.name) == step.parallelism for step in steps)
-
-
-@final
-class _TopicFetcher:
-    def __init__(self, old: OldJob, plain_data: PlainData, clock: Clock, queues: ExitStack) -> None:
-        self._old = old
-        self._plain_data = plain_data
-        self._clock = clock
-        self._queues = queues
-
-    async def fetch(self, task: OldTask, step: Step, edges: Iterable[Edge]) -> OldTask:
-        by_origin = {_key(step, edge): edge for edge in edges}
-        logged: list[tuple[int, Iterable[PlainValue]]] = []
-        for port, frames in task.logged:
-            edge = by_origin.get(PortOrigin(*task.state["gate"]["ports"][port])[:4])
-            ranges = [
-                topic_range
-                for entry in entries_of(frames)
-                if (topic_range := TopicRange.from_plain(entry)) is not None
-            ]
-            # Feedback in another topic is refused later, by GateShares.
-            if (
-                edge is not None
-                and ranges
-                and {topic_range.topic for topic_range in ranges} == {_topic_of(edge).name}
-            ):
-                logged.append((port, await self._fetch_queue(step, edge, frames, ranges)))
-            else:
-                logged.append((port, frames))
-        return replace(task, logged=logged)
-
-    async def _fetch_queue(
-        self, step: Step, edge: Edge, frames: Iterable[PlainValue], ranges: list[TopicRange]
-    ) -> _GatheredFrames:
-        import tempfile  # the import takes 4 ms
-
-        limits: FeedbackLimits = FeedbackLimits() if step.loop is None else step.loop.limits
-        queue = SpillQueue(
-            name=f"{step.name}, feedback of a checkpoint",
-            plain_data=self._plain_data,
-            memory_limit_bytes=limits.memory_bytes,
-            disk_limit_bytes=limits.disk_bytes,
-            directory=limits.directory or tempfile.gettempdir(),
-        )
-        self._queues.callback(queue.close)
+async def _with_batches(
+    task: OldTask,
+    step: Step,
+    topics: Mapping[tuple[str, str, str | None, int], Topic | None],
+    plain_data: PlainData,
+    clock: Clock,
+    queues: ExitStack,
+) -> OldTask:
+    """Return the task with the feedback in topics replaced by its batches; ``topics`` are by the key of the edge."""
+    logged: list[tuple[int, Iterable[PlainValue]]] = []
+    for port, frames in task.logged:
+        topic = topics.get(PortOrigin(*task.state["gate"]["ports"][port])[:4])
+        ranges = [
+            found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None
+        ]
+        # Feedback in another topic is refused later, by GateShares.
+        if topic is None or {topic_range.topic for topic_range in ranges} != {topic.name}:
+            logged.append((port, frames))
+            continue
+        queue = spill_queue(f"{step.name}, feedback of a checkpoint", step.limits, plain_data)
+        queues.callback(queue.close)
         queue.refill([entry] for entry in entries_of(frames) if TopicRange.from_plain(entry) is None)
-        await fetch_ranges(queue, _topic_of(edge), ranges, plain_data=self._plain_data, clock=self._clock)
-        return _GatheredFrames(queue, self._plain_data)
+        await fetch_ranges(queue, topic, ranges, plain_data=plain_data, clock=clock)
+        logged.append((port, RepeatedFrames(functools.partial(_frames_in, queue, plain_data))))
+    return replace(task, logged=logged)
 
 
-@final
-class _GatheredFrames:
-    """The decoded frames of a queue; they are made again in each iteration."""
-
-    def __init__(self, queue: SpillQueue, plain_data: PlainData) -> None:
-        self._queue = queue
-        self._plain_data = plain_data
-
-    def __iter__(self) -> Iterator[PlainValue]:
-        return map(self._plain_data.decode, self._queue.snapshot().frames())
-
-
-def _key(step: Step, edge: Edge) -> tuple[str, str, str | None, int]:
-    tag = None if edge.tag is None else edge.tag.name
-    return edge.input_name, edge.upstream.name, tag, edge_number(step, edge)
-
-
-def _topic_of(edge: Edge) -> Topic:
-    assert edge.feedback_topic is not None
-    return edge.feedback_topic
+def _frames_in(queue: SpillQueue, plain_data: PlainData) -> Iterator[PlainValue]:
+    return map(plain_data.decode, queue.snapshot().frames())
 
 
 def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
@@ -375,7 +332,7 @@ class _Redistribution:
             furthest = max(progress.watermark for progress in before)
             return [join_progress(before)._replace(watermark=furthest)] * step.parallelism
         hears_epochs = not isinstance(operator, Boundary) and (
-            self._steps[step.name].is_listener or _is_per_round(step, operator)
+            self._steps[step.name].is_listener or is_per_round(step, operator)
         )
         if hears_epochs and len({progress.watermark for progress in before}) > 1:
             epochs = ", ".join(str(progress.watermark) for progress in before)
@@ -406,7 +363,7 @@ class _Redistribution:
         tasks = self.heads[head]
         first = tasks[0].first
         step, before = first.step, self._old.tasks.get(head, [])
-        per_round = _is_per_round(step, first.operator)
+        per_round = is_per_round(step, first.operator)
         chain = tasks[0].instances[1:] if per_round else tasks[0].instances
         operators = {
             instance.step.name: shared
@@ -478,7 +435,3 @@ class _Redistribution:
         return redistribute_rounds(
             self._old, step, rounds, share_out, hears_ends=hasattr(operator, "input_ended")
         )
-
-
-def _is_per_round(step: Step, operator: Operator) -> bool:
-    return step.per_round and not operator.is_stateless

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal, final
 
@@ -23,7 +22,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.barriers import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
-from streamiter.runtime.checkpointing.old_job import OldJob
+from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.redistribute import (
     fetch_topic_batches,
     has_same_tasks,
@@ -36,7 +35,6 @@ Restore = Literal["last"] | int | None
 
 
 def check_restore_option(flow: str, restore: object) -> None:
-    """Raise ConfigurationError unless ``restore`` is a valid option."""
     if restore in ("last", None) or (isinstance(restore, int) and not isinstance(restore, bool)):
         return
     raise ConfigurationError(
@@ -127,7 +125,6 @@ def _was_committed(
 
 
 def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
-    """Return the numbers of the stored checkpoints, for messages."""
     return ", ".join(str(header.id.number) for header in stored) or "none"
 
 
@@ -190,9 +187,7 @@ async def states_of_tasks(
         if PartName.of(name).step in dropped:
             continue
         content = await stored.content(name)
-        states[name] = plain_data.decode_state(
-            content, functools.partial(_DecodedFrames, stored, name, plain_data)
-        )
+        states[name] = plain_data.decode_state(content, _frames_of(stored, name, plain_data))
         await asyncio.sleep(0)
     services = {
         f"{part.kind} {part.step}": states.pop(name)
@@ -215,18 +210,8 @@ async def states_of_tasks(
     return found
 
 
-@final
-class _DecodedFrames:
-    """The decoded frames of a deferred piece; they are read again in each iteration."""
-
-    def __init__(self, stored: StoredSnapshot, part: str, plain_data: PlainData, number: int) -> None:
-        self._stored = stored
-        self._part = part
-        self._plain_data = plain_data
-        self._number = number
-
-    def __iter__(self) -> Iterator[PlainValue]:
-        return map(self._plain_data.decode, self._stored.frames(self._part, self._number))
+def _frames_of(stored: StoredSnapshot, part: str, plain_data: PlainData) -> Callable[[int], RepeatedFrames]:
+    return lambda number: RepeatedFrames(lambda: map(plain_data.decode, stored.frames(part, number)))
 
 
 _log = logging.getLogger("streamiter.job")
