@@ -96,7 +96,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 24, 46, 56
 """The margins of a plot in its panel: room for numbers, the title and the name of the axis."""
 TEXT, GREY, _GRID, CANVAS = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df")
-"""The colours of lines and bars, in order; after the last comes the first again."""
+"""The colours of lines and bars, in order; the first follows the last."""
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Panel:
 
 # Of the place that a bar has, at either side of it.
 _MARGIN: Final = 0.22
-# The number above a bar has room below the highest line of the grid, or stands little above it.
+# The number above a bar has room below the highest line of the grid, or is little above it.
 _ROOM_ABOVE: Final = 1.08
 
 

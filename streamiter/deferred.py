@@ -19,7 +19,6 @@ from streamiter.errors import InternalError
 __all__ = [
     "Deferred",
     "DeferredEntries",
-    "DeferredFrames",
     "Encode",
     "PlainValue",
     "entries_of",
@@ -62,24 +61,6 @@ class Deferred(abc.ABC):
     @abc.abstractmethod
     def release(self) -> None:
         """Free the state: it is written, or will not be. May be called more than once, and at any time."""
-
-
-@final
-class DeferredFrames(Deferred):
-    """Frames that are encoded already: for state that is small, or was read from another place.
-
-    >>> list(DeferredFrames([b"first", b"second"]).frames())
-    [b'first', b'second']
-    """
-
-    def __init__(self, frames: Iterable[bytes]) -> None:
-        self._frames = list(frames)
-
-    def frames(self) -> Iterator[bytes]:
-        return iter(self._frames)
-
-    def release(self) -> None:
-        self._frames = []
 
 
 # The limits of one frame. Each frame costs its writer a checksum and a turn of the event loop; encoding a megabyte,

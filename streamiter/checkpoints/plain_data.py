@@ -108,12 +108,13 @@ class PlainData:
 
         The bytes refer to the pieces by number. Raises as :meth:`encode` does; then all pieces are released.
 
-        >>> from streamiter.deferred import DeferredFrames
+        >>> from streamiter.deferred import DeferredEntries
         >>> plain = PlainData()
-        >>> data, deferred = plain.encode_state({"seen": DeferredFrames([plain.encode(3), plain.encode(4)])})
+        >>> seen = DeferredEntries("seen", plain.encode, ((number,) for number in (3, 4)), release=lambda: None)
+        >>> data, deferred = plain.encode_state({"seen": seen})
         >>> restored = plain.decode_state(data, lambda number: map(plain.decode, deferred[number].frames()))
         >>> list(restored["seen"])
-        [3, 4]
+        [[(3,), (4,)]]
         """
         deferred: list[Deferred] = []
         try:

@@ -1,4 +1,4 @@
-"""The chain: the operators of a task, and what control records mean for them.
+"""The chain: the operators of a task, and the effect of control records on them.
 
 A :class:`Chain` passes a control record through the operators of a task, from the first to the last, and then into the
 channels. :class:`Rounds` gives each epoch an operator of its own, if the first step of the task works in rounds.
@@ -71,7 +71,7 @@ class Chain:
         """Tell an operator that one of its inputs has ended, while the iteration continues."""
         # The operator may emit here. These records must not come after the watermark of their epoch.
         self._progress.epoch = self._progress.watermark + 1
-        await self._call_input_ended(instance, input_name)
+        await instance.input_ended(input_name)
 
     async def close_now(self, close: Callable[[], Coroutine[object, object, None]]) -> None:
         """Close an operator or source that has ended. If the job fails meanwhile, ``Task.close`` waits for this."""
@@ -125,17 +125,13 @@ class Chain:
                 await self._rounds.terminate()
                 continue
             if instance is not self._first and not told:
-                await self._call_input_ended(instance, SINGLE_INPUT)
+                await instance.input_ended(SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
             await self.close_now(instance.close)
         if self._feeder is not None:
             await self.close_now(self._feeder.close)
-
-    async def _call_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
-        if hasattr(instance.operator, "input_ended"):
-            await instance.call("input_ended", input_name, instance.out)
 
 
 def is_per_round(step: Step, operator: Operator) -> bool:
@@ -214,7 +210,7 @@ class Rounds:
         self._told.append(input_name)
         if hasattr(self._instance.operator, "input_ended"):
             self._progress.epoch = self.epoch
-            await self._instance.call("input_ended", input_name, self._instance.out)
+            await self._instance.input_ended(input_name)
 
     async def end(self, epoch: int) -> None:
         """End the operator of this epoch, if there is one, because the epoch is complete."""

@@ -38,8 +38,8 @@ class ReturnPath(Protocol):
     def is_behind(self) -> bool:
         """Whether more feedback waits in the topic than fits into the memory limit."""
 
-    def under_way(self, came: int) -> int:
-        """Return the records in the topic that have not reached the channel, which has received ``came`` records.
+    def under_way(self, received: int) -> int:
+        """Return the records in the topic that have not reached the channel, which has received so many records.
 
         0 if that is unknown.
         """
@@ -487,9 +487,7 @@ class TopicRange:
 
 
 def check_range_in_topic(topic_range: TopicRange, topic: Topic, description: TopicDescription | None) -> None:
-    """Raise CheckpointError unless the topic has the offsets of a range; ``description`` is None for a missing
-    topic.
-    """
+    """Raise CheckpointError unless the topic has the offsets of a range; no ``description``: the topic is missing."""
     if topic_range.topic != topic.name:
         raise CheckpointError(
             f"expected the topic {topic_range.topic!r}, which has feedback of the checkpoint, given "

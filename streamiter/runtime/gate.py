@@ -35,7 +35,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
-from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
+from streamiter.runtime.port import BLOCKED, Port, ReadyPorts, from_plain, plain_log
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -588,37 +588,3 @@ def _no_names(given: object) -> ConfigurationError:
         f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
         f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
     )
-
-
-def plain_log(
-    taken: Iterable[tuple[int, DataBatch | Control]],
-) -> list[tuple[int, str, Batch | None, int | None]]:
-    """Return items that ports hold as plain data: the number of the port, the kind, the records and the epoch.
-
-    >>> plain_log([(0, DataBatch([1, 2], 3)), (1, EpochWatermark(2))])
-    [(0, 'data', [1, 2], 3), (1, 'watermark', None, 2)]
-    """
-    return [(port, *_plain(item)) for port, item in taken]
-
-
-def _plain(item: DataBatch | Control) -> tuple[str, Batch | None, int | None]:
-    if isinstance(item, DataBatch):
-        return item.kind, item.records, item.epoch
-    if isinstance(item, Idle):
-        return item.kind, None, None
-    assert isinstance(item, (EpochWatermark, EndOfData, EndOfInput)), item
-    return item.kind, None, item.epoch
-
-
-def from_plain(kind: str, records: PlainValue, epoch: PlainValue) -> DataBatch | Control:
-    """Return one item of ``plain_log``, without the number of its port."""
-    match kind:
-        case DataBatch.kind:
-            return DataBatch(records, epoch)
-        case EpochWatermark.kind:
-            return EpochWatermark(epoch)
-        case EndOfData.kind:
-            return EndOfData(epoch)
-        case Idle.kind:
-            return Idle()
-    return EndOfInput(epoch)

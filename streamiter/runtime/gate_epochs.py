@@ -214,7 +214,7 @@ class GateEpochs:
     def records_aside(self) -> int:
         return 0 if self._aside is None else sum(queue.records for queue in self._aside.statistics())
 
-    # -- what ports say ------------------------------------------------------------------------------------
+    # -- control records of ports ------------------------------------------------------------------------------------
 
     def bring_watermark(self, port: Port, epoch: int) -> list[Control]:
         if self.lowest_pending(port) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock, TimerHandle
@@ -158,16 +158,17 @@ class OperatorInstance:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
         self.progress.handled += 1
-        try:
+        with FailuresOf(self.step.name):
             result = getattr(self.operator, method)(*arguments)
             if inspect.isawaitable(result):
                 result = await unless_cancelled(result, self.step.name)
-        except RecordFailure:
-            raise
-        except Exception as error:
-            raise RecordFailure(self.step.name) from error
         self.out.flush()
         return result
+
+    async def input_ended(self, input_name: str) -> None:
+        """Tell the operator that one of its inputs has ended."""
+        if hasattr(self.operator, "input_ended"):
+            await self.call("input_ended", input_name, self.out)
 
     async def open(self) -> None:
         self.opened = True
@@ -271,11 +272,8 @@ def _in_event_loop() -> bool:
     return True
 
 
-class _Sweep:
-    """The payload of the timer that drops expired keyed state."""
-
-
-_SWEEP = _Sweep()
+_SWEEP: Final = object()
+"""The payload of the timer that drops expired keyed state."""
 
 
 @final
@@ -299,20 +297,18 @@ class Feeder:
         self._then: Control = EndOfInput()
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
-        self._carriers: set[type[Any]] = {list}
+        self._carriers: set[type] = {list}
         """Types of batches that the source has brought and that are no tables."""
 
     async def open(self, context: Context, positions: Positions | None) -> Positions:
         """Open the source; return the positions where it starts."""
         self._opened = True
-        try:
+        with FailuresOf(self._step):
             result = self._source.open(context, positions)
             if inspect.isawaitable(result):
                 await result
             self.is_idle = self._source.is_idle()
             return self._source.positions()
-        except Exception as error:
-            raise RecordFailure(self._step) from error
 
     def start(self, group: asyncio.TaskGroup) -> None:
         reading = call_unless_cancelled(self._run, self._step)
@@ -357,7 +353,7 @@ class Feeder:
         finally:
             self._is_reading = False
 
-    def _checked(self, batch: Any) -> SourceBatch | None:
+    def _checked(self, batch: object) -> SourceBatch | None:
         if batch is None:
             return None
         if isinstance(batch, SourceBatch):
@@ -376,12 +372,10 @@ class Feeder:
             return
         self._last_lag = self.lag()
         self._opened = False
-        try:
+        with FailuresOf(self._step):
             result = self._source.close()
             if inspect.isawaitable(result):
                 await result
-        except Exception as error:
-            raise RecordFailure(self._step) from error
 
     async def report_positions(self, group: str, positions: Positions) -> None:
         """Report the positions of a checkpoint through the source, for tools that show lag."""
@@ -397,6 +391,23 @@ class Feeder:
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""
         return dict(self._source.lag()) if self._opened else self._last_lag
+
+
+@final
+class FailuresOf:
+    """In this block, an error ends the job as a failure of a step, unless the failure names a step already."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RecordFailure):
+            raise RecordFailure(self._step) from error
 
 
 async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:

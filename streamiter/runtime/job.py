@@ -45,7 +45,6 @@ from streamiter.runtime.topic_feedback import Worker, check_shared
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
-
 StopMode = Literal["suspend", "drain", "abort"]
 
 T = TypeVar("T")
@@ -122,7 +121,7 @@ class Job:
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._taking: set[asyncio.Task[Any]] = set()
+        self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
     def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
@@ -355,7 +354,7 @@ class Job:
             raise self._failure_error(result)
         return result
 
-    def _forget_taking(self, taking_task: asyncio.Task[Any]) -> None:
+    def _forget_taking(self, taking_task: asyncio.Task[object]) -> None:
         self._taking.discard(taking_task)
         if not taking_task.cancelled():
             taking_task.exception()  # marks the error as retrieved: wait() raises it

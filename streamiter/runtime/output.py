@@ -176,7 +176,7 @@ def _whole_number(chosen: Any) -> int:
 
 
 def _parts_of_owners(
-    batch: Batch, owners: np.ndarray[Any, Any], subtasks: int
+    batch: Batch, owners: npt.NDArray[np.int64], subtasks: int
 ) -> Iterable[tuple[int, Batch]]:
     parts = []
     for subtask in range(subtasks):

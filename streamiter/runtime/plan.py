@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
     from streamiter.runtime.job import JobOptions
 
-
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
 
@@ -267,7 +266,7 @@ class Planner:
         return ports
 
     def _brings_mini_batches(self, step: Step, edge: Edge) -> bool:
-        """Return whether mini-batches come to a step of a loop that has other inputs too.
+        """Return whether an edge brings mini-batches to a step of a loop that has other inputs too.
 
         Such a step handles one mini-batch at a time: a batch of several would be handled with the same state of the
         model, although newer states have arrived at another input.

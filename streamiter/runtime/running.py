@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, TypeVar
 
@@ -45,7 +45,7 @@ class Interruption:
     def __init__(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._is_ending = False
-        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = None
 
     def __call__(self, *_: object) -> None:
         """Handle a signal; Python calls this in the main thread."""
@@ -133,17 +133,12 @@ WhileRunning = Callable[[Job, Sequence[StopMode]], AbstractAsyncContextManager[N
 """Makes the context that is entered while a job runs, of the job and the growing list of the stops it was asked for."""
 
 
-@contextlib.asynccontextmanager
-async def _unwatched(job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
-    yield
-
-
 async def run_jobs(
     start: Callable[..., Awaitable[Job]],
     options: Mapping[str, Any],
     *,
     first: OnInterrupt = "suspend",
-    while_running: WhileRunning = _unwatched,
+    while_running: WhileRunning = lambda job, stops: contextlib.nullcontext(),
 ) -> JobStatistics:
     """Run the job that ``start(**options)`` returns, until it ends or a signal stops it, as ``first`` says.
 

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -24,7 +25,6 @@ from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service, ServiceWorker
-from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import (
     SERVICE,
     CheckAlignment,
@@ -32,6 +32,7 @@ from streamiter.runtime.checkpointing.barriers import (
     encode_part,
     release_parts,
 )
+from streamiter.runtime.instance import FailuresOf
 
 if TYPE_CHECKING:
     from streamiter.runtime.task import Task
@@ -77,16 +78,14 @@ class JobServices:
         """Start the services before the tasks are opened. ``states``: the restored states, if there are any."""
         for service, tasks in self._tasks.items():
             state = None if states is None else states.get(service_key(service.name))
-            try:
+            with FailuresOf(tasks[0].first.step.name):
                 workers = await service.begin_job(
                     self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints
                 )
-            except Exception as error:
-                raise RecordFailure(tasks[0].first.step.name) from error
             self._begun.append(service)
             alignment = self._alignments[service]
             for task, worker in zip(tasks, workers, strict=True):
-                alignment.add(task.name, worker, _check_again(task))
+                alignment.add(task.name, worker, partial(task.post, CheckAlignment()))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
     async def close(self, *, went_well: bool) -> list[Exception]:
@@ -107,10 +106,8 @@ class JobServices:
         assert step.service is not None
         self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
-            try:
+            with FailuresOf(step.name):
                 await task.barriers.worker.leave(f"step {step.name!r} has ended")
-            except Exception as error:
-                raise RecordFailure(step.name) from error
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
@@ -282,10 +279,6 @@ class ClockAlignment:
     def _check(self) -> None:
         if all(member.reading is not _Reading.MOVING for member in self._members.values()):
             self._all_stopped.set()
-
-
-def _check_again(task: Task) -> Callable[[], None]:
-    return lambda: task.post(CheckAlignment())
 
 
 def _check_names(flow: str, services: Sequence[Service], tasks: Sequence[Task]) -> None:

@@ -19,7 +19,6 @@ from streamiter.runtime.feedback import FeedbackChannel, FeedbackStatistics
 if TYPE_CHECKING:
     from streamiter.runtime.task import Task
 
-
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs have ended or were drained; ``suspended``: stopped between two batches; ``aborted``: stopped
 at once; ``failed``: ended by an error."""
@@ -245,12 +244,8 @@ class Watchdog:
         self._readers = {
             id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports
         }
-        self._stalled: dict[str, str] = {}
-
-    @property
-    def stalled(self) -> tuple[str, ...]:
-        """The findings of the last look: a line for each stalled task."""
-        return tuple(self._stalled.values())
+        self._stalled: list[str] = []
+        """The tasks without progress at the last look."""
 
     async def run(self) -> None:
         self._look()
@@ -266,9 +261,9 @@ class Watchdog:
 
     def _report(self) -> None:
         still = self._stalled_now()
-        new = [watched for watched in still if watched.task.name not in self._stalled]
-        over = [name for name in self._stalled if name not in {watched.task.name for watched in still}]
-        self._stalled = {watched.task.name: watched.blocked_by or "" for watched in still}
+        before, self._stalled = self._stalled, [watched.task.name for watched in still]
+        new = [watched for watched in still if watched.task.name not in before]
+        over = [name for name in before if name not in self._stalled]
         if over:
             _log.warning("progress again after a stall: %s", ", ".join(over))
         if new:
@@ -322,7 +317,7 @@ class _Watched:
 
 
 def blocked_tasks(tasks: Iterable[Task]) -> list[str]:
-    """Return a line for each task that has work now: what it waits for."""
+    """Return a line for each task that has work now, with the reason why it waits."""
     return [line for task in tasks if (line := _blocked_by(task)) is not None]
 
 

@@ -34,7 +34,7 @@ from streamiter.runtime.entries import AsyncEntry, Entry
 from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import InputEnded
-from streamiter.runtime.instance import DrainInput, Feeder, OperatorInstance, TimerDue
+from streamiter.runtime.instance import DrainInput, FailuresOf, Feeder, OperatorInstance, TimerDue
 from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
 
@@ -315,9 +315,8 @@ class Task:
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
-            await self._at_boundary(
-                self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
-            )
+            with FailuresOf(self.first.step.name):
+                await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
             return
         if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
             return
@@ -406,21 +405,13 @@ class Task:
         elif isinstance(event, CheckpointAbandoned):
             self.barriers.abandon(event.checkpoint)
         elif self._boundary is not None:
-            await self._at_boundary(self._boundary.on_control(event, self._boundary_out))
+            with FailuresOf(self.first.step.name):
+                await self._boundary.on_control(event, self._boundary_out)
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
             await self.pass_on(event)
-
-    async def _at_boundary(self, handling: Awaitable[None]) -> None:
-        """Await a call of the boundary operator. A failure names the step."""
-        try:
-            await handling
-        except RecordFailure:
-            raise
-        except Exception as error:
-            raise RecordFailure(self.first.step.name) from error
 
     async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""

@@ -23,14 +23,9 @@ from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic, spill_queue
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
-from streamiter.runtime.instance import call_unless_cancelled
+from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
 from streamiter.runtime.output import Forward
-from streamiter.runtime.topic_inlets import (
-    RECORDS_PER_READ,
-    Inlet,
-    ReturningPump,
-    TopicReturnPath,
-)
+from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
 from streamiter.runtime.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.topics.topic import (
     ReadRequest,
@@ -164,7 +159,7 @@ class TopicFeedback:
 
         The tracks must have the ranges of the restored checkpoint already: the topic is checked for them.
         """
-        try:
+        with FailuresOf(self._step.name):
             description = await self._described()
             limit_bytes = self._checked(description)
             for head in range(self._step.parallelism):
@@ -175,8 +170,6 @@ class TopicFeedback:
             if not self._worker.shares:
                 self._begin_tracks()
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
-        except Exception as error:
-            raise RecordFailure(self._step.name) from error
 
     async def _open_reader(self, head: int) -> TopicReader:
         request = ReadRequest(
@@ -240,12 +233,8 @@ class TopicFeedback:
         ]
 
     async def _guarded(self, run: Callable[[], Awaitable[None]]) -> None:
-        try:
+        with FailuresOf(self._step.name):
             await call_unless_cancelled(run, self._step.name)
-        except RecordFailure:
-            raise
-        except Exception as error:
-            raise RecordFailure(self._step.name) from error
 
     async def finish(self) -> None:
         """All tasks have ended: stop the pumps. Feedback to other workers is written before."""

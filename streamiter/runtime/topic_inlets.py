@@ -155,9 +155,7 @@ class ReturningPump:
         return message
 
     def _is_next(self, message: Message, partition: int, offset: int) -> bool:
-        """Return whether the record is new. Raises TopicError for a missing record, and for a second start of the
-        run.
-        """
+        """Return whether the record is new. Raises TopicError for a missing record, or a second start of the run."""
         key = message.producer, partition
         following = self._following.get(key, 0)
         if message.kind == START and self._starts.setdefault(key, message.start) != message.start:
@@ -217,9 +215,7 @@ class TopicReturnPath:
         producer: int,
         is_shared: bool,
     ) -> None:
-        """``outgoing`` is the channel into the topic whose feedback returns here; if the way ``is_shared``, feedback of
-        other processes returns here too.
-        """
+        """``outgoing`` leads into the topic; ``is_shared``: whether feedback of other processes returns here too."""
         self.restored: list[RestoredRange] = []
         """The ranges of earlier runs."""
         self._pump = pump
@@ -261,8 +257,8 @@ class TopicReturnPath:
     def is_behind(self) -> bool:
         return self._pump.is_paused or self._outgoing.is_spilling
 
-    def under_way(self, came: int) -> int:
-        return 0 if self._is_shared else self._outgoing.total_records + self._restored_records - came
+    def under_way(self, received: int) -> int:
+        return 0 if self._is_shared else self._outgoing.total_records + self._restored_records - received
 
     def taken(self) -> None:
         self._last = self._waiting.popleft()
@@ -374,10 +370,14 @@ async def restored_records(
     writer has stored.
     """
     wanted = {(each.range.run.encode(), each.range.producer, each.range.partition): each for each in ranges}
-    partitions = {each.range.partition for each in ranges}
+    of_partition: dict[int, list[TopicRange]] = {}
+    for each in ranges:
+        of_partition.setdefault(each.range.partition, []).append(each.range)
     request = ReadRequest(
-        positions={number: _first(ranges, number) for number in partitions},
-        stop={number: _end(ranges, number) for number in partitions},
+        positions={
+            number: min(each.start.offset for each in there) for number, there in of_partition.items()
+        },
+        stop={number: max(each.stop.offset for each in there) for number, there in of_partition.items()},
         max_records=max_records,
         clock=clock,
     )
@@ -392,14 +392,6 @@ async def restored_records(
     for each in ranges:
         if each.following.sequence < each.range.stop.sequence:
             raise missing_records_error(each.range, topic, each.following.sequence)
-
-
-def _first(ranges: Sequence[RestoredRange], partition: int) -> int:
-    return min(each.range.start.offset for each in ranges if each.range.partition == partition)
-
-
-def _end(ranges: Sequence[RestoredRange], partition: int) -> int:
-    return max(each.range.stop.offset for each in ranges if each.range.partition == partition)
 
 
 def _of_ranges(

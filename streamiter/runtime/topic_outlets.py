@@ -304,7 +304,7 @@ def control_from_kind(kind: Kind, number: int) -> Control:
 def foreign_record_error(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
     """Return the error for a record in the topic that is no feedback."""
     return TopicError(
-        f"{Origin(topic.url, partition, offset)}: expected only what the loop feeds back, given another "
+        f"{Origin(topic.url, partition, offset)}: expected only feedback of the loop, given another "
         f"record ({error}); give the loop a topic of its own"
     )
 

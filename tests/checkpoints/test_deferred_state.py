@@ -7,7 +7,7 @@ from checkpoints.plain_values import Click, Point, many, same, some_int, some_pl
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
-from streamiter.deferred import Deferred, DeferredFrames
+from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
 
 PLAIN = PlainData([Click, Point])
@@ -182,13 +182,3 @@ def test_what_the_resolver_raises_is_raised_as_it_is():
 
     with pytest.raises(OSError, match="the file cannot be read"):
         PLAIN.decode_state(data, resolve)
-
-
-def test_frames_in_memory_are_given_and_let_go_of():
-    """A small piece of state needs no class of its own."""
-    frames = DeferredFrames(PLAIN.encode(value) for value in (1, "two"))
-    data, deferred = PLAIN.encode_state({"kept": frames})
-    assert PLAIN.decode_state(data, listed(deferred)) == {"kept": [1, "two"]}
-    frames.release()
-    frames.release()
-    assert list(frames.frames()) == []

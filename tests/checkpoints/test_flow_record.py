@@ -172,7 +172,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
         return
     numbers = ", ".join(str(each.number) for each in history.taken) or "none"
     wanted = (
-        f"flow 'clicks': checkpoint {number} was never committed: its run ended before, and what it had written was "
+        f"flow 'clicks': checkpoint {number} was never committed: its run ended before, and its outputs were "
         'aborted, so outputs would be missing; resume with restore="last", or from one that was committed'
         if of_number
         else f"flow 'clicks': expected a checkpoint {number} in the store, given {numbers}; choose one of these"

@@ -181,7 +181,7 @@ async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
     """Records of an epoch that a listener had heard the end of came to it afterwards."""
     message = await refused(listening(at_listener=False), 2, 3, records_in=("last", NUMBERS))
     assert message == (
-        "flow 'listening', checkpoint 1, step 'listen': it has come to epoch 66, but some of the subtasks of 'pass' "
+        "flow 'listening', checkpoint 1, step 'listen': it has reached epoch 66, but some of the subtasks of 'pass' "
         "only to epoch 32; start 'pass' with the parallelism that it had, and take another checkpoint, as "
         'stop("suspend") does'
     )
@@ -363,7 +363,7 @@ async def test_what_all_get_and_not_all_have_handled() -> None:
     port = next(index for index, origin in enumerate(gate["ports"]) if origin[0] == "right")
     gate["held"] = [*gate["held"], (port, "data", [0], 0)]
     assert await share_out(hearing_ends, snapshot, 2) == (
-        "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled another "
-        "part of what all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, as "
-        'stop("suspend") does'
+        "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled other "
+        "records of those that all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, "
+        'as stop("suspend") does'
     )

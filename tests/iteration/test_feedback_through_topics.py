@@ -327,7 +327,7 @@ async def test_a_record_of_somebody_else_is_an_error_that_says_where(make_topic:
         await ended(job)
     assert "'variable 0'" in str(failed.value)
     assert f"{through.url}, partition 0, offset " in str(failed.value)
-    assert "expected only what the loop feeds back" in str(failed.value)
+    assert "expected only feedback of the loop" in str(failed.value)
 
 
 async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_topic: MakeTopic) -> None:

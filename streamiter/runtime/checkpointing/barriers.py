@@ -12,10 +12,10 @@ after steps (:class:`PartName`), so that a chain may have other operators in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
@@ -31,7 +31,6 @@ from streamiter.runtime.feedback import BarrierReturned
 if TYPE_CHECKING:
     from streamiter.runtime.services import ClockAlignment, JobServices
     from streamiter.runtime.task import Task
-
 
 TakenParts = dict[str, list[SnapshotPart]]
 """The parts that each task has given, by the name of the task."""
@@ -187,19 +186,13 @@ class Barriers:
         return then_s if due_s is None else min(due_s, then_s)
 
     async def _align_workers(self, services: JobServices, due_s: float | None) -> None:
-        """Wait until all workers of parameter servers have stopped at the same clock. Raises WorkersApart if it is
-        late.
-        """
-        standing = asyncio.ensure_future(services.stop_reading())
+        """Wait until all workers of parameter servers stop at one clock. Raises WorkersApart at ``due_s``."""
         try:
-            await self._until(standing, due_s)
+            in_time = await self._in_time(services.stop_reading(), due_s)
         except BaseException:
             services.resume_reading()
             raise
-        finally:
-            is_late = not standing.done()
-            standing.cancel()
-        if is_late:
+        if not in_time:
             behind = services.tasks_behind()
             services.resume_reading()
             raise WorkersApart(
@@ -212,35 +205,32 @@ class Barriers:
         if due_s is None or pending.passed.is_set():
             await pending.passed.wait()
             return
-        passed = asyncio.ensure_future(pending.passed.wait())
-        try:
-            await self._until(passed, due_s)
-        finally:
-            passed.cancel()
+        await self._in_time(pending.passed.wait(), due_s)
         if not pending.passed.is_set():
             raise CheckpointTimedOut(
                 f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time; "
                 "check what delays these tasks, or raise alignment_timeout_s"
             )
 
-    async def _until(self, done: asyncio.Future[Any], due_s: float | None) -> None:
-        """Wait until ``done`` is done or the time is over."""
-        if due_s is None:
-            await asyncio.wait([done])
-            return
+    async def _in_time(self, waiting: Coroutine[object, object, object], due_s: float | None) -> bool:
+        """Wait until a coroutine is done or the time is over; return whether it is done. Then it is cancelled."""
+        done: asyncio.Future[object] = asyncio.ensure_future(waiting)
         is_late = asyncio.Event()
-        timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
-        late = asyncio.ensure_future(is_late.wait())
+        late: asyncio.Future[object] = asyncio.ensure_future(is_late.wait())
+        timer = None
+        if due_s is not None:
+            timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
         try:
             await asyncio.wait([done, late], return_when=asyncio.FIRST_COMPLETED)
+            return done.done()
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             late.cancel()
+            done.cancel()
 
     def _abandon(self, pending: _Pending) -> None:
-        """Drop the state of a checkpoint whose barrier has not passed all tasks; the barrier still passes the
-        others.
-        """
+        """Drop the state of a checkpoint. If its barrier has not passed all tasks, it still passes the others."""
         pending.is_abandoned = True
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
@@ -335,7 +325,7 @@ class TaskBarriers:
         self.worker, self.clocks, self._keeps_last_state = worker, clocks, keeps_last_state
 
     def arrange_stop(self) -> None:
-        """Stop reading, or read again, so that all workers of a parameter server come to the same clock."""
+        """Stop reading, or read again, so that all workers of a parameter server reach the same clock."""
         if self.clocks is not None:
             self._gate.stand_still(self.clocks.stands_still(self._task.name))
 

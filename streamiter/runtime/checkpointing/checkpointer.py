@@ -92,9 +92,7 @@ class Checkpointer:
     # -- start -----------------------------------------------------------------------------------------
 
     async def open(self) -> TaskStates:
-        """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without a
-        checkpoint.
-        """
+        """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without one."""
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
         given = self._settings.directory
         self._store = given if isinstance(given, CheckpointStore) else DirectoryStore(given)
@@ -175,7 +173,7 @@ class Checkpointer:
         self._has_warned_of_slowness = True
         _log.warning(
             "flow %r: a checkpoint took %.1f s, longer than the interval of %g s: %.1f s until all steps had handled "
-            "what lay before it, the rest to store and commit it",
+            "the records before it, the rest to store and commit it",
             self._flow,
             took_s,
             self._settings.interval_s,

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
@@ -100,7 +100,8 @@ def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
     It is the first transactional output in the flow; an output for dead letters only if there is no other. For each
     output that is written at least once, a message is logged.
     """
-    sinks = dict(_sinks(tasks))
+    instances = [instance for task in tasks for instance in task.instances]
+    sinks = {each.step.name: each.operator for each in instances if isinstance(each.operator, TopicSink)}
     exactly_once = [sink for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once]
     # The sort is stable: otherwise the order of the flow.
     exactly_once.sort(key=lambda sink: sink.is_for_dead_letters)
@@ -120,13 +121,6 @@ def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
                 else f"the flow commits its outputs to {chosen.commit_domain}, and one transaction cannot span both",
             )
     return chosen
-
-
-def _sinks(tasks: Sequence[Task]) -> Iterator[tuple[str, TopicSink]]:
-    for task in tasks:
-        for instance in task.instances:
-            if isinstance(instance.operator, TopicSink):
-                yield instance.step.name, instance.operator
 
 
 @final

@@ -93,7 +93,7 @@ class EdgeSharing:
         first = edges[0].partitioning
         if any(edge.partitioning != first for edge in edges):
             raise CheckpointError(
-                f"its input {input_name!r} comes by several edges that share out records in different ways"
+                f"its input {input_name!r} has several edges that share out records in different ways"
             )
         return first
 
@@ -119,7 +119,9 @@ def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: 
 
 
 def _different_records(input_name: str) -> CheckpointError:
-    return CheckpointError(f"each of them had kept another part of what all get of its input {input_name!r}")
+    return CheckpointError(
+        f"each of them had kept other records of those that all get at the input {input_name!r}"
+    )
 
 
 Logged = list[tuple[int, Iterable[PlainValue]]]
@@ -218,7 +220,7 @@ class GateShares:
                     raise self._old.refusal_at_this_point(
                         self._step.name,
                         self._step.parallelism,
-                        f"each of them has handled another part of what all get from {edge.upstream.name!r}",
+                        f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
                     )
 
     # -- one gate ------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ class GateShares:
         if not data_end_heard and said.watermark < begin and not said.data_ended:
             raise self._old.refusal(
                 self._step.name,
-                f"it has come to epoch {begin}, but some of the subtasks of {edge.upstream.name!r} only to epoch "
+                f"it has reached epoch {begin}, but some of the subtasks of {edge.upstream.name!r} only to epoch "
                 f"{said.watermark}; start {edge.upstream.name!r} with the parallelism that it had, and take another "
                 'checkpoint, as stop("suspend") does',
             )

@@ -3,9 +3,9 @@
 When a job restarts with another parallelism, or with other chains, its state is *redistributed*: each new task gets its
 share of the old tasks' state. This module reads the old state. :class:`OldJob` has the snapshot by steps and tasks,
 :class:`SubtaskProgress` the epochs and ends that a subtask had passed on, :class:`OldPort` the batches that waited at
-an input of a task. :func:`deal` and :func:`batches_for` share out such batches as the edge they came by shares out
-records. :mod:`~streamiter.runtime.checkpointing.gate_shares` and :mod:`~streamiter.runtime.checkpointing.redistribute`
-make the new state.
+an input of a task. :func:`deal` and :func:`batches_for` share out such batches as their edge shares out records.
+:mod:`~streamiter.runtime.checkpointing.gate_shares` and :mod:`~streamiter.runtime.checkpointing.redistribute` make the
+new state.
 """
 
 from __future__ import annotations
@@ -51,19 +51,13 @@ def join_progress(all_progress: Collection[SubtaskProgress]) -> SubtaskProgress:
     >>> join_progress([SubtaskProgress(3, False, False), SubtaskProgress(4, False, False), ended])
     SubtaskProgress(watermark=3, data_ended=False, ended=False)
     """
-    going_on = [progress for progress in all_progress if not progress.data_ended]
+    unfinished = [progress for progress in all_progress if not progress.data_ended]
     furthest = max(progress.watermark for progress in all_progress)
     return SubtaskProgress(
-        min((progress.watermark for progress in going_on), default=furthest),
+        min((progress.watermark for progress in unfinished), default=furthest),
         all(progress.data_ended for progress in all_progress),
         all(progress.ended for progress in all_progress),
     )
-
-
-def progress_behind(upstream: Iterable[SubtaskProgress]) -> SubtaskProgress:
-    """Return the progress of a new step behind these: it will not see what they have already passed on."""
-    all_progress = list(upstream)
-    return join_progress(all_progress) if all_progress else NO_PROGRESS
 
 
 class WaitingBatch(NamedTuple):
@@ -137,7 +131,7 @@ def deal(
 ) -> Iterator[tuple[int, Batch]]:
     """Give each batch, or its parts, with the new subtask that gets it; ``batches`` have the old subtask that had it.
 
-    Records are shared out by the partitioning of the edge they came by. Without a rule, they go to the subtasks in
+    Records are shared out by the partitioning of their edge. Without a rule, they go to the subtasks in
     turn, from the first one on. After forward partitioning (from subtask i to subtask i) they go to subtask i modulo
     the new number. After a broadcast, each subtask gets them once.
 
@@ -195,7 +189,7 @@ class OldTask:
     state: Mapping[str, PlainValue]
     """Its state in the snapshot."""
     logged: Iterable[tuple[int, Iterable[PlainValue]]]
-    """The feedback that came between its barrier and the barrier's return, by port."""
+    """The feedback between its barrier and the return of the barrier, by port."""
 
     @property
     def progress(self) -> SubtaskProgress:
@@ -280,7 +274,7 @@ class OldPort:
     later_epochs: Iterable[PlainValue]
     """The frames of batches that waited for the turn of their epoch."""
     logged: Iterable[PlainValue]
-    """The frames of feedback that came before the barrier returned."""
+    """The frames of the feedback before the return of the barrier."""
 
     def batches(self) -> Iterator[WaitingBatch]:
         """Give all waiting batches, in order."""

@@ -29,13 +29,13 @@ from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.checkpointing.barriers import TaskStates
 from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
 from streamiter.runtime.checkpointing.old_job import (
+    NO_PROGRESS,
     OldJob,
     OldTask,
     RepeatedFrames,
     SubtaskProgress,
     join_progress,
     origins,
-    progress_behind,
 )
 from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
@@ -325,7 +325,8 @@ class _Redistribution:
                 if edge.feedback is None
                 for progress in self._progress[edge.upstream.name]
             ]
-            return [progress_behind(upstream)] * step.parallelism
+            # A new step does not see the epochs and ends that these have already passed on.
+            return [join_progress(upstream) if upstream else NO_PROGRESS] * step.parallelism
         if len(before) == step.parallelism:
             return before
         if isinstance(operator, Boundary) and operator.gives_epochs:

@@ -107,8 +107,8 @@ def _by_number(
     committed = [each for each in found if _was_committed(each, last, pointer)]
     if not committed:
         raise CheckpointError(
-            f"flow {flow!r}: checkpoint {number} was never committed: its run ended before, and what it had written "
-            'was aborted, so outputs would be missing; resume with restore="last", or from one that was committed'
+            f"flow {flow!r}: checkpoint {number} was never committed: its run ended before, and its outputs "
+            'were aborted, so outputs would be missing; resume with restore="last", or from one that was committed'
         )
     return committed[-1]
 
@@ -116,9 +116,7 @@ def _by_number(
 def _was_committed(
     checkpoint: CheckpointId, last: CheckpointId | None, pointer: CommitPointer | None
 ) -> bool:
-    """Return whether a checkpoint was committed, or may be if that is unknown; ``last`` is of the last commit
-    record.
-    """
+    """Return whether a checkpoint was committed, or may be; ``last`` is the checkpoint of the last commit record."""
     if last is not None and checkpoint.run == last.run and checkpoint.number <= last.number:
         return True
     return pointer is None or checkpoint == pointer.committed or pointer.has_led_to_commit(checkpoint)
@@ -219,9 +217,7 @@ _log = logging.getLogger("streamiter.job")
 
 @final
 class JobRestore:
-    """The start of one run: ``load_states``, then the tasks restore their states, then ``confirm``; always
-    ``close``.
-    """
+    """The start of one run: ``load_states``; the tasks restore their states; ``confirm``; always ``close``."""
 
     def __init__(
         self,
