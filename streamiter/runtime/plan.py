@@ -205,9 +205,12 @@ class Planner:
             feeder = Feeder(_make_source(head), self._bounded_channel(f"{name} ← source"), head.name)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
+        epochs_aside = None
+        if self._has_epochs_in_order(head):
+            epochs_aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
         gate = Gate(
             ports,
-            epochs_aside=self._epochs_aside(head, name),
+            epochs_aside=epochs_aside,
             make_feedback_queue=lambda: spill_queue(
                 f"{name}, feedback of a checkpoint", head.limits, self.plain_data
             ),
@@ -285,11 +288,6 @@ class Planner:
 
     def _is_per_round(self, step: Step) -> bool:
         return is_per_round(step, self._operators[step][0])
-
-    def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
-        if not self._has_epochs_in_order(head):
-            return None
-        return EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
 
     def _instances(
         self, head: Step, subtask: int, progress: Progress, gate: Gate
