@@ -85,7 +85,7 @@ class OperatorInstance:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.records_in = 0
         self.batches_in = 0
-        self.opened = False
+        self._is_open = False
         self.is_listener = isinstance(operator, IterationListener)
         self._key_of = None if step.keys is None else step.keys.key_of
         self.keyed: KeyedState | None = None
@@ -171,7 +171,7 @@ class OperatorInstance:
             await self.call("input_ended", input_name, self.out)
 
     async def open(self) -> None:
-        self.opened = True
+        self._is_open = True
         self._loop = asyncio.get_running_loop()
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
@@ -180,8 +180,8 @@ class OperatorInstance:
     async def close(self) -> None:
         """Cancel all timers and close the operator."""
         self._cancel_timers()
-        if self.opened:
-            self.opened = False
+        if self._is_open:
+            self._is_open = False
             await self.call("close")
 
     # -- timers ---------------------------------------------------------------------------------------

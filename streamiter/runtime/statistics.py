@@ -7,7 +7,7 @@ logs a warning about each task that has work and makes no progress.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -307,7 +307,7 @@ class _Watched:
         return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
 
     def look(self, now_s: float) -> None:
-        mark, self.blocked_by = _mark_of(self.task), _blocked_by(self.task)
+        mark, self.blocked_by = _mark_of(self.task), blocked_by(self.task)
         moved, self._mark = mark != self._mark, mark
         self._looks_unmoved = 0 if moved else self._looks_unmoved + 1
         if moved or self.blocked_by is None:
@@ -316,17 +316,13 @@ class _Watched:
             self._looks_blocked += 1
 
 
-def blocked_tasks(tasks: Iterable[Task]) -> list[str]:
-    """Return a line for each task that has work now, with the reason why it waits."""
-    return [line for task in tasks if (line := _blocked_by(task)) is not None]
-
-
 def _mark_of(task: Task) -> int:
     outputs = [instance.out for instance in task.instances]
     return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
 
 
-def _blocked_by(task: Task) -> str | None:
+def blocked_by(task: Task) -> str | None:
+    """Return the reason why a task that has work now waits; None for a task without work."""
     if task.ended:
         return None
     if task.waits_for_room_in is not None:

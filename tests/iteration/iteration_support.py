@@ -13,7 +13,7 @@ from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import JobStatistics, blocked_tasks
+from streamiter.runtime.statistics import JobStatistics, blocked_by
 
 T = TypeVar("T")
 
@@ -46,7 +46,8 @@ async def ended(job: Job) -> JobStatistics:
     try:
         return await asyncio.wait_for(job.wait(), PATIENCE_S)
     except TimeoutError:
-        waiting = blocked_tasks(job._tasks) or ["nothing: no task has input"]
+        reasons = map(blocked_by, job._tasks)
+        waiting = [reason for reason in reasons if reason] or ["nothing: no task has input"]
         watermarks = {task.name: task.epoch_watermark for task in job.statistics().tasks if not task.ended}
         await job.stop("abort")
         raise AssertionError(f"the loop does not end; blocked: {waiting}; not ended: {watermarks}") from None
