@@ -112,7 +112,7 @@ def parse_options(url: str, options: Mapping[str, object]) -> SqliteOptions:
 poll_interval_s, poll_interval_max_s, synchronous, lock_timeout_s
     """
     check_options(f"topic {shown_url(url)!r}", options, [option.name for option in fields(SqliteOptions)])
-    parsed = SqliteOptions(**cast(Mapping[str, Any], options))
+    parsed = SqliteOptions(**cast("Mapping[str, Any]", options))
     if parsed.synchronous not in ("full", "normal"):
         raise ConfigurationError(
             f"topic {shown_url(url)!r}: expected synchronous 'full' or 'normal', given {parsed.synchronous!r}"

@@ -36,7 +36,7 @@ from streamiter.learn import train_online
 from streamiter.learn.flights import delayed_labels, event_features, event_model, learning_rate
 from streamiter.topics import Typed
 
-MODE = cast(Any, os.environ.get("MODE", "asynchronous"))
+MODE = cast("Any", os.environ.get("MODE", "asynchronous"))
 MINI_BATCH = int(os.environ.get("MINI_BATCH", "100"))
 REPORT_EVERY = int(os.environ.get("REPORT_EVERY", "5000"))
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")

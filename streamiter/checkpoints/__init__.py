@@ -1,12 +1,12 @@
 """State and records in bytes, on disk and between processes.
 
 In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has keys
-and key groups; ``disk_queue`` and ``replay_cache`` keep batches in memory up to a limit and then on disk; ``snapshot``
-and ``snapshot_file`` are the format of a stored snapshot; ``store`` is the protocol of a store of snapshots, with
-``directory_store`` and ``memory_store``; ``files`` has temporary files and locks.
+and key groups; ``disk_queue`` (with ``disk_batches``) keeps batches in memory up to a limit and then on disk;
+``snapshot`` is a stored snapshot and its file; ``store`` is the protocol of a store of snapshots, and the store in
+memory; ``directory_store`` is the store in a directory; ``files`` has locks and calls that block.
 """
 
-from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue, SpillStatistics
 from streamiter.checkpoints.keys import (
     KEY_GROUPS,
     Key,
@@ -17,7 +17,6 @@ from streamiter.checkpoints.keys import (
     normalize_key,
 )
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.replay_cache import ReplayCache
 
 __all__ = [
     "KEY_GROUPS",

@@ -19,19 +19,27 @@ from typing import IO, Final
 
 import msgspec
 
-from streamiter.checkpoints.files import alone, in_thread, is_free, shared, sync_folder
+from streamiter.checkpoints.files import (
+    alone,
+    errors_of_reading,
+    errors_of_writing,
+    in_thread,
+    is_free,
+    shared,
+    sync_folder,
+)
 from streamiter.checkpoints.snapshot import (
+    BATCH_BYTES,
     CheckpointId,
     Damage,
     OtherFormat,
+    SnapshotFile,
     SnapshotHeader,
     SnapshotPart,
-    errors_of_reading,
-    errors_of_writing,
-    frames_of,
+    SnapshotWriter,
+    StoredSnapshot,
 )
-from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotFile, SnapshotWriter
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, RunRecord, StoredSnapshot
+from streamiter.checkpoints.store import CheckpointStore, ClaimedRuns, CommitPointer, FlowRecord
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 
 
@@ -48,7 +56,7 @@ class DirectoryStore(CheckpointStore):
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._root = Path(directory)
-        self._runs: dict[str, str] = {}
+        self._runs = ClaimedRuns()
         self._in_use: dict[str, IO[bytes]] = {}
 
     async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
@@ -67,7 +75,7 @@ class DirectoryStore(CheckpointStore):
         return record.pointer if record else None
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        self._claimed_by(header.flow)
+        self._runs.of(header.flow)
         folder = FlowFolder(self._root, header.flow)
         writer = folder.writer(header.id)
         try:
@@ -81,10 +89,10 @@ class DirectoryStore(CheckpointStore):
         return size_bytes
 
     async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
-        await in_thread(FlowFolder(self._root, flow).commit, self._claimed_by(flow), checkpoint)
+        await in_thread(FlowFolder(self._root, flow).commit, self._runs.of(flow), checkpoint)
 
     async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
-        run = self._claimed_by(flow)
+        run = self._runs.of(flow)
         return await in_thread(FlowFolder(self._root, flow).prune, keep=keep, newer=True, run=run)
 
     async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
@@ -97,12 +105,6 @@ class DirectoryStore(CheckpointStore):
         for flow in [*self._in_use]:
             self._end_run(flow)
         self._runs.clear()
-
-    def _claimed_by(self, flow: str) -> str:
-        try:
-            return self._runs[flow]
-        except KeyError:
-            raise InternalError(f"flow {flow!r}: it was not claimed before something was stored") from None
 
     def _end_run(self, flow: str) -> None:
         handle = self._in_use.pop(flow, None)
@@ -140,9 +142,9 @@ async def _write(folder: FlowFolder, writer: SnapshotWriter, parts: Iterable[Sna
     """Write the parts: frames are made one at a time, with other work in between, and written a megabyte at a time."""
     for part in parts:
         writer.add_part(part.name, part.content)
-        for frames in frames_of(part):
+        for deferred in part.deferred:
             writer.begin_deferred()
-            for frame in frames:
+            for frame in deferred.frames():
                 writer.add_frame(frame)
                 await _write_if_enough(folder, writer)
         await _write_if_enough(folder, writer)
@@ -240,23 +242,6 @@ def checkpoint_of(file_name: str) -> CheckpointId | None:
 RECORD_FORMAT: Final = 1
 
 
-class _CommittedFields(msgspec.Struct, frozen=True):
-    number: int
-    run: str
-
-
-class _RunFields(msgspec.Struct, frozen=True):
-    run: str
-    committed: int | None
-
-
-class _FlowFields(msgspec.Struct, frozen=True):
-    flow: str
-    runs: list[_RunFields]
-    committed: _CommittedFields | None
-    is_lost: bool
-
-
 class _File(msgspec.Struct, frozen=True):
     format: int
     crc32: int
@@ -270,15 +255,7 @@ def pack_record(record: FlowRecord) -> bytes:
     >>> unpack_record(data).committed
     CheckpointId(number=7, run='a1')
     """
-    committed = record.committed
-    packed = msgspec.json.encode(
-        _FlowFields(
-            record.flow,
-            [_RunFields(each.run, each.committed) for each in record.runs],
-            None if committed is None else _CommittedFields(committed.number, committed.run),
-            record.is_lost,
-        )
-    )
+    packed = msgspec.json.encode(record)
     return msgspec.json.encode(_File(RECORD_FORMAT, zlib.crc32(packed), msgspec.Raw(packed))) + b"\n"
 
 
@@ -296,18 +273,12 @@ def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
     if zlib.crc32(file.record) != file.crc32:
         raise Damage("it does not match its checksum")
     try:
-        record = msgspec.json.decode(file.record, type=_FlowFields)
+        record = msgspec.json.decode(file.record, type=FlowRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise Damage(f"it holds what no version of this format has ({problem})") from None
     if flow not in (None, record.flow):
         raise Damage(f"it is that of flow {record.flow!r}")
-    committed = record.committed
-    return FlowRecord(
-        record.flow,
-        tuple(RunRecord(each.run, each.committed) for each in record.runs),
-        None if committed is None else CheckpointId(committed.number, committed.run),
-        record.is_lost,
-    )
+    return record
 
 
 RECORD_NAME: Final = "record.json"

@@ -1,44 +1,61 @@
-"""Queues of batches that have a limit in memory and continue on disk.
+"""Batches in memory up to a limit, and on disk above it: a queue, and a cache for replay.
 
 :class:`SpillQueue` is a first-in, first-out queue of batches and control records: the engine uses it wherever a
-producer must never wait, above all on the feedback edge of a loop. Batches wait in memory up to a limit. Further
-batches are *spilled*: encoded as plain data and appended to temporary files, until the queue has read them back.
+producer must never wait, above all on the feedback edge of a loop. :class:`ReplayCache` keeps all batches of a stream,
+to be read by number in each round of an iteration. It brings batches to a useful size first: small neighbours are
+joined and large batches are cut. A cut between two batches has no meaning, but each batch costs some objects and calls
+whenever it is read, and a batch that is read from disk takes as much memory as it has bytes.
 
-:class:`DiskBatches` is the part of a queue that is on disk: encoded batches in order, within a limit. The spill queue
-reads its batches from the front. The other user, :class:`~streamiter.checkpoints.replay_cache.ReplayCache`, keeps all
-batches and reads them by position, once in each round of an iteration.
+Both write the batches above the limit to temporary files, by means of :mod:`~streamiter.checkpoints.disk_batches`.
 """
 
 from __future__ import annotations
 
-import os
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from struct import Struct
-from types import TracebackType
-from typing import Final, NamedTuple, final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from streamiter.checkpoints.files import Content, FileHold, TemporaryFile, errors_of_a_full_disk
-from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
-from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_of
-from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
-from streamiter.records import Batch, Control, DataBatch, estimated_bytes
+from streamiter.checkpoints.disk_batches import (
+    Content,
+    EncodedBatch,
+    HeldDiskBatches,
+    LimitedBatches,
+    errors_with_name,
+)
+from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
+from streamiter.deferred import Deferred, PlainValue, entries_of
+from streamiter.errors import InternalError, PlainDataError
+from streamiter.records import (
+    Batch,
+    Columns,
+    Control,
+    DataBatch,
+    can_concatenate,
+    concatenate,
+    estimated_bytes,
+    slice_batch,
+)
 
 Item = DataBatch | Control
 
-# A DataBatch (48 bytes), its list (56 and a pointer) and its place in the queue, rounded up. Without this
-# number, batches of no bytes (empty lists, arrays of no columns) could fill the memory without being counted.
+# A batch and its place in a queue or a list: a DataBatch (48 bytes), its list (56 and a pointer) or an array without
+# its content, rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the
+# memory without being counted.
 _BATCH_BYTES: Final = 128
 
-# The number of segments that share the disk limit: space that is read and not yet freed is at most a sixteenth
-# of the limit, and a queue opens at most some 17 files (processes are often allowed 1024).
-_SEGMENTS: Final = 16
+
+def _memory_bytes(batch: Batch) -> int:
+    """Return the estimated bytes of memory that a batch takes."""
+    return _BATCH_BYTES + estimated_bytes(batch)
+
 
 _INT64: Final = range(-(2**63), 2**63)
+_COUNTS: Final = range(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,88 +84,52 @@ class SpillStatistics:
     """Bytes ever written to disk."""
 
 
-class SpillQueue:
+class SpillQueue(LimitedBatches):
     """A first-in, first-out queue of batches with their epochs, and of control records between them.
 
-    A batch stays in memory, as the object it is, up to ``memory_limit_bytes``, and always if no batch waits before
-    it. Above the limit the queue spills: batches are encoded as plain data and appended to temporary files in
-    ``directory`` (created when first needed), until all of them are read back, one at a time. So memory holds at
-    most the limit or one batch. Control records stay in memory, also between batches on disk; each takes some
-    100 bytes, which no limit counts.
-
-    ``name`` (the step) begins the message of every error. If ``put`` raises, the queue is unchanged. The queue
-    belongs to one task, and waits for nothing but the disk. Its owner closes it: ``close()`` or ``with``.
+    A batch stays in memory up to ``memory_limit_bytes``, and always if no batch waits before it. Above the limit the
+    queue *spills*: batches go to disk until all of them are read back, one at a time. So memory holds at most the limit
+    or one batch. Control records stay in memory, also between batches on disk; each takes some 100 bytes, which no
+    limit counts. If ``put`` raises, the queue is unchanged.
 
     >>> from tempfile import gettempdir
     >>> limits = {"memory_limit_bytes": 1000, "disk_limit_bytes": 10_000}
-    >>> with SpillQueue(name="train", directory=gettempdir(), **limits) as queue:
-    ...     for epoch in range(3):
-    ...         queue.put(DataBatch(np.zeros(100), epoch))
-    ...     spilled = queue.statistics().batches_on_disk
-    ...     [queue.take() for _ in range(3)]
+    >>> queue = SpillQueue(name="train", directory=gettempdir(), **limits)
+    >>> for epoch in range(3):
+    ...     queue.put(DataBatch(np.zeros(100), epoch))
+    >>> spilled = queue.statistics().batches_on_disk
+    >>> [queue.take() for _ in range(3)]
     [DataBatch(100 records, epoch 0), DataBatch(100 records, epoch 1), DataBatch(100 records, epoch 2)]
     >>> spilled
     2
+    >>> queue.close()
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        directory: str | os.PathLike[str],
-        memory_limit_bytes: int,
-        disk_limit_bytes: int,
-        plain_data: PlainData | None = None,
-    ) -> None:
-        check_limits(name, memory_limit_bytes, disk_limit_bytes)
-        self._name = name
-        self._memory_limit_bytes = memory_limit_bytes
-        self._plain_data = plain_data if plain_data is not None else PlainData()
-        self._disk = DiskBatches(
-            name=name,
-            directory=directory,
-            limit_bytes=disk_limit_bytes,
-            plain_data=self._plain_data,
-            contents="batches waiting",
-            explain_overflow=self._explain_overflow,
-            segment_bytes=max(1, disk_limit_bytes // _SEGMENTS),
-        )
+    contents = "batches waiting"
+    # Space that is read and not yet freed is at most a sixteenth of the limit, and a queue opens at most some 17 files
+    # (processes are often allowed 1024).
+    segments = 16
+
+    _items_peak = 0
+    _bytes_in_memory_peak = 0
+
+    def _clear(self) -> None:
+        super()._clear()
         # The front of the queue, each item with the bytes counted for it. All of these items are older than the
         # batches on disk. So while a batch is on disk, further batches go there.
         self._memory: deque[tuple[Item, int]] = deque()
         # Control records behind batches on disk, each with the number of the batch it follows: the control record
         # moves to memory when that many batches have been read back.
         self._markers: deque[tuple[Control, int]] = deque()
-        self._records = 0
-        self._bytes_in_memory = 0
-        self._items_peak = 0
-        self._bytes_in_memory_peak = 0
-        self._is_closed = False
 
     def __len__(self) -> int:
         """Return the number of batches and control records that wait."""
         return len(self._memory) + len(self._markers) + self._disk.count
 
-    def __enter__(self) -> SpillQueue:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     @property
     def bytes_in_memory(self) -> int:
         """Estimated bytes of the batches that wait in memory."""
         return self._bytes_in_memory
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """Size of the files, including the part that is already read; never above the disk limit."""
-        return self._disk.size_bytes
 
     def put(self, item: Item) -> None:
         """Add a batch or a control record at the end.
@@ -189,14 +170,14 @@ class SpillQueue:
         limit counts, until it is released.
         """
         held = self._disk.hold()
-        entries = _snapshot_entries(
+        entries = _queue_entries(
             self._disk.encode,
             memory=deque(item for item, _ in self._memory),
             held=held,
             markers=deque(self._markers),
             first_on_disk=self._disk.batches_written - self._disk.count + 1,
         )
-        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
+        return self._snapshot(entries, held)
 
     def refill(self, frames: Iterable[PlainValue]) -> None:
         """Add the items of a snapshot at the end. Raises as :meth:`put` does; items added before stay.
@@ -211,7 +192,9 @@ class SpillQueue:
                 ):
                     self._put_encoded(EncodedBatch(epoch, records, content))
                 case _:
-                    self.put(self._decode_control(entry))
+                    with errors_with_name(self._name):
+                        control = control_from_plain(entry)
+                    self.put(control)
 
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""
@@ -228,16 +211,8 @@ class SpillQueue:
             bytes_spilled=self._disk.bytes_written,
         )
 
-    def close(self) -> None:
-        """Drop all items and remove the files. May be called more than once."""
-        self._is_closed = True
-        self._disk.close()
-        self._memory.clear()
-        self._markers.clear()
-        self._bytes_in_memory = self._records = 0
-
     def _put_batch(self, batch: DataBatch) -> None:
-        size_bytes = _memory_bytes(batch)
+        size_bytes = _memory_bytes(batch.records)
         fits = self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
         if not self._disk.count and (fits or not self._bytes_in_memory):
             self._keep(batch, size_bytes)
@@ -276,14 +251,10 @@ class SpillQueue:
         encoded = self._disk.first()
         batch = DataBatch(self._disk.decode(encoded), encoded.epoch)
         self._disk.drop_first(encoded)
-        self._keep(batch, _memory_bytes(batch))
+        self._keep(batch, _memory_bytes(batch.records))
         read_back = self._disk.batches_written - self._disk.count
         while self._markers and self._markers[0][1] == read_back:
             self._memory.append((self._markers.popleft()[0], 0))
-
-    def _decode_control(self, entry: PlainValue) -> Control:
-        with _errors_with_name(self._name):
-            return control_from_plain(entry)
 
     def _explain_overflow(self) -> str:
         return (
@@ -293,20 +264,7 @@ class SpillQueue:
         )
 
 
-def check_limits(name: str, memory_limit_bytes: int, disk_limit_bytes: int) -> None:
-    """Raise ``ConfigurationError`` if a limit is negative."""
-    if memory_limit_bytes < 0 or disk_limit_bytes < 0:
-        raise ConfigurationError(
-            f"{name}: expected limits of 0 bytes or more, given memory_limit_bytes={memory_limit_bytes} "
-            f"and disk_limit_bytes={disk_limit_bytes}; a disk limit of 0 means that nothing is written to disk"
-        )
-
-
-def _memory_bytes(batch: DataBatch) -> int:
-    return _BATCH_BYTES + estimated_bytes(batch.records)
-
-
-def _snapshot_entries(
+def _queue_entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
     memory: deque[Item],
@@ -332,302 +290,328 @@ def _snapshot_entries(
             yield control_to_plain(markers.popleft()[0])
 
 
-class EncodedBatch(NamedTuple):
-    """A batch as plain data in bytes."""
+class ReplayCache(LimitedBatches):
+    """Batches in the order of their arrival, read by number; ``append`` adds one at the end.
 
-    epoch: int
-    """The epoch of the batch; 0 if its user has none."""
-    records: int
-    """The number of its records."""
-    content: Content
-    """The encoding of its records."""
+    Records keep their order and their types, but batches may differ from those that were appended: small
+    neighbours are joined if that changes no record, up to some thousand records or 1 MiB; batches above 4 MiB are
+    cut; empty batches are not kept. The batch of a number is the same each time it is read, and the same in a
+    restored cache.
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes that the batch takes in a file."""
-        return _HEAD.size + len(self.content)
+    From the first batch that does not fit into ``memory_limit_bytes``, batches are written to one file, and decoded
+    each time they are read. So memory holds at most the limit, 1 MiB of small batches that wait to be written, and
+    the batches that readers keep. If ``append`` raises, the cache is unchanged.
 
-
-_HEAD: Final = Struct("<qqQ")
-"""The bytes before the content of each batch in a file: its epoch, its number of records, its length in bytes."""
-
-
-class DiskBatches:
-    """Batches on disk in order, encoded as plain data; no file is opened before the first batch is appended.
-
-    A batch is read and dropped at the front (:meth:`first`, :meth:`drop_first`), or read by the position that
-    :meth:`append` returned (:meth:`read`).
-
-    The batches are in *segments*: temporary files of about ``segment_bytes`` each. Batches are appended to the last
-    segment and read from the first. A segment is removed as soon as its batches are dropped, so a queue that is
-    never quite empty does not grow without end, and no byte is copied to free space. Without ``segment_bytes``
-    there is one segment; only then batches can be read by position.
-
-    ``contents`` ("batches waiting") and ``explain_overflow()`` complete the message of ``LoopOverflow``. ``name``
-    (the step) begins the message of every error.
+    >>> from tempfile import gettempdir
+    >>> limits = {"memory_limit_bytes": 100_000, "disk_limit_bytes": 10**9}
+    >>> cache = ReplayCache(name="examples", directory=gettempdir(), **limits)
+    >>> for number in range(5):
+    ...     cache.append(np.full(5_000, float(number)))
+    >>> cache.bytes_in_memory, cache.bytes_on_disk
+    (80256, 120168)
+    >>> for _epoch in range(2):
+    ...     sum(cache.batch(index).sum() for index in range(len(cache)))
+    np.float64(50000.0)
+    np.float64(50000.0)
+    >>> cache.close()
     """
 
-    __slots__ = (
-        "_contents",
-        "_directory",
-        "_explain_overflow",
-        "_limit_bytes",
-        "_name",
-        "_plain_data",
-        "_segment_bytes",
-        "_segments",
-        "batches_written",
-        "bytes_written",
-        "count",
-        "size_bytes",
-        "size_bytes_peak",
-    )
+    contents = "replayed data"
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        directory: str | os.PathLike[str],
-        limit_bytes: int,
-        plain_data: PlainData,
-        contents: str,
-        explain_overflow: Callable[[], str],
-        segment_bytes: int | None = None,
-    ) -> None:
-        self._name = name
-        self._directory = directory
-        self._limit_bytes = limit_bytes
-        self._plain_data = plain_data
-        self._contents = contents
-        self._explain_overflow = explain_overflow
-        self._segment_bytes = segment_bytes
-        self._segments: deque[_Segment] = deque()
-        self.count = 0
-        """Batches that are on disk and not dropped. For reading only, as the other numbers."""
-        self.size_bytes = 0
-        """Size of all segments, including batches that are dropped from the first one."""
-        self.size_bytes_peak = 0
-        """The highest ``size_bytes``."""
-        self.batches_written = 0
-        """Batches ever appended."""
-        self.bytes_written = 0
-        """Bytes ever appended."""
+    def _clear(self) -> None:
+        super()._clear()
+        # The order of the batches: those in memory, each with the bytes counted for it; those on disk; and last the
+        # open piece, which are small batches that are not yet joined.
+        self._memory: list[tuple[Batch, int]] = []
+        self._positions = array("q")
+        """The position of each batch on disk."""
+        self._open: _OpenPiece | None = None
+        self._memory_is_full = False
+        """Whether a batch did not fit into memory: all later ones are written to disk, which keeps the order."""
+        self._bytes_to_write = 0
+        """The most bytes that the open piece takes on disk, if it is to be written."""
 
-    # ---- encoding
+    def __len__(self) -> int:
+        """Return the number of batches that can be read."""
+        return len(self._memory) + self._disk.count + (self._open is not None)
 
-    def encode(self, batch: Batch, epoch: int = 0) -> EncodedBatch:
-        """Encode a batch. Raises ``PlainDataError`` if it is not plain data."""
-        with _errors_with_name(self._name):
-            return EncodedBatch(epoch, len(batch), self._plain_data.encode_batch(batch))
+    @property
+    def records(self) -> int:
+        """Records in all batches."""
+        return self._records
 
-    def decode(self, encoded: EncodedBatch) -> Batch:
-        """Decode a batch. Raises ``PlainDataError`` if its bytes are damaged.
+    @property
+    def bytes_in_memory(self) -> int:
+        """Estimated bytes of the batches that are in memory."""
+        return self._bytes_in_memory + (self._open.size_bytes if self._open else 0)
 
-        Large arrays stay in the content, where that is writable memory, and keep it in use; otherwise they are copied.
+    def append(self, records: Batch) -> None:
+        """Add a batch.
+
+        Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
+        ``PlainDataError`` for a batch that must be written and is not plain data.
         """
-        content = encoded.content
-        with _errors_with_name(self._name):
-            if isinstance(content, bytes):
-                batch = self._plain_data.decode_batch(content)
-            else:
-                batch = self._plain_data.decode_batch_in(content)
-            if len(batch) != encoded.records:
-                raise PlainDataError(
-                    f"expected a batch of {encoded.records} records, given one of {len(batch)}; its bytes are damaged"
-                )
-        return batch
+        self._check_not_closed()
+        if not len(records):
+            return
+        batch = _to_keep(records)
+        if self._memory_is_full or not self._keep_in_memory(batch):
+            self._keep_on_disk(batch)
+            self._memory_is_full = True
+        self._records += len(batch)
 
-    # ---- writing
+    def batch(self, index: int) -> Batch:
+        """Return the batch of a number; the caller must not change it. Raises ``IndexError`` if there is none.
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise ``LoopOverflow`` if that many bytes more are above the limit."""
-        wanted_bytes = self.size_bytes + size_bytes
-        if wanted_bytes > self._limit_bytes:
-            raise LoopOverflow(
-                f"{self._name}: expected at most {self._limit_bytes} bytes of {self._contents} on disk, given "
-                f"{wanted_bytes} with the next batch {self._explain_overflow()}"
-            )
-
-    def append(self, encoded: EncodedBatch) -> int:
-        """Add a batch at the end; return its position.
-
-        Raises ``LoopOverflow`` above the limit, ``StorageFull`` for a full disk, and ``ConfigurationError`` if no
-        file can be created. After an error the batches are the same as before.
+        A batch on disk is read each time.
         """
-        size_bytes = encoded.disk_bytes
-        self.check_room(size_bytes)
-        with errors_of_a_full_disk(
-            self._name, self._directory, wanted_bytes=size_bytes, kept_bytes=self.size_bytes
-        ):
-            segment = self._last_segment()
-            position = segment.size_bytes
-            segment.append(encoded)
-        self.count += 1
-        self.size_bytes += size_bytes
-        self.batches_written += 1
-        self.bytes_written += size_bytes
-        if self.size_bytes > self.size_bytes_peak:
-            self.size_bytes_peak = self.size_bytes
-        return position
+        on_disk = index - len(self._memory)
+        if 0 <= index < len(self._memory):
+            return self._memory[index][0]
+        if 0 <= on_disk < self._disk.count:
+            return self._disk.decode(self._disk.read(self._positions[on_disk]))
+        if self._open is not None and on_disk == self._disk.count:
+            return self._open.join()
+        raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
 
-    def cut(self, count: int, position: int) -> None:
-        """Keep the first ``count`` batches only; ``position`` is the position of the next one. For one segment."""
-        if self._segments:
-            [segment] = self._segments
-            segment.cut(position)
-            self.count = count
-            self.size_bytes = position
+    def snapshot(self) -> Deferred:
+        """Return all batches in order, for a checkpoint; later changes of the cache do not affect them.
 
-    # ---- reading
+        Pass the decoded frames to :meth:`restore`. Batches in memory are encoded one at a time, when the frames are
+        read, and batches on disk are copied without being decoded. The snapshot keeps both until it is released.
+        """
+        last = None
+        if self._open is not None:
+            batch = self._open.join()
+            last = batch, None if self._memory_is_full else self._open.size_bytes
+        held = self._disk.hold()
+        entries = _cache_entries(self._disk.encode, memory=[*self._memory], held=held, last=last)
+        return self._snapshot(entries, held)
 
-    def first(self) -> EncodedBatch:
-        """Return the first batch without dropping it; raise ``IndexError`` if there is none."""
-        if not self.count:
-            raise IndexError(f"{self._name}: no batch is on disk")
-        return self._segments[0].first()
+    def restore(self, frames: Iterable[PlainValue]) -> None:
+        """Replace all batches by those of a snapshot. Raises as :meth:`append` does.
 
-    def drop_first(self, encoded: EncodedBatch) -> None:
-        """Drop the first batch, which is ``encoded``; remove its segment if that was its last batch."""
-        segment = self._segments[0]
-        segment.read_position += encoded.disk_bytes
-        self.count -= 1
-        if segment.is_read:
-            self._free(segment)
+        ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. Batches have the
+        same numbers as in the cache of the snapshot. The snapshot of a cache fits into another cache with the same
+        limits.
+        """
+        self._check_not_closed()
+        self._clear()
+        for entry in entries_of(frames):
+            match entry:
+                case [int() as records, int() | None as size_bytes, bytes() as content] if (
+                    records in _COUNTS and (size_bytes is None or size_bytes in _COUNTS)
+                ):
+                    self._restore_batch(content, records, size_bytes)
+                case _:
+                    raise PlainDataError(
+                        f"{self._name}: expected the snapshot of a replay cache, given an entry of another kind "
+                        f"({type(entry).__name__}); it is the state of another step, or damaged"
+                    )
 
-    def read(self, position: int) -> EncodedBatch:
-        """Return the batch at a position, its content in new writable memory. For one segment."""
-        [segment] = self._segments
-        return segment.read(position)
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
 
-    def hold(self) -> HeldDiskBatches:
-        """Return all batches in order; they stay readable when batches are added or dropped, or all is closed."""
-        return HeldDiskBatches(segment.hold() for segment in self._segments)
-
-    def close(self) -> None:
-        """Close the files, which removes all batches. May be called more than once."""
-        while self._segments:
-            self._segments.popleft().close()
-        self.count = self.size_bytes = 0
-
-    def _last_segment(self) -> _Segment:
-        if not self._segments or (
-            self._segment_bytes is not None and self._segments[-1].size_bytes >= self._segment_bytes
-        ):
-            self._segments.append(_Segment(TemporaryFile(self._directory, name=self._name)))
-        return self._segments[-1]
-
-    def _free(self, segment: _Segment) -> None:
-        """Remove the first segment. The last one is emptied for the batches that follow, unless it is held."""
-        self.size_bytes -= segment.size_bytes
-        if len(self._segments) > 1 or segment.is_held:
-            self._segments.popleft().close()
+    def _keep_in_memory(self, batch: Batch) -> bool:
+        """Keep a batch in memory and return True; return False if it does not fit."""
+        is_small = _is_small(batch)
+        if is_small and self._open is not None:
+            bytes_max = self._memory_limit_bytes - self._bytes_in_memory
+            if self._open.add(batch, bytes_max=bytes_max):
+                return True
+        # Before the check of the limit: joined, the open piece takes less memory.
+        self._move_open_to_memory()
+        pieces = [(piece, _memory_bytes(piece)) for piece in _pieces_of(batch)]
+        size_bytes = sum(each for _, each in pieces)
+        if self._bytes_in_memory + size_bytes > self._memory_limit_bytes:
+            return False
+        if is_small:
+            self._open = _OpenPiece(batch)
         else:
-            segment.cut(0)
+            self._memory += pieces
+            self._bytes_in_memory += size_bytes
+        return True
+
+    def _move_open_to_memory(self) -> None:
+        if self._open is not None:
+            batch = self._open.join()
+            self._memory.append((batch, self._open.size_bytes))
+            self._bytes_in_memory += self._open.size_bytes
+            self._open = None
+
+    def _keep_on_disk(self, batch: Batch) -> None:
+        if _is_small(batch):
+            self._add_to_open(batch)
+            return
+        self._write_open()
+        count, size_bytes = self._disk.count, self._disk.size_bytes
+        try:
+            for piece in _pieces_of(batch):
+                self._write(self._disk.encode(piece))
+        except BaseException:
+            self._disk.cut(count, size_bytes)
+            del self._positions[count:]
+            raise
+
+    def _add_to_open(self, batch: Batch) -> None:
+        # Encoded already now, so that a batch that cannot be encoded is refused itself, not a later one.
+        size_bytes = self._disk.encode(batch).disk_bytes
+        self._disk.check_room(self._bytes_to_write + size_bytes)
+        if self._open is None or not self._open.add(batch):
+            self._write_open()
+            self._open = _OpenPiece(batch)
+        self._bytes_to_write += size_bytes
+
+    def _write_open(self) -> None:
+        if self._open is not None:
+            self._write(self._disk.encode(self._open.join()))
+            self._open = None
+            self._bytes_to_write = 0
+
+    def _write(self, encoded: EncodedBatch) -> None:
+        self._positions.append(self._disk.append(encoded))
+
+    def _restore_batch(self, content: bytes, records: int, size_bytes: int | None) -> None:
+        """Add a batch of a snapshot; ``size_bytes`` were counted for it in memory, None if it was on disk."""
+        if not self._memory_is_full:
+            # Writable memory, so that large arrays stay in it.
+            batch = self._disk.decode(EncodedBatch(0, records, memoryview(bytearray(content))))
+            size_bytes = _memory_bytes(batch) if size_bytes is None else size_bytes
+            self._memory_is_full = self._bytes_in_memory + size_bytes > self._memory_limit_bytes
+            if not self._memory_is_full:
+                self._memory.append((batch, size_bytes))
+                self._bytes_in_memory += size_bytes
+        if self._memory_is_full:
+            self._write(EncodedBatch(0, records, content))
+        self._records += records
+
+    def _explain_overflow(self) -> str:
+        return (
+            f"({self.bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); replay less (filter it, take "
+            "narrower types) or raise a limit: "
+            "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
+        )
 
 
-class _Segment:
-    """One temporary file of encoded batches."""
+def _cache_entries(
+    encode: Callable[[Batch], EncodedBatch],
+    *,
+    memory: list[tuple[Batch, int]],
+    held: HeldDiskBatches,
+    last: tuple[Batch, int | None] | None,
+) -> Generator[tuple[int, int | None, Content], None, None]:
+    """Give the batches in memory, those on disk, and the last, small ones.
 
-    __slots__ = ("_file", "read_position")
+    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
+    """
+    for batch, size_bytes in memory:
+        yield len(batch), size_bytes, encode(batch).content
+    for encoded in held:
+        yield encoded.records, None, encoded.content
+    if last is not None:
+        batch, counted_bytes = last
+        yield len(batch), counted_bytes, encode(batch).content
 
-    def __init__(self, file: TemporaryFile) -> None:
-        self._file = file
-        self.read_position = 0
-        """The position of the first batch that is not dropped."""
+
+def _to_keep(batch: Batch) -> Batch:
+    """Return the batch as a list, an array or Columns; copy arrays that would keep a much larger array in memory."""
+    if isinstance(batch, np.ndarray):
+        return _without_gaps(batch)
+    if isinstance(batch, Columns):
+        arrays = batch.arrays
+        kept = {name: _without_gaps(each) for name, each in arrays.items()}
+        return batch if all(kept[name] is arrays[name] for name in arrays) else Columns(kept)
+    return batch if isinstance(batch, list) else list(batch)
+
+
+def _without_gaps(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array, or a copy if it is a view of some columns, or of every n-th row, of a larger array."""
+    base = values.base
+    if not isinstance(base, np.ndarray) or base.nbytes <= 2 * values.nbytes:
+        return values
+    return values if values.flags.contiguous or values.flags.f_contiguous else values.copy()
+
+
+_PIECE_BYTES_MAX: Final = 4 << 20
+"""Larger batches are cut: some of these in memory at once are little compared with a memory limit."""
+
+# The limits of a joined batch. Here the fixed cost of a batch is small already; longer batches only cost more copies.
+_JOINED_RECORDS_MAX: Final = 4096
+_JOINED_BYTES_MAX: Final = 1 << 20
+
+
+def _is_small(batch: Batch) -> bool:
+    """Return whether a batch is to be joined with its neighbours: it is below half of the limits."""
+    return len(batch) < _JOINED_RECORDS_MAX // 2 and estimated_bytes(batch) < _JOINED_BYTES_MAX // 2
+
+
+def _pieces_of(batch: Batch) -> Iterator[Batch]:
+    """Give the batch itself, or its parts if it is above ``_PIECE_BYTES_MAX`` (views of arrays, not copies)."""
+    size_bytes = estimated_bytes(batch)
+    if size_bytes <= _PIECE_BYTES_MAX:
+        yield batch
+        return
+    records_max = max(1, len(batch) * _PIECE_BYTES_MAX // size_bytes)
+    count = -(-len(batch) // records_max)
+    step = -(-len(batch) // count)
+    for start in range(0, len(batch), step):
+        yield slice_batch(batch, start, start + step)
+
+
+class _OpenPiece:
+    """Small neighbouring batches that become one batch; ``first`` is the first of them.
+
+    :meth:`join` joins them once, so each record is copied once. After it, no batch can be added.
+    """
+
+    __slots__ = ("_is_joined", "_joined_bytes", "_parts", "_record_bytes", "records")
+
+    def __init__(self, first: Batch) -> None:
+        self._parts = [first]
+        self._record_bytes = _record_bytes(first)
+        self._joined_bytes = estimated_bytes(first)
+        self._is_joined = False
+        self.records = len(first)
 
     @property
     def size_bytes(self) -> int:
-        return self._file.size_bytes
+        """Estimated bytes of memory that the batches take, or will take when joined if that is more."""
+        return _BATCH_BYTES * len(self._parts) + self._joined_bytes
 
-    @property
-    def is_read(self) -> bool:
-        return self.read_position == self.size_bytes
+    def add(self, batch: Batch, *, bytes_max: int | None = None) -> bool:
+        """Add a batch and return True; return False if it cannot be joined or the piece would be too large.
 
-    @property
-    def is_held(self) -> bool:
-        return self._file.is_held
+        ``bytes_max`` limits ``size_bytes``.
+        """
+        if self._is_joined or self.records + len(batch) > _JOINED_RECORDS_MAX:
+            return False
+        if not can_concatenate(self._parts[0], batch):
+            return False
+        record_bytes = tuple(map(max, self._record_bytes, _record_bytes(batch)))
+        joined_bytes = self._joined_bytes + estimated_bytes(batch)
+        if record_bytes:
+            # In an array of texts each one takes the width of the longest.
+            joined_bytes = (self.records + len(batch)) * sum(record_bytes)
+        if joined_bytes > _JOINED_BYTES_MAX:
+            return False
+        if bytes_max is not None and _BATCH_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
+            return False
+        self._parts.append(batch)
+        self._record_bytes = record_bytes
+        self._joined_bytes = joined_bytes
+        self.records += len(batch)
+        return True
 
-    def append(self, encoded: EncodedBatch) -> None:
-        """Add a batch; if that fails, the segment is unchanged."""
-        epoch, records, content = encoded
-        # Two parts: joining the content to its head would copy the content.
-        self._file.append(_HEAD.pack(epoch, records, len(content)), content)
-
-    def first(self) -> EncodedBatch:
-        return _read_batch(self._file, self.read_position)
-
-    def read(self, position: int) -> EncodedBatch:
-        epoch, records, length = _HEAD.unpack(self._file.read(position, _HEAD.size))
-        start = position + _HEAD.size
-        # Memory of numpy begins at a multiple of 16, so that arrays can stay in it.
-        room = np.empty(min(length, self.size_bytes - start), np.uint8).data
-        self._file.read_into(start, room)
-        return EncodedBatch(epoch, records, room)
-
-    def hold(self) -> _HeldSegment:
-        return _HeldSegment(self._file.hold(), self.read_position, self.size_bytes)
-
-    def cut(self, size_bytes: int) -> None:
-        """Keep the first ``size_bytes`` bytes only, and free the rest of the space."""
-        self._file.cut(size_bytes)
-        self.read_position = min(self.read_position, size_bytes)
-
-    def close(self) -> None:
-        self._file.close()
+    def join(self) -> Batch:
+        """Return all records as one batch, the same object each time."""
+        if len(self._parts) > 1:
+            self._parts = [concatenate(self._parts)]
+        self._is_joined = True
+        return self._parts[0]
 
 
-@final
-class _HeldSegment:
-    """The batches of a segment that were not dropped at one moment."""
-
-    __slots__ = ("_end", "_file", "_start")
-
-    def __init__(self, file: FileHold, start: int, end: int) -> None:
-        self._file = file
-        self._start = start
-        self._end = end
-
-    def __iter__(self) -> Iterator[EncodedBatch]:
-        position = self._start
-        while position < self._end:
-            encoded = _read_batch(self._file, position)
-            yield encoded
-            position += encoded.disk_bytes
-
-    def release(self) -> None:
-        self._file.release()
-
-
-@final
-class HeldDiskBatches:
-    """The batches that were on disk at one moment; they can be read once, and each segment is released when read."""
-
-    __slots__ = ("_segments",)
-
-    def __init__(self, segments: Iterable[_HeldSegment]) -> None:
-        self._segments = deque(segments)
-
-    def __iter__(self) -> Iterator[EncodedBatch]:
-        while self._segments:
-            yield from self._segments[0]
-            if self._segments:  # otherwise all of it was released during the iteration
-                self._segments.popleft().release()
-
-    def release(self) -> None:
-        """Release the files. May be called more than once."""
-        while self._segments:
-            self._segments.popleft().release()
-
-
-def _read_batch(file: TemporaryFile | FileHold, position: int) -> EncodedBatch:
-    epoch, records, length = _HEAD.unpack(file.read(position, _HEAD.size))
-    return EncodedBatch(epoch, records, file.read(position + _HEAD.size, length))
-
-
-@contextmanager
-def _errors_with_name(name: str) -> Iterator[None]:
-    """Put the name of the step before the message of a ``PlainDataError``."""
-    try:
-        yield
-    except PlainDataError as error:
-        raise PlainDataError(f"{name}: {error}") from error
+def _record_bytes(batch: Batch) -> tuple[int, ...]:
+    """Return the bytes of a record in each array of the batch; an empty tuple for a list."""
+    arrays = batch.arrays.values() if isinstance(batch, Columns) else [batch]
+    return tuple(each.nbytes // len(each) for each in arrays if isinstance(each, np.ndarray))

@@ -5,27 +5,29 @@ A part is the state of one subtask of one step: a *content* of plain data, and d
 and a trailer with the place of the manifest. The manifest comes last, so that a snapshot can be written while it is
 made, in little memory. docs/checkpoint-format.md describes the same for other readers of the format.
 
-Here are the data types, the conversion of each piece of the format to bytes and back, and the conversion of errors of
-the system to errors that say what to do. :mod:`~streamiter.checkpoints.snapshot_file` reads and writes whole files.
+Here are the data types, the conversion of each piece of the format to bytes and back, and the file:
+:class:`SnapshotFile` reads it, and :class:`SnapshotWriter` writes it piece by piece.
 """
 
 from __future__ import annotations
 
-import errno
+import abc
+import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from struct import Struct, error
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from streamiter.checkpoints.files import FULL_DISK
+from streamiter.checkpoints.files import errors_of_reading, in_thread
 from streamiter.deferred import Deferred
-from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,9 +85,51 @@ class SnapshotPart:
     """The deferred pieces, in the order of their numbers."""
 
 
-def frames_of(part: SnapshotPart) -> Iterator[Iterator[bytes]]:
-    """Return the frames of each deferred piece of a part, in order."""
-    return (deferred.frames() for deferred in part.deferred)
+class StoredSnapshot(abc.ABC):
+    """One snapshot in a store, open for reading; all bytes that are read are compared with their checksum."""
+
+    header: SnapshotHeader
+
+    @abc.abstractmethod
+    def part_names(self) -> Sequence[str]:
+        """Return the names of its parts."""
+
+    @abc.abstractmethod
+    async def content(self, part: str) -> bytes:
+        """Return the content of a part."""
+
+    @abc.abstractmethod
+    def frames(self, part: str, deferred: int) -> Iterable[bytes]:
+        """Return the frames of a part's deferred piece number ``deferred``; each is read when it is needed."""
+
+    @abc.abstractmethod
+    async def verify(self) -> None:
+        """Read the whole snapshot. Raises CheckpointError if anything is damaged or missing."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close the snapshot. May be called more than once."""
+
+
+Part = TypeVar("Part")
+
+
+def part_of(parts: Mapping[str, Part], name: str, place: str) -> Part:
+    """Return the part of that name; ``place`` (the file, the checkpoint) begins the message of an error."""
+    try:
+        return parts[name]
+    except KeyError:
+        raise InternalError(f"{place}: it has no part {name!r}") from None
+
+
+def piece_of(pieces: Sequence[Part], deferred: int, part: str, place: str) -> Part:
+    """Return the deferred piece of that number. Raises ``CheckpointError`` if the part does not have it."""
+    if not 0 <= deferred < len(pieces):
+        raise CheckpointError(
+            f"{place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of them; "
+            "it was written by another version of the program"
+        )
+    return pieces[deferred]
 
 
 FORMAT: Final = 1
@@ -139,63 +183,23 @@ class PartEntry(msgspec.Struct, frozen=True):
     deferred: list[Section]
 
 
-class _Checkpoint(msgspec.Struct, frozen=True):
-    number: int
-    run: str
-
-
-class _StepFields(msgspec.Struct, frozen=True):
-    parallelism: int
-    operator: str
-    is_source: bool = False
-
-
 class Manifest(msgspec.Struct, frozen=True):
     """The header of the snapshot, and the places of its parts."""
 
     flow: str
-    checkpoint: _Checkpoint
+    checkpoint: CheckpointId
     created_at_ms: int
     job_ended: bool
-    steps: dict[str, _StepFields]
-    notes: dict[str, str]
-    parts: list[PartEntry]
+    steps: Mapping[str, StepState]
+    notes: Mapping[str, str]
+    parts: Sequence[PartEntry]
 
     @property
     def header(self) -> SnapshotHeader:
         """The header of the snapshot."""
-        steps = {
-            name: StepState(step.parallelism, step.operator, step.is_source)
-            for name, step in self.steps.items()
-        }
         return SnapshotHeader(
-            flow=self.flow,
-            id=CheckpointId(self.checkpoint.number, self.checkpoint.run),
-            created_at_ms=self.created_at_ms,
-            steps=steps,
-            job_ended=self.job_ended,
-            notes=self.notes,
+            self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes
         )
-
-
-def manifest_of(header: SnapshotHeader, parts: Sequence[PartEntry]) -> Manifest:
-    """Return the manifest of a snapshot with this header and these parts."""
-    steps = {
-        name: _StepFields(step.parallelism, step.operator, step.is_source)
-        for name, step in header.steps.items()
-    }
-    return Manifest(
-        flow=header.flow,
-        checkpoint=_Checkpoint(header.id.number, header.id.run),
-        created_at_ms=header.created_at_ms,
-        job_ended=header.job_ended,
-        steps=steps,
-        notes=dict(header.notes),
-        parts=list(parts),
-    )
-
-
-# ---- preamble
 
 
 def pack_preamble() -> bytes:
@@ -217,9 +221,6 @@ def check_preamble(preamble: bytes) -> None:
         raise OtherFormat(version)
 
 
-# ---- frames
-
-
 def frame_crc32(offset: int, length: int) -> int:
     """Return the start value of a frame's checksum, made of its place, so that no frame can replace another."""
     return zlib.crc32(_FRAME_PLACE.pack(offset, length))
@@ -230,11 +231,11 @@ def frame_head(offset: int, content: bytes) -> bytes:
     return FRAME_HEAD.pack(len(content), zlib.crc32(content, frame_crc32(offset, len(content))))
 
 
-# ---- manifest and trailer
-
-
-def pack_manifest(manifest: Manifest) -> bytes:
+def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry]) -> bytes:
     """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
+    manifest = Manifest(
+        header.flow, header.id, header.created_at_ms, header.job_ended, header.steps, header.notes, parts
+    )
     try:
         return msgspec.json.encode(manifest)
     except UnicodeEncodeError as problem:
@@ -284,46 +285,326 @@ def unpack_manifest(data: bytes, crc32: int, *, offset: int) -> Manifest:
     return manifest
 
 
-# A wrong folder or a wrong user: errors that do not go away with time.
-_NOT_ALLOWED: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
-)
+# Many small frames are read at once; of a larger frame, at most this many bytes are read twice.
+_AHEAD_BYTES: Final = 1 << 16
+
+# Frames are checked in pieces: a frame may be larger than the memory that is left.
+_CHECKED_BYTES: Final = 1 << 20
+
+# Checking this many bytes takes about 10 ms; then the check can be cancelled.
+_CHECK_PAUSE_BYTES: Final = 1 << 24
 
 
-@contextmanager
-def errors_of_writing(what: str, root: Path) -> Iterator[None]:
-    """Convert errors of the system to errors that say what to do, while the store in ``root`` is written.
+class SnapshotFile(StoredSnapshot):
+    """One snapshot file, open for reading. It stays readable if another process removes it.
 
-    ``what`` (the flow) begins the message.
+    All bytes are compared with their checksum before they are returned. Raises ``CheckpointError`` if the file is
+    missing, damaged, or of another version of the format. Content and frames may be read in any order.
     """
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        if error.errno in FULL_DISK:
-            raise StorageFull(
-                f"{what}: expected room for checkpoints in {root}, given {reason}; what was committed before is as "
-                f"it was: free space on that disk, or keep fewer (`streamiter checkpoints prune {root}`)"
-            ) from error
-        if error.errno in _NOT_ALLOWED:
-            raise ConfigurationError(
-                f"{what}: expected a directory for checkpoints that this process may write to, given {root} "
-                f"({error.filename or root}: {reason}); choose another, or give it to this process's user"
-            ) from error
-        raise CheckpointError(
-            f"{what}: expected to write checkpoints to {root}, given an error of the system "
-            f"({error.filename or root}: {reason}); check that disk, or choose another directory"
-        ) from error
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with errors_of_reading(path):
+            self._file = FileIO(path)
+        try:
+            with self._explained_errors():
+                self._manifest = self._read_manifest()
+        except BaseException:
+            self._file.close()
+            raise
+        self.header: SnapshotHeader = self._manifest.header
+        self._parts = {part.name: part for part in self._manifest.parts}
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:
+        """Raise ``CheckpointError`` if it is another snapshot than its name says."""
+        if (self.header.flow, self.header.id) != (flow, checkpoint):
+            raise CheckpointError(
+                f"{self.path}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint {self.header.id} "
+                f"of flow {self.header.flow!r}; somebody has renamed or copied it: put it back where it was"
+            )
+
+    def part_names(self) -> Sequence[str]:
+        return list(self._parts)
+
+    def part_bytes(self, part: str) -> int:
+        """Return the bytes of a part with its deferred pieces."""
+        entry = self._part(part)
+        return sum(section.bytes for section in (entry.content, *entry.deferred))
+
+    async def content(self, part: str) -> bytes:
+        return await in_thread(self._content, part)
+
+    def frames(self, part: str, deferred: int) -> Iterator[bytes]:
+        return self._frames(part, piece_of(self._part(part).deferred, deferred, part, f"{self.path}"))
+
+    async def verify(self) -> None:
+        checking = self._check()
+        while await in_thread(next, checking, None):
+            pass
+
+    async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """Close the file without an event loop."""
+        self._file.close()
+
+    def verify_now(self) -> None:
+        """Verify the file without an event loop."""
+        for _ in self._check():
+            pass
+
+    def _read_manifest(self) -> Manifest:
+        size_bytes = self.size_bytes
+        check_preamble(self._read(0, min(size_bytes, PREAMBLE_BYTES)))
+        if size_bytes < PREAMBLE_BYTES + TRAILER_BYTES:
+            raise Damage(
+                f"expected at least {PREAMBLE_BYTES + TRAILER_BYTES} bytes, given {size_bytes}: it is cut off"
+            )
+        end = size_bytes - TRAILER_BYTES
+        offset, length, crc32 = unpack_trailer(self._read(end, TRAILER_BYTES))
+        if offset + length != end or offset < PREAMBLE_BYTES:
+            raise Damage(f"expected a file of {offset + length + TRAILER_BYTES} bytes, given {size_bytes}")
+        return unpack_manifest(self._read(offset, length), crc32, offset=offset)
+
+    def _content(self, part: str) -> bytes:
+        [content] = self._frames(part, self._part(part).content)
+        return content
+
+    def _part(self, name: str) -> PartEntry:
+        return part_of(self._parts, name, f"{self.path}")
+
+    def _frames(self, part: str, section: Section) -> Iterator[bytes]:
+        reader = _SectionReader(self._read, section)
+        for number in range(section.frames):
+            with self._explained_errors(part):
+                place = reader.position
+                length, crc32 = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
+                content = reader.take(length)
+                _compare(number, zlib.crc32(content, frame_crc32(place, length)), crc32)
+            yield content
+        with self._explained_errors(part):
+            reader.check_end()
+
+    def _check(self) -> Iterator[bool]:
+        """Read and check everything; yield True from time to time."""
+        checked_bytes = 0
+        for part in self._manifest.parts:
+            for section in (part.content, *part.deferred):
+                for length in self._check_section(part.name, section):
+                    checked_bytes += length
+                    if checked_bytes >= _CHECK_PAUSE_BYTES:
+                        checked_bytes = 0
+                        yield True
+
+    def _check_section(self, part: str, section: Section) -> Iterator[int]:
+        """Check the frames of a section with one piece of a frame in memory; yield the lengths of the pieces."""
+        reader = _SectionReader(self._read, section)
+        for number in range(section.frames):
+            with self._explained_errors(part):
+                place = reader.position
+                rest, expected = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
+                reader.check_length(rest)
+                crc32 = frame_crc32(place, rest)
+            while rest:
+                length = min(rest, _CHECKED_BYTES)
+                with self._explained_errors(part):
+                    crc32 = zlib.crc32(reader.take(length), crc32)
+                rest -= length
+                yield length
+            with self._explained_errors(part):
+                _compare(number, crc32, expected)
+        with self._explained_errors(part):
+            reader.check_end()
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Return exactly these bytes. Raises ``Damage`` if the file ends before."""
+        pieces: list[bytes] = []
+        while length:
+            # fileno() is called each time: the number of a closed file may belong to another file now.
+            piece = os.pread(self._file.fileno(), length, offset)
+            if not piece:
+                raise Damage(
+                    f"expected {length} more bytes from byte {offset} on, given its end: it is cut off"
+                )
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @contextmanager
+    def _explained_errors(self, part: str | None = None) -> Iterator[None]:
+        """Convert damage and errors of the system to ``CheckpointError``: which file, what is wrong, what to do."""
+        where = f"{self.path}: " if part is None else f"{self.path}, part {part!r}: "
+        root = self.path.parent.parent
+        try:
+            with errors_of_reading(self.path):
+                yield
+        except Damage as damage:
+            raise CheckpointError(
+                f"{where}the checkpoint is damaged: {damage}; start from an older one "
+                f"(`streamiter checkpoints list {root}` shows them), or put the file back from a backup"
+            ) from damage
+        except OtherFormat as other:
+            by = "a newer" if other.given > FORMAT else "another"
+            raise CheckpointError(
+                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
+                f"version, or start from an older one (`streamiter checkpoints list {root}` shows them)"
+            ) from other
 
 
-@contextmanager
-def errors_of_reading(path: Path) -> Iterator[None]:
-    """Convert errors of the system to ``CheckpointError``, while a file is read."""
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise CheckpointError(
-            f"{path}: expected a file that can be read, given an error of the system ({reason}); check that "
-            "disk and the file's owner, or start from another checkpoint"
-        ) from error
+class _SectionReader:
+    """Reads a section from start to end; several small pieces are read from the file at once."""
+
+    __slots__ = ("_buffer", "_buffer_start", "_end", "_read", "position")
+
+    def __init__(self, read: Callable[[int, int], bytes], section: Section) -> None:
+        self._read = read
+        self._end = section.offset + section.bytes
+        self._buffer = b""
+        self._buffer_start = section.offset
+        self.position = section.offset
+
+    def take(self, length: int) -> bytes:
+        """Return the next ``length`` bytes."""
+        self.check_length(length)
+        start = self.position - self._buffer_start
+        if start + length > len(self._buffer):
+            # The rest of the buffer is read again, so that a large frame is one object and is not copied.
+            wanted = min(max(length, _AHEAD_BYTES), self._end - self.position)
+            self._buffer = self._read(self.position, wanted)
+            self._buffer_start, start = self.position, 0
+        self.position += length
+        return self._buffer[start : start + length]
+
+    def check_length(self, length: int) -> None:
+        """Raise ``Damage`` if the section ends before ``length`` bytes; called before memory is allocated."""
+        left = self._end - self.position
+        if length > left:
+            raise Damage(f"expected {length} more bytes of it, given {left}")
+
+    def check_end(self) -> None:
+        """Raise ``Damage`` if bytes are left over."""
+        if self.position != self._end:
+            raise Damage(f"{self._end - self.position} bytes at its end belong to no frame")
+
+
+def _compare(number: int, given: int, expected: int) -> None:
+    if given != expected:
+        raise Damage(
+            f"frame {number} does not match its checksum (expected {expected:08x}, given {given:08x})"
+        )
+
+
+BATCH_BYTES: Final = 1 << 20
+"""Frames are collected up to this size, so that the 50 µs of a call in a thread are well spent."""
+
+
+class SnapshotWriter:
+    """Writes a snapshot file piece by piece.
+
+    ``add_part``, ``begin_deferred`` and ``add_frame`` only collect frames, in the event loop. The other methods block,
+    so call them in a thread. One call at a time.
+    """
+
+    __slots__ = ("_contents", "_file", "_names", "_parts", "_position", "_written", "path", "pending_bytes")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pending_bytes = 0
+        self._file: BinaryIO | None = None
+        self._contents: list[bytes] = []
+        self._position = self._written = PREAMBLE_BYTES
+        self._parts: list[PartEntry] = []
+        self._names: set[str] = set()
+
+    def add_part(self, name: str, content: bytes) -> None:
+        """Start a part; its deferred pieces follow."""
+        if name in self._names:
+            raise InternalError(f"{self.path.name}: two parts are called {name!r}")
+        self._names.add(name)
+        start = self._position
+        self._add(content)
+        self._parts.append(PartEntry(name, Section(start, self._position - start, 1), []))
+
+    def begin_deferred(self) -> None:
+        """Start the next deferred piece of the part; its frames follow."""
+        self._parts[-1].deferred.append(Section(self._position, 0, 0))
+
+    def add_frame(self, content: bytes) -> None:
+        """Add a frame to the deferred piece."""
+        self._add(content)
+        deferred = self._parts[-1].deferred
+        section = deferred[-1]
+        deferred[-1] = Section(section.offset, self._position - section.offset, section.frames + 1)
+
+    def _add(self, content: bytes) -> None:
+        self._contents.append(content)
+        length = FRAME_HEAD.size + len(content)
+        self._position += length
+        self.pending_bytes += length
+
+    def open(self) -> None:
+        """Create the file and lock it; a file without a lock has no living writer. Raises ``OSError``."""
+        import fcntl  # Windows does not have it; everything else works there
+
+        # Emptied only after it is locked, so that the file of another writer is not changed.
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            self._file = open(handle, "wb", buffering=BATCH_BYTES)  # noqa: SIM115 close and abandon do
+        except BaseException:
+            os.close(handle)
+            raise
+        self._file.write(pack_preamble())
+
+    def write(self) -> None:
+        """Write the collected frames. Raises ``OSError``."""
+        contents, self._contents, self.pending_bytes = self._contents, [], 0
+        file = self._opened()
+        for content in contents:
+            head = frame_head(self._written, content)
+            file.write(head)
+            file.write(content)
+            self._written += len(head) + len(content)
+
+    def finish(self, header: SnapshotHeader) -> int:
+        """Write the end of the file and make the disk store it; return its size in bytes. Raises ``OSError``."""
+        self.write()
+        file = self._opened()
+        manifest = pack_manifest(header, self._parts)
+        file.write(manifest + pack_trailer(self._position, manifest))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+    def rename(self, path: Path) -> None:
+        """Give the file its final name. Raises ``OSError``."""
+        os.rename(self.path, path)
+        self.path = path
+
+    def close(self) -> None:
+        """Close the file, which stays. May be called more than once."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk, for the bytes in the buffer
+                self._file.close()
+            self._file = None
+
+    def abandon(self) -> None:
+        """Remove the file under its present name, unless it was closed."""
+        self._contents.clear()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            self.close()
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            raise InternalError(f"{self.path.name}: written before it was opened")
+        return self._file

@@ -13,8 +13,7 @@ import orjson
 import typer
 
 from streamiter.checkpoints.directory_store import FlowFolder, flows_in
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.snapshot_file import SnapshotFile
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotFile, SnapshotHeader, StepState
 from streamiter.cli.figures import print_error, print_fields, print_table, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson

@@ -18,7 +18,7 @@ from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.checkpoints.disk_queue import ReplayCache
 
 Post = Callable[[Control], None]
 

@@ -21,7 +21,7 @@ from streamiter.records import Batch, Control, EpochWatermark
 from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.checkpoints.disk_queue import ReplayCache
 
 
 @dataclass(frozen=True, slots=True)

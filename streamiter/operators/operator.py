@@ -253,7 +253,7 @@ class JobScope:
         """Return the object under ``key``; make it if it does not exist."""
         if key not in self._shared:
             self._shared[key] = create()
-        return cast(T, self._shared[key])
+        return cast("T", self._shared[key])
 
     def put(self, key: object, shared: object) -> None:
         """Set the object under ``key``."""

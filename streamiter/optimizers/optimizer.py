@@ -147,11 +147,11 @@ def view_of(array: FloatArray) -> FloatView:
     """
     if array.dtype != np.float64:
         raise ConfigurationError(f"view_of: expected an array of float64, given {array.dtype}; use update_at")
-    return cast(FloatView, array.data)
+    return cast("FloatView", array.data)
 
 
 def _array_of(view: FloatView) -> FloatArray:
-    return np.asarray(cast(memoryview, view))
+    return np.asarray(cast("memoryview", view))
 
 
 @dataclass(frozen=True, slots=True)

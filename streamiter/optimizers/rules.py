@@ -159,7 +159,7 @@ class SGD(_RateRule):
     ) -> None:
         rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
         shrinking = (
-            map(cast(FloatView, l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
+            map(cast("FloatView", l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
         )
         for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
             weight = weights[index]

@@ -88,7 +88,7 @@ class WaitingReply(Generic[T]):
         assert self.is_settled
         if self._error is not None:
             raise self._error
-        return cast(T, self._result)
+        return cast("T", self._result)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once the reply is settled: at once if it is settled already."""

@@ -393,7 +393,7 @@ class InProcess:
 
     async def take_states(self) -> list[ServerState]:
         states = [shard.handle(TakeState()) for shard in self._shards]
-        return cast(list[ServerState], states)  # Each shard answers at once.
+        return cast("list[ServerState]", states)  # Each shard answers at once.
 
     async def close(self) -> None:
         pass

@@ -217,7 +217,7 @@ def in_memory(state: PlainValue) -> PlainValue:
 
     def read(value: object) -> object:
         is_read = isinstance(value, Iterable) and not isinstance(value, (str, bytes, np.ndarray))
-        return list(cast(Iterable[object], value)) if is_read else value
+        return list(cast("Iterable[object]", value)) if is_read else value
 
     return changed(state, read)
 

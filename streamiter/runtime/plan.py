@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
+from streamiter.checkpoints.disk_queue import ReplayCache
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.holding import MiniBatch
@@ -40,7 +41,7 @@ from streamiter.runtime.topic_feedback import TopicFeedback, check_shared_operat
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.checkpoints.disk_queue import ReplayCache
     from streamiter.runtime.job import JobOptions
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
@@ -185,8 +186,6 @@ class Planner:
 
     def _replay_cache(self, name: str, memory_limit_bytes: int, limits: FeedbackLimits) -> ReplayCache:
         import tempfile
-
-        from streamiter.checkpoints.replay_cache import ReplayCache  # for bounded iterations only
 
         return ReplayCache(
             name=name,

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from streamiter.checkpoints.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
+    SnapshotFile,
     SnapshotPart,
+    SnapshotWriter,
     check_preamble,
-    manifest_of,
     pack_manifest,
     pack_preamble,
     pack_trailer,
 )
-from streamiter.checkpoints.snapshot_file import SnapshotFile, SnapshotWriter
 from streamiter.errors import CheckpointError, ConfigurationError
 
 PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (Frames(), Frames([])))]
@@ -292,7 +292,7 @@ def test_nothing_is_read_after_closing(file: Path) -> None:
 def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
     """JSON would hold what no reader takes."""
     with pytest.raises(ConfigurationError, match="expected names of text, given one with half a character"):
-        pack_manifest(manifest_of(header(1, notes={"name": "\ud800"}), []))
+        pack_manifest(header(1, notes={"name": "\ud800"}), [])
 
 
 def test_an_abandoned_file_is_gone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pathlib
 import tempfile
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -126,7 +127,7 @@ class QueueBesideADeque:
     def read_a_snapshot_of_earlier(self, _):
         if self.snapshots:
             snapshot, expected = self.snapshots.pop(0)
-            with self.new_queue() as restored:
+            with closing(self.new_queue()) as restored:
                 restored.refill(decoded_frames(snapshot))
                 assert all(map(same_item, expected, drained(restored)))
 

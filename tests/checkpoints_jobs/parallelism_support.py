@@ -15,7 +15,7 @@ from iteration.iteration_support import SMALL, ended, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.runtime.job import Job
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic

@@ -161,7 +161,7 @@ def in_rounds(*, per_round: bool) -> Any:
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is replayed is many batches, so that a job can be stopped in the middle of them."""
-    monkeypatch.setattr("streamiter.checkpoints.replay_cache._JOINED_RECORDS_MAX", 4)
+    monkeypatch.setattr("streamiter.checkpoints.disk_queue._JOINED_RECORDS_MAX", 4)
 
 
 @pytest.mark.usefixtures("_small_pieces")

@@ -26,7 +26,7 @@ _JOB_RESTORE = "streamiter.runtime.checkpointing.restore:JobRestore"
 _TRANSACTION: Final = "streamiter.runtime.checkpointing.commit:JobTransaction"
 _WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
 _FOLDER: Final = "streamiter.checkpoints.directory_store:FlowFolder"
-_SNAPSHOT: Final = "streamiter.checkpoints.snapshot_file:SnapshotWriter"
+_SNAPSHOT: Final = "streamiter.checkpoints.snapshot:SnapshotWriter"
 _KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
 _SQLITE: Final = "streamiter_sqlite.writer:SqliteTransactions"
 

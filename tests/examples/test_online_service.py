@@ -64,7 +64,7 @@ class Program:
         """Its exit code."""
         rest, _ = await asyncio.wait_for(self._process.communicate(), PATIENCE_S)
         self.printed.append(rest.decode())
-        return cast(int, self._process.returncode)
+        return cast("int", self._process.returncode)
 
     async def terminated(self) -> int:
         """The exit code after SIGTERM, which is what ``docker compose stop`` sends."""

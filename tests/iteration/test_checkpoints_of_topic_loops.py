@@ -36,8 +36,8 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
 )
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange

@@ -14,7 +14,7 @@ from iteration.iteration_support import callbacks, check_listener, ended, run_sh
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, Stream, feedback_through
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
@@ -42,7 +42,7 @@ class ThroughTopics(Maker):
     def _through(self, made: IterationBodyResult) -> IterationBodyResult:
         feedback = [
             feedback_through(stream, self._broker.topic(f"loop-{number}"))
-            for number, stream in enumerate(cast(Sequence[Stream], made.feedback_variable_streams))
+            for number, stream in enumerate(cast("Sequence[Stream]", made.feedback_variable_streams))
         ]
         return IterationBodyResult(feedback, made.output_streams, made.termination_criteria)
 

@@ -12,7 +12,7 @@ from iteration.iteration_support import cut_items, run
 from support.waiting import until
 
 from streamiter import Checkpoints, Columns, Flow
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     FTRL,

@@ -15,7 +15,7 @@ from support.processes import process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.networks.network import Network
 from streamiter.networks.training import NetworkTraining, train_network, train_network_online
 from streamiter.parameter_server import BSP, SSP, ParameterServer

@@ -8,7 +8,7 @@ import pytest
 from checkpoints.snapshots import header, save
 from checkpoints.store_contract import MakeStore, StoreContract
 
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import StorageFull
 from streamiter.testing.simulation.network import (
     CALM,

@@ -44,7 +44,7 @@ from streamiter.runtime.instance import DrainInput
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.checkpoints.disk_queue import ReplayCache
 
 
 def count_of(owner: str, option: str, given: object) -> int:

@@ -287,7 +287,7 @@ def _settings(function: type[PartitionFunction]) -> dict[str, tuple[object, ...]
     """
     ours = next(base for base in function.__mro__ if base.__module__.startswith(__name__.rpartition(".")[0]))
     hints = get_type_hints(ours, include_extras=True)
-    names = [field.name for field in fields(cast(Any, function))]
+    names = [field.name for field in fields(cast("Any", function))]
     return {name: getattr(hints.get(name), "__metadata__", ()) for name in names}
 
 

@@ -359,7 +359,7 @@ class Fill(_FillsRows):
 
     def _values(self) -> dict[int, float]:
         if isinstance(self.row, int):
-            return {self.row: cast(float, self.value)}
+            return {self.row: cast("float", self.value)}
         values = self.value if isinstance(self.value, tuple) else (self.value,) * len(self.row)
         return dict(zip(self.row, values, strict=True))
 

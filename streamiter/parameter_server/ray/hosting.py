@@ -188,7 +188,7 @@ class _ServerLink:
             # The request is the same for all shards: the first link makes lists of iterators.
             request.state = in_memory(request.state)
             restore = Restore(uuid.uuid4().hex, request.state, request.workers)
-            return cast(WaitingReply[R], self._link.send(restore))
+            return cast("WaitingReply[R]", self._link.send(restore))
         reply = self._link.send(request)
         if isinstance(request, CreateRequest):
             reply.when_settled(partial(self._note, request, reply))

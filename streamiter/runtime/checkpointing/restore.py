@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Literal, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StoredSnapshot
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.numbers import whole_number
 from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace

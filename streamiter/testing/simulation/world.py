@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, listed_items
 from streamiter.numbers import whole_number

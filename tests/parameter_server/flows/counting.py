@@ -13,7 +13,7 @@ import numpy.typing as npt
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, Source, SourceBatch

@@ -19,7 +19,7 @@ from parameter_server.flows.counting import (
 )
 
 from streamiter import Flow, Operator
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer

@@ -18,7 +18,7 @@ from parameter_server.ray.processes import kill
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
-from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed, ShardLost
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
