@@ -13,7 +13,7 @@ from streamiter.operators.operator import IterationListener, Operator
 from streamiter.records import Columns, OutputTag
 from streamiter.runtime.graph import FeedbackLimits
 from streamiter.topics.formats import Json
-from streamiter.topics.lookup import topic
+from streamiter.topics.urls import topic
 
 __all__ = [
     "Checkpoints",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.numbers import has_plain_digits
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats.raw import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
+from streamiter.topics.formats import BAD_INPUT, decode_values, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
 # The number of characters of a field in a message.
@@ -216,7 +216,7 @@ class Csv:
             rows = lines.parse_all(batch.values)
             return self._made(lines, rows)
         except BAD_INPUT:  # one line is bad: find it
-            return self._made(lines, decode_each(batch.values, lines.parse_one))
+            return self._made(lines, decode_values(batch.values, lines.parse_one))
 
     def _names(self, batch: TopicBatch) -> tuple[str, ...]:
         given = batch.columns if isinstance(batch, CsvBatch) else None
@@ -277,10 +277,8 @@ class _CsvLines:
         except csv.Error as error:
             raise ValueError(str(error).partition(" - ")[0]) from None
 
-    def parse_one(self, value: bytes | None) -> list[str]:
+    def parse_one(self, value: bytes) -> list[str]:
         """Return the fields of one line, checked; raise ``ValueError`` with the reason."""
-        if value is None:
-            raise ValueError(NO_VALUE)
         rows = self._rows([value.decode()])
         if len(rows) != 1 or len(rows[0]) != len(self._names):
             given = len(rows[0]) if rows else 0

@@ -29,8 +29,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
 from streamiter.numbers import whole_number_in
-from streamiter.topics.lookup import check_options
-from streamiter.topics.secrets import shown_url
+from streamiter.topics.urls import check_options, shown_url
 
 # EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

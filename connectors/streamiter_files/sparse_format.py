@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats.raw import NO_VALUE, decode_each, encode_each
+from streamiter.topics.formats import decode_values, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
 Text = npt.NDArray[np.uint8]
@@ -272,11 +272,9 @@ class SparseFormat(abc.ABC):
                 return lines
             except (IrregularLines, NotANumber):
                 pass
-        return SparseLines.from_rows(decode_each(values, self._checked_line))
+        return SparseLines.from_rows(decode_values(values, self._checked_line))
 
-    def _checked_line(self, line: bytes | None) -> SparseRow:
-        if line is None:
-            raise ValueError(NO_VALUE)
+    def _checked_line(self, line: bytes) -> SparseRow:
         return sorted_row(self._one_line(line), self._width)
 
     @abc.abstractmethod

@@ -25,8 +25,8 @@ from streamiter.topics.connecting import (
     partitions_of,
 )
 from streamiter.topics.formats import Json, Text
-from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Connector, Decoder, ReadRequest, Topic, TopicDescription
+from streamiter.topics.urls import shown_url
 from streamiter_files.chunks import file_state, has_identity, identity_of
 from streamiter_files.csv_format import Csv
 from streamiter_files.options import (

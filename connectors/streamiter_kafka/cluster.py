@@ -20,7 +20,7 @@ from uuid import UUID
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, StreamiterError, TopicDenied, TopicError
 from streamiter.topics.connecting import PartitionEnds
-from streamiter.topics.secrets import has_secret, shown_path
+from streamiter.topics.urls import has_secret, shown_path
 from streamiter_kafka.options import KafkaOptions, Server, shown
 from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check, persist_within
 from streamiter_kafka.wire import (

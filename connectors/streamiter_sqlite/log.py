@@ -27,8 +27,8 @@ import msgspec
 
 from streamiter.errors import TopicNotFound
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
-from streamiter.topics.connecting import PartitionEnds, batch_bytes, joined_column
-from streamiter.topics.topic import Headers, OutgoingBatch
+from streamiter.topics.connecting import PartitionEnds, batch_bytes
+from streamiter.topics.topic import Headers, OutgoingBatch, joined_column
 from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction
 
 # The limit of a topic without the setting max_record_bytes. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
@@ -385,17 +385,6 @@ class RecordBlock(msgspec.Struct, array_like=True):
             [self.timestamps_ms] * len(self.values)
             if isinstance(self.timestamps_ms, int)
             else self.timestamps_ms
-        )
-
-    def between(self, start: int, stop: int) -> RecordBlock:
-        """Return the records ``start`` to ``stop`` (half-open)."""
-        if start == 0 and stop == len(self.values):
-            return self
-        return RecordBlock(
-            self.values[start:stop],
-            None if self.keys is None else self.keys[start:stop],
-            None if self.headers is None else self.headers[start:stop],
-            self.timestamps_ms if isinstance(self.timestamps_ms, int) else self.timestamps_ms[start:stop],
         )
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 import typer
 
 from streamiter.checkpoints.directory_store import FlowFolder, flows_in
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotFile, SnapshotHeader, StepState
-from streamiter.cli.figures import print_error, print_fields, print_table, say
+from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError
@@ -86,7 +84,7 @@ class ListedCheckpoint:
         """Whether a topic may hold its commit record: a killed job could not write it to the store."""
         return self._is_newer and self.header is not None and "commits in" in self.header.notes
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the checkpoint as a JSON object."""
         return {
             "flow": self.folder.flow,
@@ -176,24 +174,19 @@ def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJso
     found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
     if as_json:
         for listed in found:
-            typer.echo(orjson.dumps(listed.document()).decode())
+            print_json(listed.document())
     elif not found:
         typer.echo(f"no checkpoints in {directory}", err=True)
-    elif sys.stdout.isatty():
-        print_table(
-            ("flow", "checkpoint", "run", "time", "bytes", ""),
-            [_row(listed, f"{listed.size_bytes:,}") for listed in found],
-            numbers=("checkpoint", "bytes"),
-        )
     else:
-        for listed in found:
-            typer.echo("\t".join(_row(listed, str(listed.size_bytes))))
+        headings = ("flow", "checkpoint", "run", "time", "bytes", "")
+        print_rows(headings, map(_row, found), numbers=("checkpoint", "bytes"))
 
 
-def _row(listed: ListedCheckpoint, size: str) -> tuple[str, ...]:
+def _row(listed: ListedCheckpoint) -> tuple[str | int, ...]:
     flow = listed.folder.flow
     shown_flow = flow if flow.isprintable() else repr(flow)
-    return (shown_flow, str(listed.id.number), listed.id.run, listed.created, size, listed.state)
+    number, size_bytes = str(listed.id.number), listed.size_bytes
+    return shown_flow, number, listed.id.run, listed.created, size_bytes, listed.state
 
 
 def prune(
@@ -230,8 +223,7 @@ def prune(
     removed = folder.prune(keep=keep, newer=orphans)
     for checkpoint in removed:
         if as_json:
-            document = {"flow": folder.flow, "checkpoint": checkpoint.number, "run": checkpoint.run}
-            typer.echo(orjson.dumps(document).decode())
+            print_json({"flow": folder.flow, "checkpoint": checkpoint.number, "run": checkpoint.run})
         else:
             typer.echo(f"removed\t{folder.flow}\t{checkpoint.number}\t{checkpoint.run}")
     if record is None or record.committed is None:
@@ -246,8 +238,8 @@ def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
         if listed.is_perhaps_committed:
             raise CheckpointError(
                 f"flow {folder.flow!r}: --orphans expected no checkpoint that may be committed, given {listed.id}: the "
-                "next run may go on from it; run the flow until it has taken a checkpoint, which removes what "
-                "nobody needs"
+                "next run may resume from it; run the flow until it has taken a checkpoint, which removes those that "
+                "no run needs"
             )
 
 
@@ -266,12 +258,9 @@ def show(
     finally:
         snapshot.close_now()
     if as_json:
-        typer.echo(orjson.dumps(document).decode())
-    elif sys.stdout.isatty():
-        print_fields(fields)
+        print_json(document)
     else:
-        for name, value in fields:
-            typer.echo(f"{name}\t{value}")
+        print_fields(fields)
 
 
 def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) -> ListedCheckpoint:
@@ -285,7 +274,7 @@ def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) ->
     return next((each for each in among if each.id == each.committed), among[-1])
 
 
-def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, Any]:
+def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, object]:
     return {
         **listed.document(),
         "notes": dict(snapshot.header.notes),
@@ -336,7 +325,7 @@ def verify(
 def _verify(listed: ListedCheckpoint, as_json: bool) -> bool:
     problem = _problem(listed)
     if as_json:
-        typer.echo(orjson.dumps({**listed.document(), "problem": problem}).decode())
+        print_json({**listed.document(), "problem": problem})
     elif problem is None:
         typer.echo(f"ok\t{listed.folder.flow}\t{listed.id.number}\t{listed.id.run}")
     if problem is not None:
@@ -368,7 +357,7 @@ def _verify_record(folder: FlowFolder) -> bool:
         return True
     print_error(
         f"{folder.path_of(record.committed)}: expected the committed checkpoint, given no such file; put it back from "
-        "a backup, or go on from another one (restore=<number>)"
+        "a backup, or resume from another one (restore=<number>)"
     )
     return False
 

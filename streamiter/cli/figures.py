@@ -18,12 +18,14 @@ import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -31,7 +33,7 @@ from typer.core import TyperGroup
 from streamiter.errors import ConfigurationError, InternalError, StreamiterError, TopicNotFound
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
-from streamiter.topics.secrets import hide, secrets_in, shown_url
+from streamiter.topics.urls import hide, secrets_in, shown_url
 
 # Often enough to look live, and seldom enough to cost almost nothing compared with the job.
 _REFRESH_S: Final = 0.25
@@ -196,7 +198,7 @@ def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
     Lines for each iteration and the checkpoints follow, except with ``as_json``.
     """
     if as_json:
-        typer.echo(orjson.dumps(statistics).decode())
+        print_json(statistics)
     elif sys.stdout.isatty():
         Console().print(_figures(statistics))
     else:
@@ -265,6 +267,20 @@ def _read(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio
         os.close(descriptor)
 
 
+def print_json(document: object) -> None:
+    """Print a JSON document on one line."""
+    typer.echo(orjson.dumps(document).decode())
+
+
+@contextlib.contextmanager
+def errors_of_output(option: str, file: Path) -> Iterator[None]:
+    """Convert errors of the system to ``ConfigurationError``, while the file of an option is written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{option} {file}: cannot write it: {error.strerror}") from error
+
+
 def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -274,9 +290,6 @@ def print_table(
     caption: str | None = None,
 ) -> None:
     """Print a table on the terminal; the columns in ``numbers`` are aligned on the right."""
-    # Slow to import; most commands print no table.
-    from rich.table import Table
-
     table = Table(
         title=title,
         caption=caption,
@@ -292,10 +305,24 @@ def print_table(
     _print(table)
 
 
-def print_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair a line."""
-    from rich.table import Table
+def print_rows(
+    headings: Sequence[str], rows: Iterable[Sequence[str | int]], *, numbers: Collection[str] = ()
+) -> None:
+    """Print rows: on a terminal a table, with separators in ints; elsewhere a line for each row, with tabs."""
+    if sys.stdout.isatty():
+        cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
+        print_table(headings, cells, numbers=numbers)
+        return
+    for row in rows:
+        typer.echo("\t".join(map(str, row)))
 
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line: on a terminal a table, elsewhere with a tab between them."""
+    if not sys.stdout.isatty():
+        for pair in fields:
+            typer.echo("\t".join(pair))
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
@@ -304,10 +331,8 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     _print(table)
 
 
-def _print(table: object) -> None:
+def _print(table: Table) -> None:
     """Print a table; the text of cells is not interpreted as markup."""
-    from rich.console import Console
-
     Console(markup=False, emoji=False, highlight=False).print(table)
 
 
@@ -409,10 +434,6 @@ def _report(error: Exception, *, debug: bool) -> None:
 
 def print_error(message: str) -> None:
     """Print an error on stderr in unbroken lines, which can be searched and copied."""
-    # Slow to import; a command without errors does not need it.
-    from rich.console import Console
-    from rich.markup import escape
-
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         f"[bold red]error:[/] {escape(_without_secrets(message))}"
     )

@@ -171,11 +171,8 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     update = run_in_own_loop(_newest(lasting_topic(url), model))
     if as_json:
         typer.echo(_json(update))
-    elif sys.stdout.isatty():
-        print_fields(_fields(update))
     else:
-        for name, value in _fields(update):
-            typer.echo(f"{name}\t{value}")
+        print_fields(_fields(update))
 
 
 async def _newest(source: Topic, model: str) -> ModelUpdate:

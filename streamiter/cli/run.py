@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
 
 import typer
 
-from streamiter.cli.figures import INTERRUPTED
+from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number_in
@@ -217,9 +217,6 @@ def run(
     --on-interrupt drain the inputs end instead, a bounded loop ends with the current epoch, and the flow emits its
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
-    # Slow to import; other commands do not need it.
-    from streamiter.cli.figures import print_statistics
-
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt.value, options))
     print_statistics(statistics, as_json=as_json)
@@ -229,13 +226,8 @@ def run(
 
 async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, Any]) -> JobStatistics:
     """Run a flow, with live figures on a terminal; ``options`` are those of ``flow.start``."""
-    from streamiter.cli.figures import watched
-
     return await run_jobs(
-        flow.start,
-        options,
-        first=on_interrupt,
-        while_running=lambda job, stops: watched(job, stops=stops),
+        flow.start, options, first=on_interrupt, while_running=lambda job, stops: watched(job, stops=stops)
     )
 
 
@@ -260,7 +252,7 @@ def _checkpoint_options(
     return {"checkpoints": checkpoints, "restore": _restore(restore), "changed_steps": changed_steps}
 
 
-def _restore(given: str | None) -> Any:
+def _restore(given: str | None) -> Literal["last"] | int | None:
     if given is None or given == "last":
         return "last"
     if given == "none":
@@ -320,20 +312,15 @@ class Drawable(Protocol):
 
 def write_drawing(drawable: Drawable, drawing_format: Format, output: Path | None) -> None:
     """Draw a flow or a network, and write the drawing to the file, or to standard output."""
-    match drawing_format:
-        case Format.PNG:
-            content = drawable.draw(format="png")
-        case Format.SVG:
-            content = drawable.draw(format="svg").encode()
-        case Format.MERMAID:
-            content = drawable.draw(format="mermaid").encode()
+    if drawing_format is Format.PNG:
+        content = drawable.draw(format="png")
+    else:
+        content = drawable.draw(format="svg" if drawing_format is Format.SVG else "mermaid").encode()
     if output is None:
         sys.stdout.buffer.write(content)
         return
-    try:
+    with errors_of_output("--output", output):
         output.write_bytes(content)
-    except OSError as error:
-        raise ConfigurationError(f"--output {output}: cannot write it: {error.strerror}") from error
 
 
 def draw(target: Target, output: OutputOption = None, drawing_format: FormatOption = None) -> None:

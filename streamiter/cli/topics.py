@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import typer
 
-from streamiter.cli.figures import lines_of, open_lines, print_table, say
+from streamiter.cli.figures import lines_of, open_lines, print_json, print_rows, say
 from streamiter.cli.run import examples
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound, shortened
 from streamiter.records import Columns
@@ -35,7 +35,7 @@ from streamiter.topics import (
     connector_for,
     topic,
 )
-from streamiter.topics.secrets import shown_url
+from streamiter.topics.urls import shown_url
 
 Url = Annotated[
     str,
@@ -197,18 +197,12 @@ def list_topics(
         raise ConfigurationError(str(error)) from error  # A folder is missing, which no command creates.
     if as_json:
         for name, description in found:
-            typer.echo(orjson.dumps(_described(name, description)).decode())
+            print_json(_described(name, description))
     elif not found:
         typer.echo(f"no topics in {shown_url(url)}", err=True)
-    elif sys.stdout.isatty():
-        print_table(
-            ("topic", "partitions", "records"),
-            [(name, str(topic.partitions), f"{_records(topic):,}") for name, topic in found],
-            numbers=("partitions", "records"),
-        )
     else:
-        for name, description in found:
-            typer.echo(f"{name}\t{description.partitions}\t{_records(description)}")
+        rows = [(name, str(topic.partitions), _records(topic)) for name, topic in found]
+        print_rows(("topic", "partitions", "records"), rows, numbers=("partitions", "records"))
 
 
 async def _descriptions(url: str) -> _Found:
@@ -234,7 +228,7 @@ def _records(description: TopicDescription) -> int:
     return sum(end - start for start, end in description.offsets.values())
 
 
-def _described(name: str, description: TopicDescription) -> dict[str, Any]:
+def _described(name: str, description: TopicDescription) -> dict[str, object]:
     offsets = {str(partition): list(ends) for partition, ends in description.offsets.items()}
     return {
         "topic": name,
@@ -425,7 +419,7 @@ def _print_record_json(record: TopicRecord) -> None:
         **_text("value", record.value),
         "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
     }
-    typer.echo(orjson.dumps(document).decode())
+    print_json(document)
 
 
 def _text(name: str, value: bytes | None) -> dict[str, str | None]:

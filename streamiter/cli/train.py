@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import orjson
 import typer
 
-from streamiter.cli.figures import print_table, say
+from streamiter.cli.figures import errors_of_output, print_json, print_table, say
 from streamiter.cli.run import FormatOption, OutputOption, examples, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
@@ -204,12 +204,12 @@ def _line(result: EpochResult) -> str:
 
 def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_json: bool) -> None:
     if as_json:
-        document: dict[str, Any] = {
+        document = {
             "model": str(folder),
             "ended_by": trained.ended_by,
-            "epochs": _documents(trained.results),
+            "epochs": [asdict(result) for result in trained.results],
         }
-        typer.echo(orjson.dumps(document).decode())
+        print_json(document)
         return
     last = len(trained.results)
     if trained.ended_by == "interruption":
@@ -218,10 +218,6 @@ def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_js
         say(f"The training diverged; the model is that of epoch {last}, the last one that was finite.")
     also = f", the plot as {plot}" if plot is not None else ""
     say(f"Saved the model in {folder}{also}.")
-
-
-def _documents(results: Sequence[EpochResult]) -> list[dict[str, Any]]:
-    return [asdict(result) for result in results]
 
 
 PlotOption = Annotated[
@@ -283,10 +279,8 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
         content = png_of_svg(drawing)
     else:
         content = drawing.encode()
-    try:
+    with errors_of_output("--plot", output):
         output.write_bytes(content)
-    except OSError as error:
-        raise ConfigurationError(f"--plot {output}: cannot write it: {error.strerror}") from error
 
 
 def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line:
@@ -322,11 +316,8 @@ def predict(
     if output is None:
         _write(columns, sys.stdout, as_json=as_json)
     else:
-        try:
-            with output.open("w", encoding="utf-8") as file:
-                _write(columns, file, as_json=as_json)
-        except OSError as error:
-            raise ConfigurationError(f"--output {output}: cannot write it: {error.strerror}") from error
+        with errors_of_output("--output", output), output.open("w", encoding="utf-8") as file:
+            _write(columns, file, as_json=as_json)
     _tell(saved, rows)
 
 
@@ -425,7 +416,7 @@ def show(
             "features": network.features,
             "dtype": str(network.dtype),
         }
-        typer.echo(orjson.dumps({**document, "layers": _rows(summary)}).decode())
+        print_json({**document, "layers": _rows(summary)})
     elif sys.stdout.isatty():
         print_table(
             summary.headings,

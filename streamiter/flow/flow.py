@@ -37,9 +37,9 @@ from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
-from streamiter.topics.secrets import shown_given
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
+from streamiter.topics.urls import shown_given
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints

@@ -18,8 +18,8 @@ from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
-from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
+from streamiter.topics.urls import shown_given
 
 
 def check_name(name: str | None) -> None:

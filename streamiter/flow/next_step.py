@@ -33,11 +33,10 @@ from streamiter.operators.source import Collect, Collected
 from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, KeySelector, Step
 from streamiter.runtime.output import Forward
-from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.formats import Json
-from streamiter.topics.secrets import shown_given
-from streamiter.topics.source_and_sink import TopicSink
+from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink
 from streamiter.topics.topic import Encoder, Topic
+from streamiter.topics.urls import shown_given
 
 
 class GatheringOptions(TypedDict, total=False):

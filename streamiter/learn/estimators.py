@@ -29,8 +29,8 @@ from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.running import run_in_own_loop, signal_handlers, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.sparse_rows import SparseRows
-from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Decoder, StopPosition, Topic
+from streamiter.topics.urls import shown_url
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

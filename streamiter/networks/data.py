@@ -24,8 +24,8 @@ from streamiter.numbers import fraction
 from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
-from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic, TopicBatch
+from streamiter.topics.urls import topic
 
 
 @final

@@ -1,13 +1,12 @@
 """Topics: durable logs in partitions, and what their bytes mean.
 
-Newcomers read in this order: `topic` (the protocol), `lookup` (from a URL to a connector), `formats` (decoders and
-encoders), `source_and_sink` and `dead_letters` (topics as steps of a flow), `memory` (topics in memory), `compacted`
-(the last record of a key), `connecting` (for authors of a connector), `secrets` (passwords in URLs and options).
-Connectors to servers and files are packages of their own.
+Newcomers read in this order: `topic` (the protocol), `urls` (from a URL to a connector, and passwords in URLs and
+options), `formats` (decoders and encoders), `source_and_sink` (topics as steps of a flow, dead letters), `memory`
+(topics in memory), `compacted` (the last record of a key), `connecting` (for authors of a connector). Connectors to
+servers and files are packages of their own.
 """
 
 from streamiter.topics.formats import Json, JsonColumns, Raw, Text, Typed, WithMetadata
-from streamiter.topics.lookup import connector_for, topic
 from streamiter.topics.memory import MemoryBroker, MemoryConnector, MemoryTopic
 from streamiter.topics.topic import (
     Connector,
@@ -27,6 +26,7 @@ from streamiter.topics.topic import (
     TopicWriter,
     Transactions,
 )
+from streamiter.topics.urls import connector_for, topic
 
 __all__ = [
     "Connector",

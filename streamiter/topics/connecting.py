@@ -20,8 +20,6 @@ from streamiter.numbers import whole_number_in
 from streamiter.tables import rows_of_table
 from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, Topic
 
-Entry = TypeVar("Entry")
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionEnds:
@@ -356,22 +354,6 @@ def _record_bytes(batch: OutgoingBatch, index: int) -> int:
 
 def _headers_bytes(headers: Headers) -> int:
     return sum(len(name.encode()) + len(value) for name, value in headers)
-
-
-def joined_column(
-    columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
-) -> list[Entry] | None:
-    """Return one column of all, with ``missing`` for the records of a batch that lacks it; None where all lack it.
-
-    >>> joined_column([[b"a"], None], [1, 2], None)
-    [b'a', None, None]
-    """
-    if all(column is None for column in columns):
-        return None
-    joined: list[Entry] = []
-    for column, length in zip(columns, lengths, strict=True):
-        joined.extend([missing] * length if column is None else column)
-    return joined
 
 
 class _TransactionPhase(enum.Enum):

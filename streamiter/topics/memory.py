@@ -30,9 +30,7 @@ from streamiter.topics.memory_log import (
     TopicLog,
     append,
     check_not_deleted,
-    joined,
 )
-from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import (
     Connector,
     Decoder,
@@ -45,6 +43,7 @@ from streamiter.topics.topic import (
     TopicReader,
     TopicWriter,
 )
+from streamiter.topics.urls import shown_url
 
 
 class MemoryBroker:
@@ -244,7 +243,7 @@ class MemoryReader(TopicReader):
             self._positions.passed(number, next_position)
             return None
         self._positions.returned(number, next_position)
-        return joined(number, parts)
+        return TopicBatch.joined(parts)
 
 
 class MemoryWriter(TopicWriter):

@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, Protocol
 
 from streamiter.clock import Clock, TimerHandle
@@ -29,11 +28,10 @@ from streamiter.topics.connecting import (
     check_outgoing,
     check_partition_count,
     check_record_sizes,
-    joined_column,
     spread,
     whole_number_settings,
 )
-from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicBatch, Transactions
+from streamiter.topics.topic import OutgoingBatch, Topic, TopicBatch, Transactions
 
 
 class Waiters:
@@ -162,7 +160,7 @@ class TopicLog:
     def add_partitions(self, partitions: int) -> None:
         """Add the partitions that are missing to have so many; never remove one."""
         while len(self.partitions) < partitions:
-            self.partitions.append(PartitionLog())
+            self.partitions.append(PartitionLog(len(self.partitions)))
         self.waiters.wake()
 
     def delete(self) -> None:
@@ -217,25 +215,15 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Records of consecutive offsets that were written together, or a slice of them."""
+    """Records of consecutive offsets that were written together."""
 
     offsets: range
-    values: Sequence[bytes | None]
-    timestamps_ms: Sequence[int]
-    keys: Sequence[bytes | None] | None
-    headers: Sequence[Headers] | None
+    records: TopicBatch
     transaction: Transaction | None = None
 
-    def between(self, start: int, stop: int) -> LogSegment:
+    def between(self, start: int, stop: int) -> TopicBatch:
         """Return the records of the offsets ``start`` to ``stop`` (half-open), as far as the segment has them."""
-        which = slice(max(0, start - self.offsets.start), max(0, stop - self.offsets.start))
-        return LogSegment(
-            self.offsets[which],
-            self.values[which],
-            self.timestamps_ms[which],
-            None if self.keys is None else self.keys[which],
-            None if self.headers is None else self.headers[which],
-        )
+        return self.records[max(0, start - self.offsets.start) : max(0, stop - self.offsets.start)]
 
 
 class PartitionLog:
@@ -244,7 +232,7 @@ class PartitionLog:
     As in Kafka, the end of a transaction takes one offset of each partition that it wrote to. So offsets have gaps, and
     tests with topics in memory cover them.
 
-    >>> log = PartitionLog()
+    >>> log = PartitionLog(0)
     >>> transaction = Transaction()
     >>> log.append(OutgoingBatch([b"a", b"b"]), [1, 1])
     >>> log.append(OutgoingBatch([b"c"]), [2], transaction)
@@ -255,7 +243,8 @@ class PartitionLog:
     [[b'c']]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self._number = number
         self.start_offset = 0
         self.end_offset = 0
         self._parts: list[LogSegment] = []
@@ -281,16 +270,15 @@ class PartitionLog:
             self._open.setdefault(transaction, self.end_offset)
         offsets = range(self.end_offset, self.end_offset + len(batch))
         # Copies, because the caller may reuse its lists.
-        self._parts.append(
-            LogSegment(
-                offsets,
-                list(batch.values),
-                list(timestamps_ms),
-                None if batch.keys is None else list(batch.keys),
-                None if batch.headers is None else list(batch.headers),
-                transaction,
-            )
+        records = TopicBatch(
+            partition=self._number,
+            values=list(batch.values),
+            offsets=offsets,
+            timestamps_ms=list(timestamps_ms),
+            keys=None if batch.keys is None else list(batch.keys),
+            headers=None if batch.headers is None else list(batch.headers),
         )
+        self._parts.append(LogSegment(offsets, records, transaction))
         self.end_offset = offsets.stop
 
     def end_transaction(self, transaction: Transaction, *, committed: bool) -> None:
@@ -300,12 +288,12 @@ class PartitionLog:
         transaction.is_aborted = not committed
         self.end_offset += 1
 
-    def read(self, position: int, limit: int, max_records: int) -> tuple[list[LogSegment], int]:
+    def read(self, position: int, limit: int, max_records: int) -> tuple[list[TopicBatch], int]:
         """Return the visible records from ``position`` on, before ``limit`` and at most ``max_records``.
 
         The second result is the offset to read next; records before it that were not returned are never visible.
         """
-        taken: list[LogSegment] = []
+        taken: list[TopicBatch] = []
         room = max_records
         for index in range(self._index_of(position), len(self._parts)):
             part = self._parts[index]
@@ -315,8 +303,8 @@ class PartitionLog:
                 continue
             first = max(position, part.offsets.start)
             taken.append(part.between(first, min(limit, first + room)))
-            position = taken[-1].offsets.stop
-            room -= len(taken[-1].offsets)
+            position = taken[-1].next_offset
+            room -= len(taken[-1])
             if room == 0:
                 return taken, position
         return taken, max(position, limit)
@@ -324,7 +312,7 @@ class PartitionLog:
     def offset_at(self, timestamp_ms: int) -> int:
         """Return the offset of the first record of that time or later; the last stable offset where none is."""
         for part in self._parts:
-            for offset, timestamp in zip(part.offsets, part.timestamps_ms, strict=True):
+            for offset, timestamp in zip(part.offsets, part.records.timestamps_ms, strict=True):
                 if timestamp >= timestamp_ms and offset >= self.start_offset:
                     return offset
         return self.stable_offset
@@ -347,37 +335,14 @@ class PartitionLog:
                 kept.append(part)  # it may be aborted later; then it supersedes no record
             elif part.transaction is not None and part.transaction.is_aborted:
                 continue
-            elif not is_superseded(part.keys, superseded):
+            elif not is_superseded(part.records.keys, superseded):
                 kept.append(part)
-                superseded.update(key for key in part.keys or () if key is not None)
+                superseded.update(key for key in part.records.keys if key is not None)
         self._parts[first:] = reversed(kept)
 
     def _index_of(self, offset: int) -> int:
         """Return the index of the first segment that has ``offset`` or a later one."""
         return bisect.bisect_right(self._parts, offset, key=lambda part: part.offsets.stop)
-
-
-def joined(partition: int, parts: Sequence[LogSegment]) -> TopicBatch:
-    """Return one batch of all segments, of which there is at least one."""
-    if len(parts) == 1:
-        [part] = parts
-        return TopicBatch(
-            partition=partition,
-            values=part.values,
-            offsets=part.offsets,
-            timestamps_ms=part.timestamps_ms,
-            keys=part.keys,
-            headers=part.headers,
-        )
-    lengths = [len(part.offsets) for part in parts]
-    return TopicBatch(
-        partition=partition,
-        values=list(chain.from_iterable(part.values for part in parts)),
-        offsets=list(chain.from_iterable(part.offsets for part in parts)),
-        timestamps_ms=list(chain.from_iterable(part.timestamps_ms for part in parts)),
-        keys=joined_column([part.keys for part in parts], lengths, None),
-        headers=joined_column([part.headers for part in parts], lengths, ()),
-    )
 
 
 class MemoryTransactions(Transactions):

@@ -15,6 +15,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, Protocol, TypeVar
 
@@ -316,22 +317,56 @@ class TopicBatch:
             headers=None if self._headers is None else self._headers[which],
         )
 
+    @staticmethod
+    def joined(parts: Sequence[TopicBatch]) -> TopicBatch:
+        """Return one batch of consecutive batches of one partition, of which there is at least one."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        lengths = [len(part) for part in parts]
+        offsets = range(first.first_offset, parts[-1].next_offset)
+        return TopicBatch(
+            partition=first.partition,
+            values=list(chain.from_iterable(part.values for part in parts)),
+            offsets=offsets  # unless compaction has left gaps
+            if len(offsets) == sum(lengths)
+            else list(chain.from_iterable(part.offsets for part in parts)),
+            timestamps_ms=joined_column([part._timestamps_ms for part in parts], lengths, 0),
+            keys=joined_column([part._keys for part in parts], lengths, None),
+            headers=joined_column([part._headers for part in parts], lengths, ()),
+        )
+
     def take(self, indices: Sequence[int]) -> TopicBatch:
         """Return the records at ``indices``, in that order."""
-        offsets, timestamps, keys, headers = self.offsets, self.timestamps_ms, self.keys, self.headers
         return TopicBatch(
             partition=self.partition,
-            values=[self.values[index] for index in indices],
-            offsets=[offsets[index] for index in indices],
-            timestamps_ms=[timestamps[index] for index in indices],
-            keys=[keys[index] for index in indices],
-            headers=[headers[index] for index in indices],
+            values=_entries(self.values, indices),
+            offsets=_entries(self.offsets, indices),
+            timestamps_ms=None if self._timestamps_ms is None else _entries(self._timestamps_ms, indices),
+            keys=None if self._keys is None else _entries(self._keys, indices),
+            headers=None if self._headers is None else _entries(self._headers, indices),
         )
 
     def records(self) -> list[TopicRecord]:
         """Return an object for each record."""
         columns = zip(self.offsets, self.timestamps_ms, self.keys, self.values, self.headers, strict=True)
         return [TopicRecord(self.partition, *fields) for fields in columns]
+
+
+def joined_column(
+    columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
+) -> list[Entry] | None:
+    """Return one column of all, with ``missing`` for the records of a batch that lacks it; None where all lack it.
+
+    >>> joined_column([[b"a"], None], [1, 2], None)
+    [b'a', None, None]
+    """
+    if all(column is None for column in columns):
+        return None
+    joined: list[Entry] = []
+    for column, length in zip(columns, lengths, strict=True):
+        joined.extend([missing] * length if column is None else column)
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

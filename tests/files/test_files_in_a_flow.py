@@ -11,7 +11,7 @@ from files.files_support import data_file
 
 from streamiter.errors import JobFailed
 from streamiter.flow.flow import Flow
-from streamiter.topics.lookup import topic
+from streamiter.topics.urls import topic
 from streamiter_files import Csv
 
 

@@ -9,7 +9,7 @@ from files.files_support import records_of, topic_at, values_of
 
 from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
 from streamiter.topics.formats import Json, Text
-from streamiter.topics.lookup import topic
+from streamiter.topics.urls import topic
 from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
 
 

@@ -18,7 +18,7 @@ from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbo
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
-from streamiter.topics.dead_letters import DeadLetterEncoder
+from streamiter.topics.source_and_sink import DeadLetterEncoder
 
 
 def refuse(record: Any) -> NoReturn:

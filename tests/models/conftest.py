@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from models.model_case import MakeTopic
 
-from streamiter.topics.lookup import topic
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import Topic
+from streamiter.topics.urls import topic
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -20,8 +20,8 @@ from streamiter.models import (
     next_generation,
     record_limit,
 )
-from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic
+from streamiter.topics.urls import topic
 
 
 @pytest.fixture

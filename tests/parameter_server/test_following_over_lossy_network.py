@@ -20,7 +20,7 @@ from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 _SHARDS, _WORKERS, _ROWS, _COLUMNS = 2, 2, 3, 6
 _BOUND_S = 3_000.0

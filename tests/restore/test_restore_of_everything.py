@@ -49,7 +49,7 @@ PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
-    "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
+    "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
     "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",

@@ -27,7 +27,7 @@ from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import Build, BuiltFlow, RunOptions, run_in_steps
 from streamiter.topics import ReadRequest
 from streamiter_files.reader import FilesReader
-from streamiter_sqlite.reader import SqliteReader
+from streamiter_sqlite.topic import SqliteReader
 
 
 def test_an_sqlite_topic_is_read_on(

@@ -18,7 +18,7 @@ from support.processes import LIMIT_S
 from streamiter import Flow, Operator
 from streamiter.errors import ConfigurationError
 from streamiter.testing import Faults, Simulation, SimulationFailed, simulate
-from streamiter.testing.simulation.simulated_time import Trace
+from streamiter.testing.simulated_time import Trace
 
 SEEDS = range(40)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from streamiter.testing.simulated_time import SimulatedTime, Trace, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, where_tasks_wait
 
 
 class Run:

@@ -10,6 +10,7 @@ from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import StorageFull
+from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace, generator
 from streamiter.testing.simulation.network import (
     CALM,
     NetworkConnection,
@@ -17,7 +18,6 @@ from streamiter.testing.simulation.network import (
     SimulatedStore,
     SimulatedUnavailable,
 )
-from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace, generator
 
 
 def connection(seed: int = 0) -> NetworkConnection:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from topics.topic_contract import TopicCase, TopicContract
 
+from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace, generator
 from streamiter.testing.simulation.network import (
     CALM,
     UNDISTURBED,
@@ -19,7 +20,6 @@ from streamiter.testing.simulation.network import (
     SimulatedTopics,
     SimulatedUnavailable,
 )
-from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace, generator
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 

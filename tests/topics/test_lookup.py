@@ -9,7 +9,7 @@ import pytest
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics import MemoryConnector, connector_for, topic
-from streamiter.topics.lookup import known_schemes
+from streamiter.topics.urls import known_schemes
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from streamiter.records import Batch
 from streamiter.runtime.graph import Step
 from streamiter.runtime.job import Job
 from streamiter.runtime.task import Task
-from streamiter.testing.clock import VirtualClock
 from streamiter.testing.restore.differences import Watch, first_difference
+from streamiter.testing.simulated_time import VirtualClock
 
 Outputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
 """Streams whose records are compared, and callables whose results are compared after the run."""
@@ -351,7 +351,9 @@ class _SteppedClock(VirtualClock):
 
     async def pass_by(self, seconds: float, settle: Callable[[], Awaitable[None]]) -> None:
         """Let time pass, and await ``settle`` after each timer."""
-        await self._pass_until(self._now_s + seconds, settle)
+        for timer in self.due_timers(self.now_s + seconds):
+            timer.fire()
+            await settle()
 
 
 class RealTimeLimit:

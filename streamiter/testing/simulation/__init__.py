@@ -7,9 +7,9 @@
 - ``simulated_time``: time, the trace of a run, and random numbers.
 """
 
+from streamiter.testing.simulated_time import SimulationFailed
 from streamiter.testing.simulation.network import Faults
 from streamiter.testing.simulation.simulate import SimulationResult, Undisturbed, simulate
-from streamiter.testing.simulation.simulated_time import SimulationFailed
 from streamiter.testing.simulation.world import Simulation
 
 __all__ = ["Faults", "Simulation", "SimulationFailed", "SimulationResult", "Undisturbed", "simulate"]

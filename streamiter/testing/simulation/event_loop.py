@@ -30,7 +30,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, TypeVarTuple, final
 
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, unwind
+from streamiter.testing.simulated_time import SIXTY_FOUR_BITS, SimulatedTime, Trace, unwind
 
 # The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
 # would become due before the end.
@@ -363,9 +363,6 @@ class SimulatedFuture(asyncio.Future[Any]):
         return self.number
 
 
-_64_BITS: Final = (1 << 64) - 1
-
-
 def mixed(number: int) -> int:
     """Return 64 bits that look random and follow from the number.
 
@@ -374,7 +371,7 @@ def mixed(number: int) -> int:
     >>> hex(mixed(1))
     '0x5692161d100b05e5'
     """
-    number &= _64_BITS
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    number &= SIXTY_FOUR_BITS
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & SIXTY_FOUR_BITS
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & SIXTY_FOUR_BITS
     return number ^ (number >> 31)

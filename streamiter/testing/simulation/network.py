@@ -17,7 +17,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, Snapsh
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.numbers import whole_number
-from streamiter.testing.simulation.simulated_time import Crashed, SimulatedTime, Trace
+from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
     Decoder,

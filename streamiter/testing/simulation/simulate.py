@@ -19,6 +19,12 @@ from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import JobState
+from streamiter.testing.simulated_time import (
+    SimulationFailed,
+    TaskClock,
+    at_once,
+    where_tasks_wait,
+)
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
 from streamiter.testing.simulation.network import (
     CALM,
@@ -31,12 +37,6 @@ from streamiter.testing.simulation.network import (
     SimulatedUnavailable,
     drawn_levels,
 )
-from streamiter.testing.simulation.simulated_time import (
-    SimulationFailed,
-    TaskClock,
-    at_once,
-    where_tasks_wait,
-)
 from streamiter.testing.simulation.world import (
     Check,
     MakeFlow,
@@ -44,13 +44,6 @@ from streamiter.testing.simulation.world import (
     Simulation,
     World,
 )
-
-__all__ = [
-    "Simulation",
-    "SimulationResult",
-    "Undisturbed",
-    "simulate",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, listed_items
 from streamiter.numbers import whole_number
+from streamiter.testing.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.testing.simulation.network import Levels, SimulatedNetwork, SimulatedTopic, SimulatedTopics
-from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 

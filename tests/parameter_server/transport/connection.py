@@ -22,7 +22,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport import LOST_AFTER_S, RemoteLink, RequestHandler, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.requests import ClientMessage, GiveUp, SessionControl
 from streamiter.parameter_server.transport import ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["CALM", "EVERYTHING", "LossyNetwork", "NetworkCarrier", "NetworkFaults"]
 

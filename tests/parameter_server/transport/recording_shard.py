@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from streamiter.errors import OutOfTurn
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Ask", "RecordingShard"]
 

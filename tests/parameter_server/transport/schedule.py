@@ -19,7 +19,7 @@ from streamiter.errors import OutOfTurn
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.requests import SessionId
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Broken", "Schedule", "check_schedule"]
 

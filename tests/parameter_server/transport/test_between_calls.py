@@ -28,7 +28,7 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import NumberedSnapshots, thawed
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions, between_calls
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 WORKERS = (0, 1, 2)
 SEEDS = range(18)

@@ -19,7 +19,7 @@ from streamiter.parameter_server.requests import SessionId
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 _WORKERS = 3
 _ITERATIONS = 4

@@ -15,7 +15,7 @@ from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.requests import ClientMessage
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 SEEDS = range(50)
 _REQUESTS = 10

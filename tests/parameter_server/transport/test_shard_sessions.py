@@ -12,7 +12,7 @@ from support.examples import random_examples
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.requests import ClientMessage, SessionId
 from streamiter.parameter_server.transport import ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 SESSION = SessionId("worker 0")
 

@@ -26,7 +26,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport import RemoteLink, ShardSessions
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Training"]
 

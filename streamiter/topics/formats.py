@@ -1,24 +1,133 @@
-"""JSON in three forms: as Python objects (`Json`), as columns (`JsonColumns`), as typed records (`Typed`)."""
+"""Decoders and encoders: from the bytes of a topic to records, and back.
+
+Values are bytes (`Raw`), text (`Text`) or JSON: as Python objects (`Json`), as columns (`JsonColumns`), as typed
+records (`Typed`). `WithMetadata` adds keys, time stamps, headers and origins. All of them name each bad value of a
+batch, by means of `decode_each`, `decode_values` and `encode_each`.
+"""
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, starmap
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from streamiter.errors import ConfigurationError, EncodeError
+from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
 from streamiter.records import Batch, Columns, take
-from streamiter.topics.formats.raw import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
-from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.tables import rows_of_table
+from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
+
+
+@final
+class Raw:
+    """Values as bytes, both ways. A record without a value (a tombstone) is None, both ways.
+
+    >>> Raw().decode(TopicBatch(values=[b"a", None]))
+    [b'a', None]
+    >>> Raw().encode([b"a", "b"])
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.EncodeError: record 1 of the batch: expected bytes or None, given str
+    """
+
+    def decode(self, batch: TopicBatch) -> Batch:
+        """Return the values as they are."""
+        return list(batch.values)
+
+    def encode(self, batch: Batch) -> OutgoingBatch:
+        """Return the records as they are; copies of a bytearray or memoryview."""
+        return OutgoingBatch(encode_each(batch, _as_bytes))
+
+    def __repr__(self) -> str:
+        return "Raw()"
+
+
+def _as_bytes(record: Any) -> bytes | None:
+    if record is None or type(record) is bytes:
+        return record
+    if isinstance(record, (bytes, bytearray, memoryview)):
+        return bytes(record)
+    raise TypeError(f"expected bytes or None, given {type(record).__name__}")
+
+
+@final
+class Text:
+    r"""Values as text, both ways. A record without a value (a tombstone) is None, both ways.
+
+    >>> Text().decode(TopicBatch(values=["grün".encode(), None]))
+    ['grün', None]
+    >>> Text("latin-1").encode(["grün"]).values
+    [b'gr\xfcn']
+    """
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        "".encode(encoding)  # raises for an unknown encoding at the user's own line
+        self.encoding = encoding
+
+    def decode(self, batch: TopicBatch) -> Batch:
+        """Return the texts; raise ``DecodeError`` for bytes that are not of this encoding."""
+        return decode_each(batch.values, self._decode_one)
+
+    def encode(self, batch: Batch) -> OutgoingBatch:
+        """Return the values; raise ``EncodeError`` for a record that is not text, or has no form in this encoding."""
+        return OutgoingBatch(encode_each(batch, self._encode_one))
+
+    def _decode_one(self, value: bytes | None) -> str | None:
+        return None if value is None else value.decode(self.encoding)
+
+    def _encode_one(self, record: Any) -> bytes | None:
+        if record is None:
+            return None
+        if not isinstance(record, str):
+            raise TypeError(f"expected str or None, given {type(record).__name__}")
+        return record.encode(self.encoding)
+
+    def __repr__(self) -> str:
+        return f"Text({self.encoding!r})"
+
+
+@final
+class WithMetadata:
+    """Records as dicts: the value as another decoder reads it, with key, time stamp, headers and origin.
+
+    >>> decoder = WithMetadata(Json())
+    >>> decoder.decode(TopicBatch(partition=3, offsets=[7], keys=[b"k"], values=[b"[1]"], timestamps_ms=[9]))
+    [{'key': b'k', 'value': [1], 'timestamp_ms': 9, 'partition': 3, 'offset': 7, 'headers': ()}]
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    @property
+    def struct_types(self) -> tuple[type[Any], ...]:
+        """The ``msgspec.Struct`` classes of the inner decoder."""
+        return getattr(self.decoder, "struct_types", ())
+
+    def decode(self, batch: TopicBatch) -> Batch:
+        """Return the dicts; raises the ``DecodeError`` of the inner decoder."""
+        partition, values = batch.partition, self.decoder.decode(batch)
+        columns = (batch.keys, values, batch.timestamps_ms, batch.offsets, batch.headers)
+        return [
+            {
+                "key": key,
+                "value": value,
+                "timestamp_ms": ms,
+                "partition": partition,
+                "offset": at,
+                "headers": headers,
+            }
+            for key, value, ms, at, headers in zip(*columns, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"WithMetadata({self.decoder!r})"
 
 
 @final
@@ -102,19 +211,12 @@ def _dumps_with_cause(record: Any) -> bytes:
 
 Array = npt.NDArray[Any]
 
-# The kinds (bool, integers, floats, text) whose ``tolist`` returns types of JSON. Bytes, for instance, would become
-# base64.
-_JSON_KINDS: Final = frozenset("biufU")
-# A wider float (longdouble) stays a numpy scalar in ``tolist``.
-_WIDEST_FLOAT_BYTES: Final = 8
-
 
 def encode_array(array: Array) -> list[bytes] | None:
     """Return a value for each row, or None where the array's type has no direct form in JSON.
 
     This is several times faster than encoding record by record.
 
-    >>> import numpy as np
     >>> encode_array(np.array([[1.0, np.nan], [2.5, 3.0]]))
     [b'[1.0,null]', b'[2.5,3.0]']
     """
@@ -127,7 +229,6 @@ def encode_array(array: Array) -> list[bytes] | None:
 def encode_columns(columns: Columns) -> list[bytes] | None:
     """Return an object for each row, or None where a column's type has no direct form in JSON.
 
-    >>> import numpy as np
     >>> encode_columns(Columns({"id": np.array([7, 8]), "a-b": np.array(["x", "y"])}))
     [b'{"id":7,"a-b":"x"}', b'{"id":8,"a-b":"y"}']
     """
@@ -139,9 +240,9 @@ def encode_columns(columns: Columns) -> list[bytes] | None:
 
 
 def _is_json_array(array: Array) -> bool:
-    if array.dtype.kind not in _JSON_KINDS or array.ndim == 0:
-        return False
-    return array.dtype.kind != "f" or array.dtype.itemsize <= _WIDEST_FLOAT_BYTES
+    """Return whether ``tolist`` returns types of JSON: not for bytes, nor for floats of more than 8 bytes."""
+    kind = array.dtype.kind
+    return array.ndim > 0 and (kind in "biuU" or (kind == "f" and array.dtype.itemsize <= 8))
 
 
 @functools.lru_cache(maxsize=64)  # making a class costs as much as encoding hundreds of rows
@@ -153,9 +254,7 @@ def _row_type(names: tuple[str, ...]) -> Callable[..., msgspec.Struct]:
 
 
 # The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
-_KINDS_TAKEN: Final[Mapping[str, str]] = MappingProxyType(
-    {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
-)
+_KINDS_TAKEN: Final = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
 
 
 def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | None) -> Array:
@@ -211,17 +310,8 @@ FieldType = npt.DTypeLike | tuple[npt.DTypeLike, int]
 
 # The code of the struct module for each kind and size of numpy. Packing is the fastest way from Python numbers to an
 # array (10 floats: 90 ns, np.array: 250 ns, np.fromiter: 150 ns), and refuses numbers that do not fit the type.
-_PACKING_CODES: Final = MappingProxyType(
-    {
-        "b1": "?",
-        **{"f2": "e", "f4": "f", "f8": "d"},
-        **{"i1": "b", "i2": "h", "i4": "i", "i8": "q"},
-        **{"u1": "B", "u2": "H", "u4": "I", "u8": "Q"},
-    }
-)
-_JSON_TYPES: Final[Mapping[str, type]] = MappingProxyType(
-    {"b": bool, "i": int, "u": int, "f": float, "U": str}
-)
+_PACKING_CODES: Final = {np.dtype(code).str[1:]: code for code in "?efdbhiqBHIQ"}
+_JSON_TYPES: Final = {"b": bool, "i": int, "u": int, "f": float, "U": str}
 
 
 @final
@@ -258,7 +348,7 @@ class JsonColumns:
         try:
             return self._columns(list(map(self._decode, batch.values)))  # type: ignore[arg-type]
         except BAD_INPUT:  # one value is bad: find it
-            return self._columns(decode_each(batch.values, self._decode_one))
+            return self._columns(decode_values(batch.values, self._decode_one))
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the values; raise ``EncodeError`` for records that do not fit: all of them if a column is wrong."""
@@ -292,9 +382,7 @@ class JsonColumns:
             raise EncodeError(dict(sorted(failures.items())))
         return Columns(arrays)
 
-    def _decode_one(self, value: bytes | None) -> Any:
-        if value is None:
-            raise ValueError(NO_VALUE)
+    def _decode_one(self, value: bytes) -> Any:
         row = self._decode(value)
         self._columns([row])  # raises for a number that is too large for its type
         return row
@@ -427,16 +515,11 @@ class Typed:
         try:
             return list(map(self._decode, batch.values))  # type: ignore[arg-type]
         except BAD_INPUT:  # one value is bad: find it
-            return decode_each(batch.values, self._decode_one)
+            return decode_values(batch.values, self._decode)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the values; raise ``EncodeError`` for records that are not of the class."""
         return OutgoingBatch(encode_each(batch, self._encode_one))
-
-    def _decode_one(self, value: bytes | None) -> Any:
-        if value is None:
-            raise ValueError(NO_VALUE)
-        return self._decode(value)
 
     def _encode_one(self, record: Any) -> bytes:
         if not isinstance(record, self._type):
@@ -467,3 +550,70 @@ def _structs_in(struct_type: Any) -> dict[type[msgspec.Struct], None]:
         elif isinstance(each, (msgspec.inspect.Type, msgspec.inspect.Field)):
             open_types += [getattr(each, name) for name in each.__struct_fields__]
     return found
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+# The errors of JSON, text and conversion functions for bad input. Any other error is a bug and must not be taken for
+# bad input.
+BAD_INPUT: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def decode_each(values: Iterable[Given], decode: Callable[[Given], Made]) -> list[Made]:
+    """Decode the values one by one; raise :class:`~streamiter.errors.DecodeError` that names each bad one.
+
+    >>> decode_each([b"1", b"two", b"3"], int)
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.DecodeError: value 1 of the batch: invalid literal for int() with base 10: b'two'
+    """
+    made, failures = _each(values, decode)
+    if failures:
+        raise DecodeError(failures)
+    return made
+
+
+def decode_values(values: Iterable[bytes | None], decode: Callable[[bytes], Made]) -> list[Made]:
+    """Decode as :func:`decode_each` does; a record without a value is bad, too."""
+
+    def decode_one(value: bytes | None) -> Made:
+        if value is None:
+            raise ValueError("no value (tombstone)")
+        return decode(value)
+
+    return decode_each(values, decode_one)
+
+
+def rows_to_encode(batch: Any) -> Batch:
+    """Return the batch, and for a table its rows; raise ``TopicError`` for a table that cannot become rows."""
+    rows = (
+        None if isinstance(batch, (list, Columns, np.ndarray)) else rows_of_table("encode", batch, TopicError)
+    )
+    given: Batch = batch if rows is None else rows
+    return given
+
+
+def encode_each(records: Iterable[Given], encode: Callable[[Given], Made]) -> list[Made]:
+    """Encode the records one by one; raise :class:`~streamiter.errors.EncodeError` that names each bad one."""
+    made, failures = _each(rows_to_encode(records), encode)
+    if failures:
+        raise EncodeError(failures)
+    return made
+
+
+def _each(inputs: Iterable[Given], convert: Callable[[Given], Made]) -> tuple[list[Made], dict[int, str]]:
+    made: list[Made] = []
+    failures: dict[int, str] = {}
+    for index, given in enumerate(inputs):
+        try:
+            made.append(convert(given))
+        except BAD_INPUT as error:
+            failures[index] = reason_of(error)
+    return made, failures
+
+
+def reason_of(error: Exception) -> str:
+    """Return a short reason: the first line of the message."""
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,4 +1,4 @@
-"""What all parts of a simulation share: time, the trace of a run, random numbers, and coroutines without a loop."""
+"""Time in tests: a virtual clock, and the time of a simulation with its seeds and its trace."""
 
 from __future__ import annotations
 
@@ -8,23 +8,141 @@ import inspect
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any, Final, TypeVar
+from typing import Final, Never, TypeVar, final
 
-from streamiter.clock import TimerHandle
-from streamiter.errors import InternalError
-from streamiter.testing.clock import Timer
+from streamiter.clock import SystemClock
+from streamiter.errors import ConfigurationError, InternalError
 
-# The date at which every simulation begins: 2023-11-14.
-_START_MS: Final = 1_700_000_000_000
+# The date at which clocks of tests begin: 2023-11-14.
+START_MS: Final = 1_700_000_000_000
 
 
-class SimulatedTime:
+class TimedCalls:
+    """A clock whose time passes only when it is told to; it calls its timers in the order of their times."""
+
+    def __init__(self, *, start_ms: int = START_MS) -> None:
+        """``start_ms`` is its first date, in milliseconds since 1970-01-01 UTC."""
+        self._start_ms = start_ms
+        self._calls = 0
+        self._timers: list[tuple[float, int, Timer]] = []
+        self.now_s = 0.0
+        """The seconds that have passed."""
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970-01-01 UTC."""
+        return self._start_ms + round(self.now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        """Return the seconds that have passed."""
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call ``callback`` when ``delay_s`` seconds have passed."""
+        timer = Timer(callback)
+        self._calls += 1
+        heapq.heappush(self._timers, (self.now_s + max(0.0, delay_s), self._calls, timer))
+        return timer
+
+    def due_timers(self, until_s: float) -> Iterator[Timer]:
+        """Let time pass up to ``until_s``; yield each timer at its own time, for the caller to fire."""
+        while self._timers and self._timers[0][0] <= until_s:
+            due_s, _, timer = heapq.heappop(self._timers)
+            if not timer.is_cancelled:
+                self.now_s = max(self.now_s, due_s)
+                yield timer
+        self.now_s = max(self.now_s, until_s)
+
+
+class VirtualClock(TimedCalls):
+    """A :class:`~streamiter.clock.Clock` whose time passes only in ``advance``.
+
+    Timers fire in the order of their times, and timers of equal times in the order of their calls. A timer that another
+    timer sets within the span fires in the same ``advance``. After each timer the tasks of the event loop run;
+    ``advance`` does not wait for threads, sockets and processes.
+
+    >>> async def main():
+    ...     clock, heard = VirtualClock(), []
+    ...     clock.call_later(2.0, lambda: heard.append(clock.monotonic_s()))
+    ...     await clock.advance(1.5)
+    ...     await clock.advance(1.5)
+    ...     return heard, clock.monotonic_s()
+    >>> asyncio.run(main())
+    ([2.0], 3.0)
+    """
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return within the ``advance`` that passes ``delay_s`` seconds from now."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_later(delay_s, lambda: woken.set_result(None))
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    @property
+    def timers(self) -> int:
+        """The count of calls and sleeps that are not yet due."""
+        return sum(not timer.is_cancelled for _, _, timer in self._timers)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass: fire the timers that become due; tasks run before the first and after each of them.
+
+        An exception of a callback is raised here; the time is then the one at which that callback was due.
+        """
+        if seconds < 0:
+            raise ConfigurationError(
+                f"VirtualClock.advance: expected seconds of at least 0, given {seconds}; time does not go back"
+            )
+        until_s = self.now_s + seconds
+        await _let_tasks_run()
+        for timer in self.due_timers(until_s):
+            timer.fire()
+            await _let_tasks_run()
+        await _let_tasks_run()
+
+
+# Turns of the event loop that tasks get after each timer: more than a record needs to pass a dozen tasks, and well
+# under a millisecond if there is nothing to do.
+_TURNS: Final = 100
+
+
+async def _let_tasks_run() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+@final
+class Timer:
+    """A call that is due later, on a clock of tests; it runs once, unless it is cancelled before."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled, or has run."""
+        return self._callback is None
+
+    def cancel(self) -> None:
+        """Cancel it; without effect after it has run."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Run the callback."""
+        callback, self._callback = self._callback, None
+        assert callback is not None
+        callback()
+
+
+class SimulatedTime(TimedCalls):
     """The time of a simulation, and the clock of what survives crashes: topics, the store, the feeding of inputs.
 
     Time passes with each turn of a task, and jumps to the next timer when all tasks wait. Timers are called between the
-    turns of tasks.
+    turns of tasks, also if a job crashes before.
 
     >>> time, heard = SimulatedTime(), []
     >>> timer = time.call_later(2.0, lambda: heard.append(time.monotonic_s()))
@@ -32,26 +150,6 @@ class SimulatedTime:
     >>> heard, time.now_ms() - SimulatedTime().now_ms()
     ([2.0], 3000)
     """
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._asked_for = 0
-        self._timers: list[tuple[float, int, Timer]] = []
-
-    def now_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC."""
-        return _START_MS + round(self.now_s * 1000)
-
-    def monotonic_s(self) -> float:
-        """Return the seconds since the simulation began."""
-        return self.now_s
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        """Call ``callback`` when so many seconds have passed, also if a job crashes meanwhile."""
-        timer = Timer(callback)
-        self._asked_for += 1
-        heapq.heappush(self._timers, (self.now_s + max(0.0, delay_s), self._asked_for, timer))
-        return timer
 
     async def sleep(self, delay_s: float) -> None:
         """Wait, in the running loop."""
@@ -66,44 +164,27 @@ class SimulatedTime:
 
     def pass_until(self, until_s: float) -> None:
         """Let time pass; call each timer at its own time."""
-        while self._timers and self._timers[0][0] <= until_s:
-            due_s, _, timer = heapq.heappop(self._timers)
-            if not timer.is_cancelled:
-                self.now_s = max(self.now_s, due_s)
-                timer.fire()
-        self.now_s = max(self.now_s, until_s)
+        for timer in self.due_timers(until_s):
+            timer.fire()
 
 
-class TaskClock:
-    """The clock of a job: its timers belong to the running event loop, and end with it."""
+class TaskClock(SystemClock):
+    """The clock of a job in simulated time: its timers belong to the running event loop, and end with it."""
 
     def __init__(self, time: SimulatedTime) -> None:
         self._time = time
 
     def now_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC."""
         return self._time.now_ms()
 
     def monotonic_s(self) -> float:
-        """Return the seconds since the simulation began."""
         return self._time.now_s
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        """Call ``callback`` in the running loop when so many seconds have passed."""
-        return asyncio.get_running_loop().call_later(delay_s, callback)
-
-    async def sleep(self, delay_s: float) -> None:
-        """Wait."""
-        await asyncio.sleep(delay_s)
 
 
 # FNV-1a, 64 bits (Fowler, Noll, Vo), over whole numbers instead of bytes: one difference changes all later hashes.
 _FNV_BASIS: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
-
-
-_64_BITS: Final = (1 << 64) - 1
-
+SIXTY_FOUR_BITS: Final = (1 << 64) - 1
 
 # Enough events to see the cause of a failure, and few enough to read.
 _EVENTS_KEPT: Final = 60
@@ -140,12 +221,12 @@ class Trace:
     def turn(self, task: int) -> None:
         """Record the turn of a task."""
         self.turns += 1
-        self._hash = ((self._hash ^ task) * _FNV_PRIME) & _64_BITS
+        self._hash = ((self._hash ^ task) * _FNV_PRIME) & SIXTY_FOUR_BITS
 
     def event(self, now_s: float, what: str) -> None:
         """Record another event that follows from the seed: a fault, a crash, a commit."""
         line = f"{now_s:10.3f} s  {what}"
-        self._hash = ((self._hash ^ zlib.crc32(line.encode())) * _FNV_PRIME) & _64_BITS
+        self._hash = ((self._hash ^ zlib.crc32(line.encode())) * _FNV_PRIME) & SIXTY_FOUR_BITS
         self._events.append(line)
 
 
@@ -167,12 +248,12 @@ class SimulationFailed(AssertionError):
         super().__init__("\n".join(lines))
 
 
-def where_tasks_wait(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
+def where_tasks_wait(tasks: Iterable[asyncio.Task[object]]) -> list[str]:
     """Return a line for each task: its name, and the line of code in which it waits."""
     return [f"{task.get_name()} waits in {_innermost(task.get_coro())}" for task in tasks]
 
 
-def _innermost(awaitable: Any) -> str:
+def _innermost(awaitable: object) -> str:
     """Return the place of the last frame of a chain of coroutines."""
     place = "code that has not begun"
     while awaitable is not None:
@@ -197,7 +278,7 @@ def generator(seed: int, purpose: str) -> random.Random:
 T = TypeVar("T")
 
 
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+def at_once(coroutine: Coroutine[object, None, T]) -> T:
     """Return the result of a coroutine that waits for nothing; it needs no event loop.
 
     >>> async def two(): return 2
@@ -221,7 +302,7 @@ class Crashed(BaseException):
 _CLOSINGS_MAX: Final = 100
 
 
-def unwind(coroutine: Coroutine[Any, Any, Any]) -> None:
+def unwind(coroutine: Coroutine[object, Never, object]) -> None:
     """Close a coroutine without an event loop, whatever its ``finally`` blocks raise or await."""
     if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         # It has not started: coroutines among its arguments would never be awaited, and Python would warn of them.
