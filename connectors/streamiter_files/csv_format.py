@@ -294,7 +294,7 @@ class _CsvLines:
             for column, of_type in zip(fields, self._types, strict=True)
         ]
 
-    def as_records(self, rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    def as_records(self, rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
         """Return a dict for each row, with Python's own types."""
         names = self._names
         if not any(self._types) or not rows:
@@ -331,7 +331,7 @@ class _LineMaker:
         self._text = io.StringIO()
         self._writer = csv.writer(self._text, delimiter=delimiter, lineterminator="\n")
 
-    def line(self, record: Any) -> bytes:
+    def line(self, record: object) -> bytes:
         """Return one line without its end; raise ``ValueError`` or ``TypeError`` with the reason."""
         if not isinstance(record, dict) or record.keys() != set(self._names):
             given = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__

@@ -289,7 +289,7 @@ class SparseFormat(abc.ABC):
         """Return the lines of records like those of ``decode`` without ``dense``; raise ``EncodeError`` for others."""
         return OutgoingBatch(encode_each(batch, self._line))
 
-    def _line(self, record: Any) -> bytes:
+    def _line(self, record: object) -> bytes:
         if not isinstance(record, dict) or not {"label", "indices", "values"} <= record.keys():
             raise TypeError(f"expected a dict with label, indices and values, given {str(record)[:80]}")
         entries = zip(record["indices"], record["values"], strict=True)

@@ -14,7 +14,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 from uuid import UUID
 
 from streamiter.clock import Clock, SystemClock
@@ -36,6 +36,7 @@ from streamiter_kafka.wire import (
     MetadataRequest,
     OffsetRequest,
     Response,
+    Row,
     SaslAuthenticationFailed,
     TopicMetadataRequest,
     UnsupportedSaslMechanismError,
@@ -236,7 +237,7 @@ class BrokerConnections:
             self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
         self._controller = response.controller_id
 
-    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Sequence[Any]]) -> dict[int, int]:
+    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Row]) -> dict[int, int]:
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise TopicMissing(
                 f"there is no topic {topic!r} at {self.address} (any more). Create it with "
@@ -454,7 +455,8 @@ async def send(connection: Connection, request: object, server: Server, timeout_
     """Send one request and return its answer within ``timeout_s``; raise ``BrokerTrouble`` otherwise."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await connection.send(request)
+            response: Response = await connection.send(request)
+            return response
     except TimeoutError:
         # A later answer on this connection would be taken for that of the next request.
         connection.close(reason=CloseReason.CONNECTION_TIMEOUT)

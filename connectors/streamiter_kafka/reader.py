@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from streamiter.errors import ConfigurationError, InternalError, OffsetOutOfRange, StreamiterError, TopicError
 from streamiter.topics.connecting import (
@@ -45,6 +45,7 @@ from streamiter_kafka.wire import (
     MemoryRecords,
     Response,
     UnsupportedCodecError,
+    WireBatch,
     fetched_partitions,
 )
 
@@ -348,9 +349,6 @@ def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPart
 
 AbortedTransactions = list[tuple[int, int]]
 """Producer and first offset of each aborted transaction among the fetched records."""
-
-# A record batch of aiokafka: its compiled and its plain class have no common base.
-WireBatch = Any
 
 
 class ReadPartition:

@@ -97,10 +97,12 @@ __all__ = [
     "RecordBatchBuilder",
     "RenewProducerRequest",
     "Response",
+    "Row",
     "SaslAuthenticationFailed",
     "TopicMetadataRequest",
     "UnsupportedCodecError",
     "UnsupportedSaslMechanismError",
+    "WireBatch",
     "create_conn",
     "fetched_partitions",
     "topic_metadata",
@@ -109,9 +111,26 @@ __all__ = [
 
 TOPIC_RESOURCE: int = ConfigResourceType.TOPIC.value
 
-Response = Any
-"""A decoded response. Its fields have the names that aiokafka gives them."""
 
+class Response(Protocol):
+    """A decoded response: a response has some of these fields, which have the names that aiokafka gives them."""
+
+    API_VERSION: int
+    error_code: int
+    brokers: Sequence[tuple[int, str, int]]
+    controller_id: int
+    coordinator_id: int
+    producer_id: int
+    producer_epoch: int
+    topics: Sequence[Row]
+    resources: Sequence[Row]
+    errors: Sequence[Row]
+    topic_errors: Sequence[Row]
+    topic_error_codes: Sequence[Row]
+
+
+Row = Sequence[Any]
+"""The fields of an item of a list in a response; their number and their types depend on the version."""
 
 Versions = dict[int, tuple[int, int]]
 """The lowest and the highest version that a broker knows, by the key of the request."""
@@ -130,6 +149,19 @@ class KafkaRecord(Protocol):
     def value(self) -> bytes | None: ...
     @property
     def headers(self) -> list[tuple[str, bytes | None]]: ...
+
+
+class WireBatch(Protocol):
+    """A record batch of aiokafka's parser: its compiled and its plain class have no common base."""
+
+    next_offset: int
+    is_control_batch: bool
+    is_transactional: bool
+    producer_id: int
+
+    def validate_crc(self) -> bool: ...
+    def __iter__(self) -> Iterator[KafkaRecord]: ...
+    def __next__(self) -> KafkaRecord: ...
 
 
 _NO_TAGS: Final[Mapping[int, bytes]] = {}
@@ -327,7 +359,7 @@ class TopicMetadata(NamedTuple):
     """The error code."""
     id: UUID | None
     """The topic's id; None where the broker gives none."""
-    partitions: Sequence[Sequence[Any]]
+    partitions: Sequence[Row]
     """For each partition its error code, number, leader, and further fields."""
 
 

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from streamiter.clock import Clock, SystemClock
@@ -158,7 +158,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
+async def uninterrupted(work: Coroutine[object, object, Result]) -> Result:
     """Await ``work``; a cancellation is raised only when ``work`` has ended, so its effect on the file is known."""
     task = asyncio.create_task(work)
     try:

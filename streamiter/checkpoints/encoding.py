@@ -25,6 +25,7 @@ from streamiter.checkpoints.plain_format import (
     PACKED_UNASKED,
     SCALAR_TYPES,
     UNICODE_ERRORS,
+    Dtype,
     Extension,
     StructRegistry,
     dtype_refusal,
@@ -107,7 +108,7 @@ class _PlainDataEncoder:
         self._openings = structs.openings
         self._deferred = deferred
         # The arrays of one value mostly have the same few dtypes.
-        self._headers: dict[tuple[np.dtype[Any], str], bytes] = {}
+        self._headers: dict[tuple[Dtype, str], bytes] = {}
         self.buffers: list[bytes | memoryview] = []
 
     def default(self, value: PlainValue) -> PlainValue:
@@ -135,7 +136,7 @@ class _PlainDataEncoder:
         self.buffers.append(_content(array))
         return extension(plain_format.ARRAY, header)
 
-    def _dtype_header(self, dtype: np.dtype[Any]) -> bytes:
+    def _dtype_header(self, dtype: Dtype) -> bytes:
         # With its character: different C types of one layout are equal. Structured dtypes may differ in their fields.
         key = dtype, dtype.char
         header = self._headers.get(key)
@@ -145,7 +146,7 @@ class _PlainDataEncoder:
         return header
 
 
-def _encode_rare_type(value: PlainValue, kind: type[Any]) -> PlainValue:
+def _encode_rare_type(value: PlainValue, kind: type[object]) -> PlainValue:
     if kind is int:
         # One bit for the sign. msgpack packs ints of up to 64 bits itself.
         content = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
@@ -170,7 +171,7 @@ def _is_fixed_void(scalar: np.generic) -> bool:
     return type(scalar) is np.void and not scalar.flags.writeable
 
 
-def _dtype_header(dtype: np.dtype[Any]) -> bytes:
+def _dtype_header(dtype: Dtype) -> bytes:
     if dtype_refusal(dtype):
         raise NotPlain
     packed = pack_dtype(dtype)
@@ -184,7 +185,7 @@ def _content(array: Array) -> bytes | memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def holds_foreign(value: PlainValue, structs: Container[type[Any]]) -> bool:
+def holds_foreign(value: PlainValue, structs: Container[type[object]]) -> bool:
     """Return whether ``value`` contains a type that msgpack packs but plain data excludes, or too many levels.
 
     The value is searched a level at a time: ``gc.get_referents`` returns the items of lists, tuples and dicts several
@@ -202,7 +203,7 @@ def holds_foreign(value: PlainValue, structs: Container[type[Any]]) -> bool:
 
 
 def _inside(
-    level: list[PlainValue], kinds: set[type[Any]], structs: Container[type[Any]]
+    level: list[PlainValue], kinds: set[type[object]], structs: Container[type[object]]
 ) -> list[PlainValue]:
     """Return the items of the containers and structs of a level."""
     parts: list[PlainValue] = []
@@ -220,7 +221,7 @@ def _inside(
 Resolve = Callable[[int], Iterable[PlainValue]]
 """A function that returns the decoded frames of the n-th deferred piece of state."""
 
-Layout = tuple[np.dtype[Any], tuple[int, ...], int]
+Layout = tuple[Dtype, tuple[int, ...], int]
 
 _AXIS_BYTES: Final = plain_format.shape_layout(1).size
 
@@ -349,7 +350,7 @@ class _PlainDataDecoder:
         self._deferred = 0
         self._openings = 0
         # The arrays of one frame mostly have the same few headers.
-        self._dtypes: dict[bytes, np.dtype[Any]] = {}
+        self._dtypes: dict[bytes, Dtype] = {}
         self._layouts: dict[bytes, Layout] = {}
         self._struct_builders: dict[bytes, _StructBuilder] = {}
 
@@ -433,7 +434,7 @@ class _PlainDataDecoder:
             raise ValueError(f"a scalar of dtype {dtype} has {len(payload) - end} bytes")
         return _copied(np.ndarray((), dtype, payload, end))
 
-    def _dtype(self, header: bytes) -> tuple[np.dtype[Any], int]:
+    def _dtype(self, header: bytes) -> tuple[Dtype, int]:
         """Return the dtype at the start of a header, and its end in the header."""
         start = plain_format.DTYPE_LENGTH.size
         (length,) = plain_format.DTYPE_LENGTH.unpack_from(header)
@@ -461,7 +462,7 @@ def _struct_builder(payload: bytes, structs: StructRegistry) -> _StructBuilder:
     return _StructBuilder(struct, fields)
 
 
-def _layout(dtype: np.dtype[Any], axes: bytes) -> Layout:
+def _layout(dtype: Dtype, axes: bytes) -> Layout:
     if len(axes) % _AXIS_BYTES:
         raise ValueError("the shape of an array is cut off")
     shape = plain_format.shape_layout(len(axes) // _AXIS_BYTES).unpack(axes)

@@ -39,7 +39,7 @@ _NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.int
 _MASK: Final = 2**64 - 1
 
 
-def normalize_key(key: Any) -> Key:
+def normalize_key(key: object) -> Key:
     """Return ``key`` with numpy's ints, texts and bytes replaced by Python's own, also within tuples.
 
     Raises :class:`~streamiter.errors.PlainDataError` for a value that is no key.
@@ -69,7 +69,7 @@ def _normalized(key: Any) -> Key:
     raise PlainDataError(f"key {shown(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
 
 
-def _advice(key: Any) -> str:
+def _advice(key: object) -> str:
     if isinstance(key, (bool, np.bool_)):
         return "True equals 1 and would share its state; use int(key) or a str"
     if isinstance(key, (float, np.floating)):
@@ -96,7 +96,7 @@ def check_keys(keys: list[Any]) -> list[Key]:
     return list(map(normalize_key, keys))
 
 
-def encode_key(key: Any) -> bytes:
+def encode_key(key: object) -> bytes:
     """Return the bytes of a key: the same for equal keys, and different for different keys.
 
     >>> [encode_key(key).hex(" ") for key in (1, np.uint8(1), "1", b"1", (1,))]
@@ -127,7 +127,7 @@ def _pack_instead(part: Any) -> list[Any] | Extension:
     return extension(BIG_INT, content)
 
 
-def key_group(key: Any, groups: int = KEY_GROUPS) -> int:
+def key_group(key: object, groups: int = KEY_GROUPS) -> int:
     """Return the group of a key, 0 to ``groups`` − 1: the same in every process, version and run.
 
     >>> key_group("user-17"), key_group(17), key_group(np.int32(17))
@@ -146,7 +146,7 @@ def _mix(number: int) -> int:
     return number ^ number >> 31
 
 
-def key_groups(keys: Sequence[Any] | npt.NDArray[Any], groups: int = KEY_GROUPS) -> npt.NDArray[np.int64]:
+def key_groups(keys: Sequence[object] | npt.NDArray[Any], groups: int = KEY_GROUPS) -> npt.NDArray[np.int64]:
     """Return the group of each key, as :func:`key_group` does; for ints it is computed with arrays.
 
     ``keys`` is a list of keys, or an array of ints, texts or bytes with one axis.
@@ -166,7 +166,7 @@ def key_groups(keys: Sequence[Any] | npt.NDArray[Any], groups: int = KEY_GROUPS)
     return np.array([key_group(key, groups) for key in normalized], np.int64)
 
 
-def _groups_of_ints(keys: Sequence[Any], groups: int) -> npt.NDArray[np.int64]:
+def _groups_of_ints(keys: Sequence[object], groups: int) -> npt.NDArray[np.int64]:
     try:
         return _groups_of_numbers(np.array(keys, np.int64).view(np.uint64), groups)
     except OverflowError:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -81,7 +81,7 @@ class PlainData:
         """Remove all registered classes but the first ``count``."""
         self._structs.forget_after(count)
 
-    def encode(self, value: Any, *, name: str = "record") -> bytes:
+    def encode(self, value: PlainValue, *, name: str = "record") -> bytes:
         """Return the bytes of ``value``; error messages call it ``name``.
 
         Raises :class:`~streamiter.errors.PlainDataError` with the path to the part that is not plain data.
@@ -103,7 +103,7 @@ class PlainData:
         """
         return self._decoded(data if type(data) is bytes else bytes(memoryview(data)))
 
-    def encode_state(self, state: Any, *, name: str = "state") -> tuple[bytes, list[Deferred]]:
+    def encode_state(self, state: PlainValue, *, name: str = "state") -> tuple[bytes, list[Deferred]]:
         """Encode state that may contain ``Deferred`` pieces; return its bytes, and the pieces in order.
 
         The bytes refer to the pieces by number. Raises as :meth:`encode` does; then all pieces are released.
@@ -185,7 +185,7 @@ class PlainData:
                 f"something else: {error}"
             ) from error
 
-    def _checked_batch(self, batch: Any) -> Batch:
+    def _checked_batch(self, batch: PlainValue) -> Batch:
         if type(batch) is list or type(batch) is Columns or (type(batch) is np.ndarray and batch.ndim):
             return batch
         raise PlainDataError(
@@ -202,14 +202,14 @@ class PlainData:
         return self.encode(batch, name="batch")
 
     def _refused(
-        self, value: Any, name: str, error: Exception, *, may_be_deferred: bool = False
+        self, value: PlainValue, name: str, error: Exception, *, may_be_deferred: bool = False
     ) -> PlainDataError:
         refusal = find_refusal(value, self._structs.openings, may_be_deferred=may_be_deferred)
         if refusal is not None:
             return PlainDataError(f"{name}{refusal.path}: {refusal.problem}")
         return PlainDataError(f"{name}: expected plain data that its encoding can hold, given more: {error}")
 
-    def _refused_record(self, records: list[Any], error: Exception) -> PlainDataError:
+    def _refused_record(self, records: list[PlainValue], error: Exception) -> PlainDataError:
         for index, record in enumerate(records):
             refusal = find_refusal(record, self._structs.openings)
             if refusal is not None:
@@ -217,7 +217,7 @@ class PlainData:
         return self._refused(records, "batch", error)
 
 
-def _listed(batch: Any) -> list[Any]:
+def _listed(batch: PlainValue) -> list[PlainValue]:
     """Return the records of any sequence as a list."""
     if not isinstance(batch, Sequence) or isinstance(batch, (str, bytes, bytearray, memoryview)):
         raise PlainDataError(
@@ -332,12 +332,12 @@ class _ValuePath:
     fault.
     """
 
-    part: Any
+    part: PlainValue
     step: str
     outer: _ValuePath | None
     depth: int
 
-    def inside(self, part: Any, step: str) -> _ValuePath:
+    def inside(self, part: PlainValue, step: str) -> _ValuePath:
         return _ValuePath(part, step, self, self.depth + 1)
 
     def path(self) -> str:
@@ -350,7 +350,7 @@ class _ValuePath:
 
 
 def find_refusal(
-    value: PlainValue, structs: Container[type[Any]], *, may_be_deferred: bool = False
+    value: PlainValue, structs: Container[type[object]], *, may_be_deferred: bool = False
 ) -> Refusal | None:
     """Return the first part of ``value`` that is not plain data; None if there is none.
 
@@ -375,13 +375,13 @@ def find_refusal(
     return None
 
 
-def _problem(place: _ValuePath, structs: Container[type[Any]]) -> str | None:
+def _problem(place: _ValuePath, structs: Container[type[object]]) -> str | None:
     if place.depth > DEPTH_MAX:
         return f"expected at most {DEPTH_MAX} levels of nesting, given more; does it contain itself?"
     return _part_problem(place.part, structs)
 
 
-def _part_problem(part: Any, structs: Container[type[Any]]) -> str | None:
+def _part_problem(part: PlainValue, structs: Container[type[object]]) -> str | None:
     kind = type(part)
     if kind in _ATOMS or kind in (list, tuple, dict):
         return None
@@ -394,7 +394,7 @@ def _part_problem(part: Any, structs: Container[type[Any]]) -> str | None:
     return f"expected plain data ({PLAIN_TYPES}), given {type_name(kind)}; {hint_for(kind)}"
 
 
-def _dtype_problem(value: Any) -> str | None:
+def _dtype_problem(value: PlainValue) -> str | None:
     refusal = dtype_refusal(value.dtype)
     if refusal is None:
         return None
@@ -416,7 +416,7 @@ def _names_problem(columns: Columns) -> str | None:
     return f"expected columns named by str, given the name {shown(strange[0])}; convert it with str(...)"
 
 
-def _parts(place: _ValuePath, structs: Container[type[Any]]) -> Iterator[_ValuePath]:
+def _parts(place: _ValuePath, structs: Container[type[object]]) -> Iterator[_ValuePath]:
     part = place.part
     kind = type(part)
     if kind is list or kind is tuple:
@@ -432,7 +432,7 @@ def _parts(place: _ValuePath, structs: Container[type[Any]]) -> Iterator[_ValueP
         yield from (place.inside(item, f".{name}") for name, item in fields)
 
 
-def shown(key: Any) -> str:
+def shown(key: PlainValue) -> str:
     """Return a dict key for a path: shortened, strings with double quotes. Never raises."""
     try:
         text = repr(key)
@@ -448,7 +448,7 @@ def _shortened(text: str, characters: int) -> str:
     return text if len(text) <= 2 * characters else f"{text[:characters]}…{text[-characters:]}"
 
 
-def type_name(kind: type[Any]) -> str:
+def type_name(kind: type[object]) -> str:
     """Return the name of a class as a user imports it.
 
     >>> type_name(int), type_name(Columns)
@@ -461,7 +461,7 @@ def type_name(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def hint_for(kind: type[Any]) -> str:
+def hint_for(kind: type[object]) -> str:
     """Return advice for a value of a class that is not plain data."""
     names = {type_name(base) for base in kind.__mro__}
     return next((hint for name, hint in _HINTS.items() if name in names), "convert it to one of these types")

@@ -44,6 +44,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 
+from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 
 TUPLE: Final = 1
@@ -67,7 +68,7 @@ DEFERRED_NUMBER: Final = Struct("<I")
 DEPTH_MAX: Final = 500
 """Levels of nesting: what msgpack packs in every version (511), less the two that ``Columns`` take."""
 
-SCALAR_TYPES: Final[frozenset[type[Any]]] = frozenset(np.dtype(c).type for c in "?bBhHiIlLqQefdgFDGmMV")
+SCALAR_TYPES: Final[frozenset[type[object]]] = frozenset(np.dtype(c).type for c in "?bBhHiIlLqQefdgFDGmMV")
 """The classes of numpy scalars that are written as SCALAR: all but ``numpy.str_`` and ``numpy.bytes_``."""
 
 ALIGNED_BYTES: Final = 4096
@@ -92,7 +93,7 @@ def shape_layout(dimensions: int) -> Struct:
 Extension: TypeAlias = Any
 """A msgpack extension object: a code from 0 to 127 and a payload."""
 
-PACKED_UNASKED: Final[frozenset[type[Any]]] = frozenset(
+PACKED_UNASKED: Final[frozenset[type[object]]] = frozenset(
     {bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp}
 )
 """Types that msgpack packs as another type, even when strict, or reads without a hook."""
@@ -105,6 +106,10 @@ UNICODE_ERRORS: Final = "surrogatepass"
 _FIRST_BUFFER_BYTES: Final = 4096
 
 
+Replace: TypeAlias = Callable[[PlainValue], PlainValue]
+"""A function that returns a replacement for a value that msgpack does not know."""
+
+
 def extension(code: int, payload: bytes) -> Extension:
     """Return an extension object."""
     # ExtType is a named tuple; its own constructor checks the arguments in Python, which takes long.
@@ -112,9 +117,12 @@ def extension(code: int, payload: bytes) -> Extension:
 
 
 def pack(
-    value: Any, default: Callable[[Any], Any] | None = None, *, unicode_errors: str = UNICODE_ERRORS
+    value: PlainValue,
+    default: Replace | None = None,
+    *,
+    unicode_errors: str = UNICODE_ERRORS,
 ) -> bytes:
-    """Return the msgpack object of ``value``; ``default`` returns a replacement for a value that msgpack does not know.
+    """Return the msgpack object of ``value``.
 
     With ``unicode_errors="strict"`` strings take two thirds of the time, and a lone surrogate raises
     ``UnicodeEncodeError``.
@@ -123,12 +131,12 @@ def pack(
     return packed
 
 
-def pack_each(values: Iterable[Any], default: Callable[[Any], Any] | None = None) -> Iterator[bytes]:
+def pack_each(values: Iterable[PlainValue], default: Replace | None = None) -> Iterator[bytes]:
     """Give the msgpack object of each value; faster than :func:`pack` for many small ones."""
     return map(_packer(default, UNICODE_ERRORS).pack, values)
 
 
-def _packer(default: Callable[[Any], Any] | None, unicode_errors: str) -> Any:
+def _packer(default: Replace | None, unicode_errors: str) -> msgpack.Packer:
     return msgpack.Packer(
         strict_types=True, default=default, unicode_errors=unicode_errors, buf_size=_FIRST_BUFFER_BYTES
     )
@@ -136,9 +144,9 @@ def _packer(default: Callable[[Any], Any] | None, unicode_errors: str) -> Any:
 
 def unpack(
     packed: bytes | memoryview,
-    ext_hook: Callable[[int, bytes], Any],
-    list_hook: Callable[[list[Any]], Any] | None = None,
-) -> Any:
+    ext_hook: Callable[[int, bytes], PlainValue],
+    list_hook: Callable[[list[PlainValue]], PlainValue] | None = None,
+) -> PlainValue:
     """Return the value of one msgpack object. Raises ``ValueError``, or an error of the hooks, if it is damaged."""
     _check_lengths(packed)
     return msgpack.unpackb(
@@ -176,7 +184,7 @@ class StructRegistry:
     def __init__(self) -> None:
         self.classes: dict[str, type[msgspec.Struct]] = {}
         """The classes by name."""
-        self.openings: dict[type[Any], Extension] = {}
+        self.openings: dict[type[object], Extension] = {}
         """The opening of each class: the first item of its encodings."""
 
     def register(self, struct: type[msgspec.Struct]) -> None:
@@ -280,7 +288,7 @@ def unpack_dtype(data: bytes) -> Dtype:
     return dtype
 
 
-def _to_plain(dtype: Dtype) -> str | list[Any]:
+def _to_plain(dtype: Dtype) -> str | list[object]:
     if dtype.subdtype is not None:
         element, shape = dtype.subdtype
         return ["array", _to_plain(element), list(shape)]
@@ -302,12 +310,12 @@ def _field(dtype: Dtype, name: str) -> tuple[Any, ...]:
     return dtype.fields[name]
 
 
-def _titles(dtype: Dtype) -> list[Any]:
+def _titles(dtype: Dtype) -> list[object]:
     fields = [_field(dtype, name) for name in dtype.names or ()]
     return [field[2] if len(field) > 2 else None for field in fields]
 
 
-def _from_plain(plain: Any) -> Dtype:
+def _from_plain(plain: object) -> Dtype:
     match plain:
         case str():
             return _from_text(plain)
@@ -337,5 +345,5 @@ def _from_char(dtype: Dtype, char: str) -> Dtype:
     return exact if exact.str == dtype.str else dtype
 
 
-def _no_extension(code: int, _data: bytes) -> Any:
+def _no_extension(code: int, _data: bytes) -> object:
     raise ValueError(f"extension {code} within a dtype")

@@ -569,12 +569,12 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
         progress.asked(questions)
         return features.rows(questions)
 
-    def answered(answer: dict[str, Any]) -> float:
+    def answered(answer: dict[str, object]) -> float:
         late = is_late_event(answer)
         progress.answered(late)
         return late
 
-    def examples(mini_batch: Sequence[dict[str, Any]]) -> Examples:
+    def examples(mini_batch: Sequence[dict[str, object]]) -> Examples:
         progress.asked(mini_batch)
         examples = labelled_examples(mini_batch, features)
         progress.late += int(np.sum(examples.targets))
@@ -597,7 +597,7 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
         progress.published(model)
         return _in_single_precision(model)
 
-    def validated(metrics: dict[str, float]) -> dict[str, Any]:
+    def validated(metrics: dict[str, float]) -> dict[str, object]:
         progress.metrics = metrics
         return {"time": progress.reached, **metrics}
 

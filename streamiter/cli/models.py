@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from base64 import b64encode
 from collections import deque
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import orjson
@@ -199,7 +199,7 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
     return fields + [(name, _described(value)) for name, value in parameters.items()]
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     """Return a value in one line; for an array its type, its shape and the first values.
 
     >>> _described({"rate": 0.5, "names": np.array(["late", "on time"]), "bias": np.array(3.0)})
@@ -234,7 +234,7 @@ def _json(update: ModelUpdate) -> str:
     return orjson.dumps(document, default=_json_value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     """Convert values that orjson cannot write: arrays of text or without axes, and bytes."""
     if isinstance(value, np.ndarray):
         return value.tolist()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_paths
 from types import ModuleType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
+from typing import Annotated, Literal, Protocol, TypeVar, overload
 
 import typer
 
@@ -224,7 +224,7 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, Any]) -> JobStatistics:
+async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, object]) -> JobStatistics:
     """Run a flow, with live figures on a terminal; ``options`` are those of ``flow.start``."""
     return await run_jobs(
         flow.start, options, first=on_interrupt, while_running=lambda job, stops: watched(job, stops=stops)
@@ -233,7 +233,7 @@ async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, 
 
 def _checkpoint_options(
     folder: str | None, interval_s: float | None, restore: str | None, changed_steps: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     if folder is None:
         given = {
             "--checkpoint-interval": interval_s is not None,

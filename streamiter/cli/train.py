@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Final
 
 import orjson
 import typer
@@ -321,7 +321,7 @@ def predict(
     _tell(saved, rows)
 
 
-def _columns(predictions: Predictions) -> dict[str, list[Any]]:
+def _columns(predictions: Predictions) -> dict[str, list[object]]:
     """Return the columns that the loss defines, by name."""
     has_classes = predictions.label is not None
     names = {
@@ -332,7 +332,7 @@ def _columns(predictions: Predictions) -> dict[str, list[Any]]:
     return {name: column.tolist() for name, column in names.items() if column is not None}
 
 
-def _write(columns: dict[str, list[Any]], to: IO[str], *, as_json: bool) -> None:
+def _write(columns: dict[str, list[object]], to: IO[str], *, as_json: bool) -> None:
     rows = zip(*columns.values(), strict=True)
     if as_json:
         to.writelines(orjson.dumps(dict(zip(columns, row, strict=True))).decode() + "\n" for row in rows)
@@ -429,7 +429,7 @@ def show(
         typer.echo(str(summary))
 
 
-def _rows(summary: NetworkSummary) -> list[dict[str, Any]]:
+def _rows(summary: NetworkSummary) -> list[dict[str, object]]:
     return [
         {
             "layer": row.layer,

@@ -275,8 +275,8 @@ class TopicSink(Operator):
             )
 
 
-def _bytes_of(key: KeyFunction) -> Callable[[Any], bytes | None]:
-    def key_bytes(record: Any) -> bytes | None:
+def _bytes_of(key: KeyFunction) -> Callable[[object], bytes | None]:
+    def key_bytes(record: object) -> bytes | None:
         given = key(record)
         if isinstance(given, str):
             return given.encode()
@@ -428,7 +428,7 @@ def _utf8(text: str) -> bytes:
 # -- values --------------------------------------------------------------------------------------------------
 
 
-def _value(record: Any) -> bytes | None:
+def _value(record: object) -> bytes | None:
     if record is None:
         return None
     if isinstance(record, (bytes, bytearray)):
@@ -443,7 +443,7 @@ def _value(record: Any) -> bytes | None:
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
-def _json_type_or_repr(value: Any) -> Any:
+def _json_type_or_repr(value: object) -> object:
     try:
         return value.isoformat() if isinstance(value, (date, time)) else to_json_type(value)
     except Exception:
@@ -459,14 +459,14 @@ class _Written:
     """A piece of JSON, and the container that ends with it."""
 
     text: str
-    ends: Any = None
+    ends: object = None
 
 
-def _value_by_value(record: Any) -> bytes:
+def _value_by_value(record: object) -> bytes:
     """Return JSON for any value, of any depth, with whole numbers of any size, and a repr for values without JSON."""
     written: list[str] = []
     open_now: set[int] = set()
-    pending: list[Any] = [record]
+    pending: list[object] = [record]
     while pending:
         value = pending.pop()
         if type(value) is _Written:
@@ -482,7 +482,9 @@ def _value_by_value(record: Any) -> bytes:
     return "".join(written).encode()
 
 
-def _pieces(container: dict[Any, Any] | list[Any] | tuple[Any, ...], value: Any) -> Iterator[Any]:
+def _pieces(
+    container: dict[object, object] | list[object] | tuple[object, ...], value: object
+) -> Iterator[object]:
     """Yield the pieces of JSON of a container, and the values between them, in order."""
     is_object = isinstance(container, dict)
     yield _Written("{" if is_object else "[")
@@ -493,7 +495,7 @@ def _pieces(container: dict[Any, Any] | list[Any] | tuple[Any, ...], value: Any)
     yield _Written("}" if is_object else "]", value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return the value as a type of JSON where it has one, otherwise its repr."""
     if not isinstance(value, _JSON_TYPES):
         if is_dataclass(value) and not isinstance(value, type):
@@ -518,7 +520,7 @@ def _scalar(value: Any) -> str:
         return _text(hex(value))
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if isinstance(key, str):
         return _text(key)
     return _text(_scalar(key).strip('"') if isinstance(key, (int, float, type(None))) else safe_repr(key))

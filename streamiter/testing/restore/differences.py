@@ -132,7 +132,7 @@ class Watch:
             object.__setattr__(operator, name, method)
         return operator
 
-    def _note_taken(self, who: str, operator: Operator, state: Any) -> None:
+    def _note_taken(self, who: str, operator: Operator, state: object) -> None:
         content = self._encoded(state, who)
         if content is None:
             self._deferring.add(type(operator))
@@ -146,7 +146,7 @@ class Watch:
             )
         self._taken.append(_Note(type(operator), who, state, content, self.records))
 
-    def _encoded(self, state: Any, who: str) -> bytes | None:
+    def _encoded(self, state: object, who: str) -> bytes | None:
         try:
             return self._plain.encode(state, name="state")
         except PlainDataError as error:
@@ -171,7 +171,7 @@ class _Note:
     kind: type[Operator]
     who: str
     """The operator in messages."""
-    state: Any
+    state: object
     content: bytes
     """The encoding at that time."""
     records: int
@@ -191,7 +191,7 @@ def _frames_of(deferred: Deferred) -> list[bytes]:
         deferred.release()
 
 
-def _has_deferred(state: Any) -> bool:
+def _has_deferred(state: object) -> bool:
     if isinstance(state, dict):
         return any(map(_has_deferred, state.values()))
     if isinstance(state, (list, tuple)):
@@ -280,7 +280,7 @@ def _of_arrays(expected: Any, given: Any, path: str) -> Difference | None:
     return Difference(path, shortened(expected), shortened(given))
 
 
-def _told_apart(one: str, other: str, expected: Any, given: Any) -> tuple[str, str]:
+def _told_apart(one: str, other: str, expected: object, given: object) -> tuple[str, str]:
     """Return two texts that differ: NaNs with different payloads have the same repr."""
     if one != other:
         return one, other
@@ -290,7 +290,7 @@ def _told_apart(one: str, other: str, expected: Any, given: Any) -> tuple[str, s
     )
 
 
-def _typed(value: Any) -> str:
+def _typed(value: object) -> str:
     return f"{type(value).__name__} {shortened(value)}"
 
 
@@ -304,7 +304,7 @@ _NOT_STATE: Final = frozenset({"open", "snapshot", "restore"})
 """Attributes that a watch adds to an operator."""
 
 
-def attributes_of(value: Any, plain_data: PlainData) -> dict[str, str]:
+def attributes_of(value: object, plain_data: PlainData) -> dict[str, str]:
     """Return the attributes of an object, and theirs, as texts by path, which can be compared across processes.
 
     >>> class Model:
@@ -318,7 +318,7 @@ def attributes_of(value: Any, plain_data: PlainData) -> dict[str, str]:
     return found
 
 
-def _collect(value: Any, path: str, depth: int, plain_data: PlainData, found: dict[str, str]) -> None:
+def _collect(value: object, path: str, depth: int, plain_data: PlainData, found: dict[str, str]) -> None:
     if isinstance(value, (Context, Output, type)) or callable(value) or depth == 0:
         return
     if isinstance(value, random.Random):
@@ -341,7 +341,7 @@ def _collect(value: Any, path: str, depth: int, plain_data: PlainData, found: di
                 _collect(item, f"{path}.{name}" if path else name, depth - 1, plain_data, found)
 
 
-def _is_plain(value: Any, plain_data: PlainData) -> bool:
+def _is_plain(value: object, plain_data: PlainData) -> bool:
     try:
         plain_data.encode(value)
     except PlainDataError:
@@ -349,7 +349,7 @@ def _is_plain(value: Any, plain_data: PlainData) -> bool:
     return True
 
 
-def _held_by(value: Any) -> dict[str, Any]:
+def _held_by(value: object) -> dict[str, object]:
     held = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())

@@ -26,6 +26,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.testing.restore.driving import (
     Build,
@@ -70,7 +71,9 @@ class RestoreProcess:
         """Whether it was started and not yet closed."""
         return self._process is not None
 
-    def ask(self, structs: Sequence[type[msgspec.Struct]], described: Any, request: Any) -> Any:
+    def ask(
+        self, structs: Sequence[type[msgspec.Struct]], described: PlainValue, request: PlainValue
+    ) -> PlainValue:
         """Send a request of a check, and return the answer; ``described`` names the structs."""
         process = self._process or self._start()
         assert process.stdin is not None
@@ -141,7 +144,7 @@ def main() -> None:
         write_frame(answers, PlainData().encode(_answer(names, request)))
 
 
-def _answer(names: bytes, request: bytes) -> dict[str, Any]:
+def _answer(names: bytes, request: bytes) -> dict[str, PlainValue]:
     try:
         path, described = PlainData().decode(names)
         sys.path[:] = path
@@ -195,7 +198,7 @@ def read_frame(stream: IO[bytes]) -> bytes:
     return content
 
 
-def describe(value: Any, what: str) -> tuple[Any, ...]:
+def describe(value: object, what: str) -> tuple[object, ...]:
     """Return a value as plain data: a function or class as its name, ``functools.partial`` part by part.
 
     ``what`` names the value in errors. Raises ConfigurationError for a function or class that cannot be imported.
@@ -226,7 +229,7 @@ def describe(value: Any, what: str) -> tuple[Any, ...]:
     return ("name", module, None if file is None else os.path.abspath(file), name)
 
 
-def resolve(described: tuple[Any, ...]) -> Any:
+def resolve(described: tuple[PlainValue, ...]) -> Any:
     """Return the value that :func:`describe` described; import what it names."""
     match described:
         case ("value", value):

@@ -128,7 +128,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
             raise Deadlock
         return min(dates_s)
 
-    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+    def _close_generator(self, generator: AsyncGenerator[object, object]) -> None:
         """Close an abandoned async generator in a task; after the loop is closed, unwind it."""
         closing = generator.aclose()
         if self.is_closed():

@@ -68,7 +68,7 @@ class Simulation:
     def input(
         self,
         name: str,
-        records: Iterable[Any],
+        records: Iterable[object],
         *,
         partitions: int = 1,
         key: KeyOf | None = None,
@@ -211,7 +211,7 @@ class Input:
         self._waiting = [self._outgoing(index, record, key) for index, record in enumerate(given)]
         self._waiting.reverse()
 
-    def _outgoing(self, index: int, record: Any, key: KeyOf | None) -> OutgoingBatch:
+    def _outgoing(self, index: int, record: object, key: KeyOf | None) -> OutgoingBatch:
         value = (
             record if isinstance(record, bytes) else orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
         )
