@@ -127,7 +127,6 @@ class CsvBatch(TopicBatch):
         return self._with_columns(super().__getitem__(which))
 
     def take(self, indices: Sequence[int]) -> CsvBatch:
-        """Return the records at ``indices``, in that order."""
         return self._with_columns(super().take(indices))
 
     def _with_columns(self, part: TopicBatch) -> CsvBatch:

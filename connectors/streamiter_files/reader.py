@@ -71,7 +71,6 @@ class FilesReader(TopicReader):
         return {number: lag for number, lag in lags.items() if lag is not None}
 
     async def close(self) -> None:
-        """Close the files."""
         self._is_closed = True
         self._waiting.clear()
         try:
@@ -121,7 +120,6 @@ class FilePartition:
 
     @property
     def has_records(self) -> bool:
-        """Whether ``take`` has records to return."""
         return self._taken < len(self._records)
 
     def fill(self) -> None:
@@ -224,7 +222,6 @@ class FilePartition:
         return records if self._stop is None else min(records, self._stop - self._next_offset)
 
     def close(self) -> None:
-        """Close the file."""
         if self._chunks is not None:
             self._chunks.close()
 

@@ -166,7 +166,6 @@ class LineTokens:
 
     @property
     def counts(self) -> Integers:
-        """The number of tokens of each line."""
         return np.diff(self.firsts)
 
 

@@ -196,7 +196,6 @@ class BrokerConnections:
         return sorted(name for _code, name, is_internal, _partitions in response.topics if not is_internal)
 
     async def close(self) -> None:
-        """Close all connections."""
         connections = list(self._connections.values())
         self._connections.clear()
         await disconnect(connections)
@@ -313,7 +312,6 @@ class OffsetFinder:
         }
 
     async def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the earliest offset of each partition."""
         return _offsets(await self._find(dict.fromkeys(partitions, _EARLIEST), READ_UNCOMMITTED))
 
     async def identities(self, partitions: Iterable[int]) -> dict[int, str]:

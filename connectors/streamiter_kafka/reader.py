@@ -139,7 +139,6 @@ class KafkaReader(TopicReader):
         self._is_closed = False
 
     def start(self, partitions: list[ReadPartition], partition_count: int) -> None:
-        """Start to fetch."""
         self._partitions = {partition.number: partition for partition in partitions}
         self._partition_count = partition_count
         if self._request.stop is None:

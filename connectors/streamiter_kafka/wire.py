@@ -174,12 +174,10 @@ class Uuid:
 
     @staticmethod
     def encode(value: UUID) -> bytes:
-        """Return the bytes of an id."""
         return value.bytes
 
     @staticmethod
     def decode(data: BytesIO) -> UUID:
-        """Return the next id."""
         return UUID(bytes=data.read(16))
 
     @staticmethod
@@ -328,7 +326,6 @@ class RenewProducerRequest(Request[_INIT_PRODUCER_ID]):  # type: ignore[misc]
         self._fields = (transactional_id, timeout_ms, number, epoch)
 
     def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        """Return the request with its fields in the order of the protocol."""
         return request_type(*self._fields, _NO_TAGS)
 
 
@@ -348,7 +345,6 @@ class TopicMetadataRequest(Request[_METADATA]):  # type: ignore[misc]
             return MetadataRequest([self._topic], allow_auto_topic_creation=False).prepare(versions)
 
     def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        """Return the request with its fields in the order of the protocol."""
         return request_type([(_NO_ID, self._topic, _NO_TAGS)], False, False, _NO_TAGS)
 
 

@@ -115,7 +115,6 @@ class Sender:
         return any(pending.is_sealed for pending in dropped)
 
     async def stop(self) -> None:
-        """Stop sending."""
         self._is_stopped = True
         if self._linger is not None:
             self._linger.cancel()

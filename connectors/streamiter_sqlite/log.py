@@ -61,7 +61,6 @@ class TopicRow:
 
 
 def topic_names(connection: sqlite3.Connection) -> list[str]:
-    """Return the names of all topics, sorted."""
     return [name for (name,) in connection.execute("SELECT name FROM topics ORDER BY name")]
 
 

@@ -487,7 +487,6 @@ class OffsetSpan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no offset."""
         return self.start >= self.stop
 
 

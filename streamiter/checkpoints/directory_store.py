@@ -372,7 +372,6 @@ class FlowFolder:
         return sorted(checkpoint for checkpoint in found if checkpoint is not None)
 
     def open(self, checkpoint: CheckpointId) -> SnapshotFile:
-        """Open a snapshot for reading."""
         path = self.path_of(checkpoint)
         if not path.exists():
             there = ", ".join(map(str, self.snapshots()))

@@ -513,7 +513,6 @@ class FileHold:
         self._file: TemporaryFile | None = file
 
     def read(self, position: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``position`` on."""
         if self._file is None:
             raise InternalError("a temporary file is read through a hold that was released")
         return self._file.read(position, length)

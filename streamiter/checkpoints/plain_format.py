@@ -111,7 +111,6 @@ Replace: TypeAlias = Callable[[PlainValue], PlainValue]
 
 
 def extension(code: int, payload: bytes) -> Extension:
-    """Return an extension object."""
     # ExtType is a named tuple; its own constructor checks the arguments in Python, which takes long.
     return tuple.__new__(msgpack.ExtType, (code, payload))
 

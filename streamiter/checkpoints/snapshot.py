@@ -196,7 +196,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> SnapshotHeader:
-        """The header of the snapshot."""
         return SnapshotHeader(
             self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes
         )
@@ -317,7 +316,6 @@ class SnapshotFile(StoredSnapshot):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file."""
         return os.fstat(self._file.fileno()).st_size
 
     def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:

@@ -257,7 +257,6 @@ def program() -> str:
 
 
 def print_summary(summary: DemoSummary) -> None:
-    """Print the summary in words."""
     say(_headline(summary))
     for name, value, remark in _figures(summary):
         say(f"  {name:<18}{value:>9}  {remark}".rstrip(), hanging=31)

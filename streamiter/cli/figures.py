@@ -268,7 +268,6 @@ def _read(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio
 
 
 def print_json(document: object) -> None:
-    """Print a JSON document on one line."""
     typer.echo(orjson.dumps(document).decode())
 
 

@@ -382,12 +382,10 @@ class TransactionState:
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction is open."""
         return self._phase is _TransactionPhase.OPEN
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
         return self._phase is _TransactionPhase.CLOSED
 
     def check_usable(self) -> None:

@@ -94,7 +94,6 @@ class MemoryTopics:
         return f"memory:{id(self)}"
 
     def topic_names(self) -> list[str]:
-        """Return the names of the topics, sorted."""
         with self.lock:
             return sorted(self._logs)
 

@@ -145,7 +145,6 @@ class DecodeValues(Operator):
         self._decoder = decoder
 
     def process_batch(self, batch: TopicBatch, out: Output) -> None:
-        """Emit the records of the batch."""
         try:
             records = self._decoder.decode(batch)
         except DecodeError as error:
@@ -210,7 +209,6 @@ class TopicSink(Operator):
             self._encoder.cut_to(await self.topic.size_limit(), self.topic.name)
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
-        """Write the records of the batch."""
         assert self._writer is not None
         assert self._context is not None
         if out.tolerates_rejections and not self._limit_is_known:

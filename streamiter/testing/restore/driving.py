@@ -232,13 +232,11 @@ class JobDriver:
         self.job: Job
 
     async def start(self, snapshot: bytes | None) -> None:
-        """Start the job, from a snapshot if one is given."""
         given = None if snapshot is None else self.built.plain_data.decode(snapshot)
         self.job = await self.built.flow.start(clock=self.clock, snapshot=given)
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended."""
         return self.job.statistics().state != "running"
 
     async def snapshot(self) -> bytes | None:
@@ -443,7 +441,6 @@ class SourceGate:
         self.records = 0
 
     def open(self) -> None:
-        """Let the source read once."""
         self.is_reading = True
         self._permits.release()
 
@@ -500,7 +497,6 @@ class Tap:
         self._plain = plain_data
 
     def take(self, batch: Batch) -> None:
-        """Append the records of a batch."""
         self.records += [self._plain.encode(_plain_form(record)) for record in batch]
 
 

@@ -137,7 +137,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
             self.create_task(closing)
 
     def is_running(self) -> bool:
-        """Return whether ``run`` is running."""
         return self._is_running
 
     @property
@@ -164,7 +163,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         return self._simulated_time.now_s
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future with a number."""
         self._futures_made += 1
         return SimulatedFuture(self._futures_made, loop=self)
 
@@ -193,7 +191,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        """Do the same as ``call_soon``: there are no threads."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -203,7 +200,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run a callback when so many seconds have passed."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
@@ -213,7 +209,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run a callback at a time."""
         self._check_open()
         handle = asyncio.TimerHandle(when, callback, list(args), self, context)
         self._timers_made += 1
@@ -330,7 +325,6 @@ class ReadyHandles:
         return handle, number
 
     def clear(self) -> None:
-        """Remove all handles."""
         self._heap.clear()
 
 

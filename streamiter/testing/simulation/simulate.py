@@ -391,7 +391,6 @@ class SimulationDriver:
             )
 
     def drop(self, life: Life) -> None:
-        """Dispose of a life."""
         self.lives.remove(life)
         life.dispose()
 
@@ -401,7 +400,6 @@ class SimulationDriver:
         life.crash()
 
     def drop_all(self) -> None:
-        """Dispose of all lives."""
         for life in list(self.lives):
             self.drop(life)
 

@@ -157,11 +157,9 @@ class World:
         return all(given.is_fed for given in self.inputs.values())
 
     def new_id(self) -> str:
-        """Return a new id for a run."""
         return f"{self._ids.getrandbits(128):032x}"
 
     def feed(self, given: Input) -> None:
-        """Start to feed an input."""
         self.inputs[given.name] = given
         # The undisturbed run is the same under every seed, so that one such run can serve many seeds.
         is_undisturbed = self._expected is None
@@ -184,7 +182,6 @@ class World:
                 self.found(f"the check of committed outputs fails: {error}")
 
     def found(self, wrong: str | None) -> None:
-        """Keep the first finding."""
         if wrong is not None and self.violation is None:
             self.violation = wrong
 
