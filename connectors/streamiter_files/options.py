@@ -277,6 +277,61 @@ def _some(files: list[Path], path: str, expected: str) -> list[Path]:
     return files
 
 
+def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileFormat | None) -> list[Path]:
+    """Return the files that the topic at ``path`` lacks to have so many partitions.
+
+    >>> [path.name for path in new_files("/data/part-*.jsonl", [Path("/data/part-0.jsonl")], 3, None)]
+    ['part-1.jsonl', 'part-2.jsonl']
+    """
+    if not (names_a_folder(path) or is_pattern(path)):
+        return _single(path, existing, partitions)
+    before, after = _name_parts(path, given)
+    missing = [Path(f"{before}{number}{after}") for number in range(len(existing), partitions)]
+    if in_order(map(str, [*existing, *missing])) != [*existing, *missing]:
+        raise ConfigurationError(
+            f"topic {path!r}: a new file {missing[0].name!r} would not be the last in the order of names, and "
+            f"would change the numbers of later partitions; the last file is {existing[-1].name!r}. "
+            "Create the files by hand"
+        )
+    return missing
+
+
+def _single(path: str, existing: Sequence[Path], partitions: int) -> list[Path]:
+    if partitions > 1:
+        folder, name = os.path.split(path)
+        stem, dot, suffixes = name.partition(".")
+        raise ConfigurationError(
+            f"topic {path!r}: expected 1 partition for one file, given {partitions}; give a pattern, such as "
+            f"'file:{folder}/{stem}-*{dot}{suffixes}', or a folder"
+        )
+    return [] if existing else [Path(path)]
+
+
+def _name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
+    """Return the parts of a new file's name before and after its number."""
+    if names_a_folder(path):
+        if given is None:
+            raise ConfigurationError(
+                f"topic {path!r}: expected the option format= to create files in a folder, "
+                "such as format='jsonl'"
+            )
+        return f"{path.rstrip('/')}/part-", f".{given.suffixes[0]}"
+    before, _, after = path.partition("*")
+    if glob.has_magic(before) or glob.has_magic(after) or "/" in after:
+        raise ConfigurationError(
+            f"topic {path!r}: expected a pattern with one '*' in the file's name to create files, "
+            "such as part-*.jsonl"
+        )
+    return before, after
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file and its folders; existing ones are kept."""
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+
+
 def common_format(files: Iterable[Path], *, topic: str) -> FileFormat:
     """Return the one format that all files have by their suffixes; raise an error if there are several."""
     by_format: dict[str, tuple[FileFormat, Path]] = {}
