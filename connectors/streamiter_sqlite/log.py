@@ -21,7 +21,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -249,7 +249,8 @@ def _retain_partition(
     kept_from = end_offset - topic.settings.get("retention_records", end_offset)
     bytes_max = topic.settings.get("retention_bytes", size_bytes)
     latest_ms_min = now_ms - topic.settings.get("retention_ms", now_ms)
-    while (oldest := _oldest_block(connection, topic, number)) is not None:
+    while oldest_entries := _entries(connection, topic, number, "ASC", 1):
+        [oldest] = oldest_entries
         is_over = oldest.end_offset <= kept_from or size_bytes > bytes_max or oldest.latest_ms < latest_ms_min
         if oldest.end_offset == end_offset or not is_over:
             break
@@ -261,7 +262,7 @@ def _retain_partition(
     )
 
 
-class _OldestBlock(NamedTuple):
+class _Entry(NamedTuple):
     first_offset: int
     end_offset: int
     block_id: int
@@ -269,20 +270,23 @@ class _OldestBlock(NamedTuple):
     latest_ms: int
 
 
-def _oldest_block(connection: sqlite3.Connection, topic: TopicRow, number: int) -> _OldestBlock | None:
-    row = connection.execute(
-        "SELECT first_offset, end_offset, block_id, size_bytes, latest_ms FROM entries"
-        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset LIMIT 1",
-        (topic.id, number),
-    ).fetchone()
-    return None if row is None else _OldestBlock(*checked_numbers(row, "entries"))
+def _entries(
+    connection: sqlite3.Connection, topic: TopicRow, number: int, order: Literal["ASC", "DESC"], limit: int
+) -> list[_Entry]:
+    """Return the first, or the last, entries of a partition, at most that many."""
+    rows = connection.execute(
+        "SELECT first_offset, end_offset, block_id, size_bytes, latest_ms FROM entries"  # noqa: S608
+        f" WHERE topic_id = ? AND partition = ? ORDER BY first_offset {order} LIMIT ?",
+        (topic.id, number, limit),
+    )
+    return [_Entry(*checked_numbers(row, "entries")) for row in rows]
 
 
-def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, block: _OldestBlock) -> None:
-    connection.execute("DELETE FROM blocks WHERE id = ?", (block.block_id,))
+def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, entry: _Entry) -> None:
+    connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
     connection.execute(
         "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
-        (topic.id, number, block.first_offset),
+        (topic.id, number, entry.first_offset),
     )
 
 
@@ -290,13 +294,6 @@ COMPACTION_SETTING: Final = "compact"
 
 # Compaction looks at blocks of so many bytes in all, since it delays the commit that it is part of.
 _BYTES: Final = 1 << 20
-
-
-class _CompactedBlock(NamedTuple):
-    partition: int
-    first_offset: int
-    block_id: int
-    size_bytes: int
 
 
 def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
@@ -316,43 +313,26 @@ def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
 def _compact_partition(connection: sqlite3.Connection, topic: TopicRow, number: int) -> None:
     newer: set[bytes] = set()
     looked_at_bytes = 0
-    for entry in _last_entries(connection, topic, number):
+    for entry in _entries(connection, topic, number, "DESC", COMPACTED_BLOCKS):
         keys = _keys(connection, entry)
         if is_superseded(keys, newer):
-            _drop_offsets(connection, topic, entry)
+            # The ends of the partition stay the same; readers skip the gap.
+            _drop(connection, topic, number, entry)
+            connection.execute(
+                "UPDATE partitions SET size_bytes = size_bytes - ? WHERE topic_id = ? AND number = ?",
+                (entry.size_bytes, topic.id, number),
+            )
         newer.update(key for key in keys or () if key is not None)
         looked_at_bytes += entry.size_bytes
         if looked_at_bytes > _BYTES:
             break
 
 
-def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_CompactedBlock]:
-    rows = connection.execute(
-        "SELECT partition, first_offset, block_id, size_bytes FROM entries"
-        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
-        (topic.id, number, COMPACTED_BLOCKS),
-    )
-    return [_CompactedBlock(*checked_numbers(row, "entries")) for row in rows]
-
-
-def _keys(connection: sqlite3.Connection, entry: _CompactedBlock) -> list[bytes | None] | None:
+def _keys(connection: sqlite3.Connection, entry: _Entry) -> list[bytes | None] | None:
     row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
     if row is None:
         raise DamagedFile(f"block {entry.block_id} is missing")
     return unpacked(*row).keys
-
-
-def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _CompactedBlock) -> None:
-    """Drop a block. The ends of the partition stay the same; readers skip the gap."""
-    connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
-    connection.execute(
-        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
-        (topic.id, entry.partition, entry.first_offset),
-    )
-    connection.execute(
-        "UPDATE partitions SET size_bytes = size_bytes - ? WHERE topic_id = ? AND number = ?",
-        (entry.size_bytes, topic.id, entry.partition),
-    )
 
 
 # A block is read and unpacked as a whole: large enough that the cost of a row is small for each record, small enough

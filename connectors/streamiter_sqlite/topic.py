@@ -11,26 +11,22 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
     PartitionEnds,
     ReadingPositions,
-    check_identities,
-    check_named_partitions,
     check_partition_count,
     check_request,
     closed_error,
     closed_on_failure,
-    first_position,
     out_of_range_message,
     partitions_of,
-    stop_offsets,
+    reading_positions,
     whole_number_settings,
 )
 from streamiter.topics.topic import (
@@ -282,31 +278,24 @@ _FETCH_BYTES: Final = 4 << 20
 _PAUSE_GROWTH: Final = 1.2
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderStart:
-    """The topic and the offsets of a reader when it is opened."""
+class ReaderStart(NamedTuple):
+    """The topic, the ends of its partitions, and the positions of a reader when it is opened."""
 
     topic: TopicRow
-    positions: dict[int, int]
-    stops: dict[int, int] | None
-    ends: dict[int, PartitionEnds]
+    ends: Mapping[int, PartitionEnds]
+    positions: ReadingPositions
 
 
 def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> ReaderStart:
     with read_transaction(connection):
         topic = find_topic(connection, name)
-        all_ends = partition_ends(connection, topic)
-        check_named_partitions(request, len(all_ends), topic=name)
-        check_identities(request, topic.identities(all_ends), all_ends, topic=name)
-        ends = {number: all_ends[number] for number in partitions_of(request, len(all_ends))}
-        positions = {
-            number: first_position(
-                request, number, its_ends, partial(offset_at, connection, topic, number, its_ends), topic=name
-            )
-            for number, its_ends in ends.items()
-        }
-    stops = stop_offsets(request, {number: its_ends.stable for number, its_ends in ends.items()})
-    return ReaderStart(topic, positions, stops, ends)
+        ends = partition_ends(connection, topic)
+
+        def first_at(number: int, timestamp_ms: int) -> int:
+            return offset_at(connection, topic, number, ends[number], timestamp_ms)
+
+        positions = reading_positions(request, ends, topic.identities(ends), first_at, topic=name)
+    return ReaderStart(topic, ends, positions)
 
 
 @dataclass(slots=True)
@@ -324,9 +313,7 @@ class SqliteReader(TopicReader):
         self, database: Database, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
     ) -> None:
         self._database = database
-        self._topic = beginning.topic
-        self._positions = ReadingPositions(beginning.positions, beginning.stops)
-        self._ends: Mapping[int, PartitionEnds] = beginning.ends
+        self._topic, self._ends, self._positions = beginning
         self._request = request
         self._options = options
         self._buffers: dict[int, BufferedBatch] = {}

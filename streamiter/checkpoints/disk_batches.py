@@ -225,7 +225,7 @@ class DiskBatches:
         ):
             segment = self._last_segment()
             position = segment.size_bytes
-            segment.append(encoded)
+            segment.add(encoded)
         self.count += 1
         self.size_bytes += size_bytes
         self.batches_written += 1
@@ -248,24 +248,26 @@ class DiskBatches:
         """Return the first batch without dropping it; raise ``IndexError`` if there is none."""
         if not self.count:
             raise IndexError(f"{self._name}: no batch is on disk")
-        return self._segments[0].first()
+        return _read_batch(self._segments[0], self._segments[0].read_position)
 
     def drop_first(self, encoded: EncodedBatch) -> None:
         """Drop the first batch, which is ``encoded``; remove its segment if that was its last batch."""
         segment = self._segments[0]
         segment.read_position += encoded.disk_bytes
         self.count -= 1
-        if segment.is_read:
+        if segment.read_position == segment.size_bytes:
             self._free(segment)
 
     def read(self, position: int) -> EncodedBatch:
         """Return the batch at a position, its content in new writable memory. For one segment."""
         [segment] = self._segments
-        return segment.read(position)
+        return segment.batch_at(position)
 
     def hold(self) -> HeldDiskBatches:
         """Return all batches in order; they stay readable when batches are added or dropped, or all is closed."""
-        return HeldDiskBatches(segment.hold() for segment in self._segments)
+        return HeldDiskBatches(
+            (segment.hold(), segment.read_position, segment.size_bytes) for segment in self._segments
+        )
 
     def close(self) -> None:
         """Close the files, which removes all batches. May be called more than once."""
@@ -277,7 +279,7 @@ class DiskBatches:
         if not self._segments or (
             self._segment_bytes is not None and self._segments[-1].size_bytes >= self._segment_bytes
         ):
-            self._segments.append(_Segment(TemporaryFile(self._directory, name=self._name)))
+            self._segments.append(_Segment(self._directory, name=self._name))
         return self._segments[-1]
 
     def _free(self, segment: _Segment) -> None:
@@ -289,98 +291,30 @@ class DiskBatches:
             segment.cut(0)
 
 
-class _Segment:
-    """One temporary file of encoded batches."""
-
-    __slots__ = ("_file", "read_position")
-
-    def __init__(self, file: TemporaryFile) -> None:
-        self._file = file
-        self.read_position = 0
-        """The position of the first batch that is not dropped."""
-
-    @property
-    def size_bytes(self) -> int:
-        return self._file.size_bytes
-
-    @property
-    def is_read(self) -> bool:
-        return self.read_position == self.size_bytes
-
-    @property
-    def is_held(self) -> bool:
-        return self._file.is_held
-
-    def append(self, encoded: EncodedBatch) -> None:
-        """Add a batch; if that fails, the segment is unchanged."""
-        epoch, records, content = encoded
-        # Two parts: joining the content to its head would copy the content.
-        self._file.append(_HEAD.pack(epoch, records, len(content)), content)
-
-    def first(self) -> EncodedBatch:
-        return _read_batch(self._file, self.read_position)
-
-    def read(self, position: int) -> EncodedBatch:
-        epoch, records, length = _HEAD.unpack(self._file.read(position, _HEAD.size))
-        start = position + _HEAD.size
-        # Memory of numpy begins at a multiple of 16, so that arrays can stay in it.
-        room = np.empty(min(length, self.size_bytes - start), np.uint8).data
-        self._file.read_into(start, room)
-        return EncodedBatch(epoch, records, room)
-
-    def hold(self) -> _HeldSegment:
-        return _HeldSegment(self._file.hold(), self.read_position, self.size_bytes)
-
-    def cut(self, size_bytes: int) -> None:
-        """Keep the first ``size_bytes`` bytes only, and free the rest of the space."""
-        self._file.cut(size_bytes)
-        self.read_position = min(self.read_position, size_bytes)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-@final
-class _HeldSegment:
-    """The batches of a segment that were not dropped at one moment."""
-
-    __slots__ = ("_end", "_file", "_start")
-
-    def __init__(self, file: FileHold, start: int, end: int) -> None:
-        self._file = file
-        self._start = start
-        self._end = end
-
-    def __iter__(self) -> Iterator[EncodedBatch]:
-        position = self._start
-        while position < self._end:
-            encoded = _read_batch(self._file, position)
-            yield encoded
-            position += encoded.disk_bytes
-
-    def release(self) -> None:
-        self._file.release()
-
-
 @final
 class HeldDiskBatches:
     """The batches that were on disk at one moment; they can be read once, and each segment is released when read."""
 
     __slots__ = ("_segments",)
 
-    def __init__(self, segments: Iterable[_HeldSegment]) -> None:
+    def __init__(self, segments: Iterable[tuple[FileHold, int, int]]) -> None:
+        """``segments`` are files, each with the start and the end of the batches that were not dropped."""
         self._segments = deque(segments)
 
     def __iter__(self) -> Iterator[EncodedBatch]:
         while self._segments:
-            yield from self._segments[0]
+            file, position, end = self._segments[0]
+            while position < end:
+                encoded = _read_batch(file, position)
+                yield encoded
+                position += encoded.disk_bytes
             if self._segments:  # otherwise all of it was released during the iteration
-                self._segments.popleft().release()
+                self._segments.popleft()[0].release()
 
     def release(self) -> None:
         """Release the files. May be called more than once."""
         while self._segments:
-            self._segments.popleft().release()
+            self._segments.popleft()[0].release()
 
 
 def _read_batch(file: TemporaryFile | FileHold, position: int) -> EncodedBatch:
@@ -489,6 +423,36 @@ class TemporaryFile:
             f"{self._name}: a temporary file of this step ends {missing_bytes} bytes early; something else has "
             "cut it, or its disk is failing",
         )
+
+
+class _Segment(TemporaryFile):
+    """One temporary file of encoded batches."""
+
+    __slots__ = ("read_position",)
+
+    def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
+        super().__init__(directory, name=name)
+        self.read_position = 0
+        """The position of the first batch that is not dropped."""
+
+    def add(self, encoded: EncodedBatch) -> None:
+        """Add a batch; if that fails, the segment is unchanged."""
+        epoch, records, content = encoded
+        # Two parts: joining the content to its head would copy the content.
+        self.append(_HEAD.pack(epoch, records, len(content)), content)
+
+    def batch_at(self, position: int) -> EncodedBatch:
+        """Return the batch at a position, its content in new writable memory."""
+        epoch, records, length = _HEAD.unpack(self.read(position, _HEAD.size))
+        start = position + _HEAD.size
+        # Memory of numpy begins at a multiple of 16, so that arrays can stay in it.
+        room = np.empty(min(length, self.size_bytes - start), np.uint8).data
+        self.read_into(start, room)
+        return EncodedBatch(epoch, records, room)
+
+    def cut(self, size_bytes: int) -> None:
+        super().cut(size_bytes)
+        self.read_position = min(self.read_position, size_bytes)
 
 
 class _QuietFile(FileIO):

@@ -262,58 +262,50 @@ def _object_range(frame: bytes | memoryview) -> tuple[int, int]:
 
 
 class _Builder:
-    """Stands for the opening, the first item of a msgpack array; builds the value when the array is complete."""
+    """Stands for the opening, the first item of a msgpack array; builds the value when the array is complete.
 
-    __slots__ = ()
+    ``complete`` returns the value, given all items of the array including this one.
+    """
 
-    def complete(self, items: list[PlainValue]) -> PlainValue:
-        """Return the value, given all items of the array including this one."""
-        raise NotImplementedError
+    __slots__ = ("complete",)
+
+    def __init__(self, complete: Callable[[list[PlainValue]], PlainValue]) -> None:
+        self.complete = complete
 
 
-class _TupleBuilder(_Builder):
-    __slots__ = ()
+def _complete_tuple(items: list[PlainValue]) -> tuple[PlainValue, ...]:
+    del items[0]
+    return tuple(items)
 
-    def complete(self, items: list[PlainValue]) -> tuple[PlainValue, ...]:
+
+def _complete_columns(items: list[PlainValue]) -> Columns:
+    _, arrays = items
+    if type(arrays) is not dict or not all(type(array) is np.ndarray for array in arrays.values()):
+        raise ValueError("Columns hold what is no array")
+    if not all(type(name) is str for name in arrays):
+        raise ValueError("Columns have a name that is no str")
+    return Columns(arrays)
+
+
+def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
+    def complete(items: list[PlainValue]) -> msgspec.Struct:
         del items[0]
-        return tuple(items)
-
-
-class _ColumnsBuilder(_Builder):
-    __slots__ = ()
-
-    def complete(self, items: list[PlainValue]) -> Columns:
-        _, arrays = items
-        if type(arrays) is not dict or not all(type(array) is np.ndarray for array in arrays.values()):
-            raise ValueError("Columns hold what is no array")
-        if not all(type(name) is str for name in arrays):
-            raise ValueError("Columns have a name that is no str")
-        return Columns(arrays)
-
-
-class _StructBuilder(_Builder):
-    __slots__ = ("_fields", "_struct")
-
-    def __init__(self, struct: type[msgspec.Struct], fields: list[str]) -> None:
-        self._struct = struct
-        self._fields = fields
-
-    def complete(self, items: list[PlainValue]) -> msgspec.Struct:
-        del items[0]
-        fields = dict(zip(self._fields, items, strict=True))
+        fields = dict(zip(names, items, strict=True))
         try:
-            return self._struct(**fields)
+            return struct(**fields)
         except Exception as error:
             # Including errors of its own __post_init__.
             raise ValueError(
-                f"the struct {self._struct.__name__} is stored with the fields {', '.join(fields) or 'none'} "
+                f"the struct {struct.__name__} is stored with the fields {', '.join(fields) or 'none'} "
                 f"and cannot be made of them today ({error}); give added fields a default, keep removed ones"
             ) from error
 
+    return _Builder(complete)
+
 
 _OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.COLUMNS)
-_TUPLE_BUILDER: Final = _TupleBuilder()
-_COLUMNS_BUILDER: Final = _ColumnsBuilder()
+_TUPLE_BUILDER: Final = _Builder(_complete_tuple)
+_COLUMNS_BUILDER: Final = _Builder(_complete_columns)
 
 
 class _PlainDataDecoder:
@@ -352,7 +344,7 @@ class _PlainDataDecoder:
         # The arrays of one frame mostly have the same few headers.
         self._dtypes: dict[bytes, Dtype] = {}
         self._layouts: dict[bytes, Layout] = {}
-        self._struct_builders: dict[bytes, _StructBuilder] = {}
+        self._struct_builders: dict[bytes, _Builder] = {}
 
     def check_end(self) -> None:
         """Raise ``ValueError`` if an opening or a buffer is left over."""
@@ -401,7 +393,7 @@ class _PlainDataDecoder:
             return _COLUMNS_BUILDER
         raise ValueError(f"it holds extension {code}, which no version begins a list with")
 
-    def _struct_builder(self, payload: bytes) -> _StructBuilder:
+    def _struct_builder(self, payload: bytes) -> _Builder:
         opening = self._struct_builders.get(payload)
         if opening is None:
             opening = _struct_builder(payload, self._structs)
@@ -449,7 +441,7 @@ class _PlainDataDecoder:
         return dtype, end
 
 
-def _struct_builder(payload: bytes, structs: StructRegistry) -> _StructBuilder:
+def _struct_builder(payload: bytes, structs: StructRegistry) -> _Builder:
     match unpack(payload, _decode_rare_type):
         case [str() as name, *fields] if all(type(field) is str for field in fields):
             pass
@@ -459,7 +451,7 @@ def _struct_builder(payload: bytes, structs: StructRegistry) -> _StructBuilder:
     if struct is None:
         known = ", ".join(structs.classes) or "none"
         raise ValueError(f"it holds a struct {name!r}, which is not registered ({known}); register the class")
-    return _StructBuilder(struct, fields)
+    return _builder_of(struct, fields)
 
 
 def _layout(dtype: Dtype, axes: bytes) -> Layout:

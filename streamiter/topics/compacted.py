@@ -100,8 +100,8 @@ async def last_value(topic: Topic, key: bytes, *, clock: Clock) -> TopicRecord |
     description = await topic.describe()
     found: TopicRecord | None = None
     for number in sorted(description.offsets):
-        search = _Search(topic, key, BackwardReading(topic, description, number, clock, waits=True))
-        record = await search.run(clock)
+        reading = BackwardReading(topic, description, number, clock, waits=True)
+        record = await _last_in(reading, topic.name, key, clock)
         # A key is in one partition, unless partitions were added since.
         if record is not None and (found is None or record.timestamp_ms > found.timestamp_ms):
             found = record
@@ -112,38 +112,31 @@ async def last_value(topic: Topic, key: bytes, *, clock: Clock) -> TopicRecord |
 _LOG_AFTER_S: Final = 3.0
 
 
-class _Search:
-    """The search in one partition."""
+async def _last_in(reading: BackwardReading, topic: str, key: bytes, clock: Clock) -> TopicRecord | None:
+    """Return the last record of the key in one partition."""
+    found: list[TopicRecord] = []
 
-    def __init__(self, topic: Topic, key: bytes, reading: BackwardReading) -> None:
-        self._topic = topic
-        self._key = key
-        self._reading = reading
-        self._found: TopicRecord | None = None
-
-    async def run(self, clock: Clock) -> TopicRecord | None:
-        """Return the last record of the key in the partition."""
-        timer = clock.call_later(_LOG_AFTER_S, self._tell_of_waiting)
-        try:
-            while self._found is None and not self._reading.is_at_beginning:
-                await self._reading.read_window(self._take)
-        finally:
-            timer.cancel()
-        return self._found
-
-    def _take(self, batch: TopicBatch) -> None:
-        index = _last_index(batch, self._key)
+    def take(batch: TopicBatch) -> None:
+        index = _last_index(batch, key)
         if index is not None:
-            self._found = batch[index : index + 1].records()[0]
+            found[:] = batch[index : index + 1].records()
 
-    def _tell_of_waiting(self) -> None:
+    def tell_of_waiting() -> None:
         _log.warning(
             "topic %r, partition %d: still looking for the last record of %r; an open transaction of a "
             "writer that is gone delays it until its timeout, or the topic has many records",
-            self._topic.name,
-            self._reading.number,
-            self._key,
+            topic,
+            reading.number,
+            key,
         )
+
+    timer = clock.call_later(_LOG_AFTER_S, tell_of_waiting)
+    try:
+        while not found and not reading.is_at_beginning:
+            await reading.read_window(take)
+    finally:
+        timer.cancel()
+    return found[0] if found else None
 
 
 def _last_index(batch: TopicBatch, key: bytes) -> int | None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
@@ -214,6 +215,30 @@ class ReadingPositions:
             for partition in sorted(self._positions)
             if partition in ends
         }
+
+
+def reading_positions(
+    request: ReadRequest,
+    ends: Mapping[int, PartitionEnds],
+    identities: Mapping[int, str],
+    offset_at: Callable[[int, int], int],
+    *,
+    topic: str,
+) -> ReadingPositions:
+    """Return the positions of a new reader, for a topic whose partitions have these ends and identities.
+
+    ``offset_at(partition, timestamp_ms)`` returns the offset of the first record at or after a time stamp. Raises
+    ``OffsetOutOfRange`` for positions that the topic does not have, or that belong to another topic of its name.
+    """
+    check_named_partitions(request, len(ends), topic=topic)
+    check_identities(request, identities, ends, topic=topic)
+    positions = {
+        number: first_position(request, number, ends[number], partial(offset_at, number), topic=topic)
+        for number in partitions_of(request, len(ends))
+    }
+    return ReadingPositions(
+        positions, stop_offsets(request, {number: ends[number].stable for number in positions})
+    )
 
 
 def out_of_range_message(topic: str, partition: int, position: int, ends: PartitionEnds) -> str:

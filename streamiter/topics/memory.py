@@ -14,15 +14,11 @@ from typing import ClassVar
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
-    ReadingPositions,
-    check_identities,
-    check_named_partitions,
     check_request,
     closed_error,
-    first_position,
     out_of_range_message,
     partitions_of,
-    stop_offsets,
+    reading_positions,
 )
 from streamiter.topics.memory_log import (
     MemoryTopics,
@@ -170,16 +166,10 @@ class MemoryReader(TopicReader):
         self._is_closed = False
         with store.lock:
             self._log = store.log(name)
-            check_named_partitions(request, len(self._log.partitions), topic=name)
             ends = {number: partition.ends for number, partition in enumerate(self._log.partitions)}
-            check_identities(request, self._log.identities, ends, topic=name)
-            positions = {
-                number: first_position(request, number, partition.ends, partition.offset_at, topic=name)
-                for number in partitions_of(request, len(self._log.partitions))
-                for partition in [self._log.partitions[number]]
-            }
-            stable = {number: self._log.partitions[number].stable_offset for number in positions}
-            self._positions = ReadingPositions(positions, stop_offsets(request, stable))
+            self._positions = reading_positions(
+                request, ends, self._log.identities, self._offset_at, topic=name
+            )
 
     async def read(self) -> TopicBatch | None:
         while True:
@@ -213,6 +203,9 @@ class MemoryReader(TopicReader):
         with self._store.lock:
             self._is_closed = True
             self._log.waiters.wake()
+
+    def _offset_at(self, number: int, timestamp_ms: int) -> int:
+        return self._log.partitions[number].offset_at(timestamp_ms)
 
     def _check_usable(self) -> None:
         if self._is_closed:

@@ -25,9 +25,9 @@ def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
     return handle
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def broker_to_break() -> Iterator[KafkaServer]:
-    """A broker that the tests of one module stop and freeze, one after the other."""
+    """A broker that tests stop and freeze, one after the other; its start takes as long as several tests."""
     skip_without_java()
     with running_kafka() as server:
         yield server

@@ -20,6 +20,7 @@ from job_faults.sums import (
     write,
 )
 from support.kafka_retention import delete_records
+from support.kafka_server import KafkaServer
 from topics.topic_case import PATIENCE_S, read_to_end
 
 from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, TopicNotFound
@@ -114,23 +115,24 @@ other records, and has the offsets 0 to"
 
 
 async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_an_added_partition(
-    kafka_broker_factory: Any, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    breakable_broker: KafkaServer,
+    topic_prefix: str,
+    serve: Serve,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A topic that was never deleted must never be taken for another one.
 
     Restarts under a running job are those of ``test_a_job_comes_through_a_restart_of_its_broker``.
     """
-    broker = kafka_broker_factory()
+    prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
     made = Topics.same(
-        *(
-            topic(f"kafka://{broker.bootstrap}/{name}", give_up_after_s=PATIENCE_S)
-            for name in ("numbers", "sums")
-        )
+        *(topic(f"{prefix}{name}", give_up_after_s=PATIENCE_S) for name in ("numbers", "sums"))
     )
     await made.create()
 
     def again() -> Service:
-        return serve(sums_flow("sums", made), checkpoints_in(tmp_path))
+        return serve(sums_flow(f"{topic_prefix}sums", made), checkpoints_in(tmp_path))
 
     with nothing_unheard(caplog):
         service = again()
@@ -141,8 +143,8 @@ async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_a
         await made.numbers.create(partitions=2)
         await service.works()
         await service.suspended()
-        broker.stop()
-        broker.start()
+        breakable_broker.stop()
+        breakable_broker.start()
         service = again()
         await write(made.numbers, 60, 90)
         await service.until(lambda: bool(service.jobs) and service.records_in("sum") >= 30)

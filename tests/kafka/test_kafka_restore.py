@@ -22,5 +22,5 @@ def test_a_kafka_topic_is_read_on(
     url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks"
     asyncio.run(written(topic(url), numbered(partitions=4)))
     calls = count_calls(KafkaReader, monkeypatch)
-    check_flow_restore(functools.partial(stored_source, url), cuts=3, ordered=False)
+    check_flow_restore(functools.partial(stored_source, url), cuts=2, ordered=False)
     assert calls
