@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -278,7 +278,7 @@ def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, obj
     return {
         **listed.document(),
         "notes": dict(snapshot.header.notes),
-        "steps": {name: asdict(step) for name, step in snapshot.header.steps.items()},
+        "steps": dict(snapshot.header.steps),
         "parts": {name: snapshot.part_bytes(name) for name in snapshot.part_names()},
     }
 

@@ -221,17 +221,7 @@ def _described(value: object) -> str:
 
 
 def _json(update: ModelUpdate) -> str:
-    document = {
-        "model": update.model,
-        "generation": update.generation,
-        "version": update.version,
-        "epoch": update.epoch,
-        "created_at_ms": update.created_at_ms,
-        "records": update.records,
-        "metrics": update.metrics,
-        "parameters": update.parameters,
-    }
-    return orjson.dumps(document, default=_json_value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return orjson.dumps(update, default=_json_value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _json_value(value: object) -> object:

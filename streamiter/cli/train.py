@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from streamiter.networks.data import LabelledRows
     from streamiter.networks.learner import Start
     from streamiter.networks.losses import Predictions
-    from streamiter.networks.network import Network, NetworkSummary
+    from streamiter.networks.network import Network
     from streamiter.networks.serving import EpochResult, SavedNetwork
     from streamiter.networks.training import TrainedNetwork
     from streamiter.parameter_server.consistency import Consistency
@@ -207,7 +206,7 @@ def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_js
         document = {
             "model": str(folder),
             "ended_by": trained.ended_by,
-            "epochs": [asdict(result) for result in trained.results],
+            "epochs": trained.results,
         }
         print_json(document)
         return
@@ -416,7 +415,7 @@ def show(
             "features": network.features,
             "dtype": str(network.dtype),
         }
-        print_json({**document, "layers": _rows(summary)})
+        print_json({**document, "layers": summary.rows})
     elif sys.stdout.isatty():
         print_table(
             summary.headings,
@@ -427,21 +426,6 @@ def show(
         )
     else:
         typer.echo(str(summary))
-
-
-def _rows(summary: NetworkSummary) -> list[dict[str, object]]:
-    return [
-        {
-            "layer": row.layer,
-            "type": row.type,
-            "inputs": row.inputs,
-            "output_dim": row.output_dim,
-            "parameters": row.parameters,
-            "parameters_per_feature": row.parameters_per_feature,
-            "status": row.status,
-        }
-        for row in summary.rows
-    ]
 
 
 # ``streamiter network``: show, draw, check.

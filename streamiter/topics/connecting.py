@@ -320,20 +320,11 @@ def spread(batch: OutgoingBatch, partitions: int, *, unkeyed: int) -> list[tuple
     ]
 
 
-def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition of a key: its CRC-32 modulo the number of partitions, the same in every process and release.
-
-    >>> partition_for_key(b"user-7", 4)
-    1
-    """
-    return zlib.crc32(key) % partitions
-
-
 def _indices_by_partition(
     keys: Sequence[bytes | None], partitions: int, unkeyed: int
 ) -> Iterable[tuple[int, list[int]]]:
     indices: dict[int, list[int]] = {}
-    crc32 = zlib.crc32  # the same as partition_for_key, without a call for each record
+    crc32 = zlib.crc32  # the same in every process and release
     for index, key in enumerate(keys):
         partition = unkeyed if key is None else crc32(key) % partitions
         indices.setdefault(partition, []).append(index)
