@@ -146,7 +146,7 @@ class KafkaReader(TopicReader):
         self._fetch_from_leaders()
 
     async def read(self) -> KafkaBatch | None:
-        # Gives a turn to the tasks that fetch: they would never run beside a caller that always finds records.
+        # Gives a turn to the tasks that fetch, which would never run if the caller always finds records.
         await asyncio.sleep(0)
         while True:
             if self._is_closed:

@@ -241,7 +241,7 @@ class KafkaTransactions(Transactions):
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
         self._state.check_open()
         packing = await self._packing(topic)
-        # Gives a turn to the tasks that send: they would never run beside a caller that never waits.
+        # Gives a turn to the tasks that send, which would never run if the caller never waits.
         await asyncio.sleep(0)
         await self._noting_fences(self._sender.room())
         leaders = await self._cluster.fresh_leaders(topic.name)

@@ -343,7 +343,7 @@ class KafkaWriter(TopicWriter):
                 await self._sender.stop()
 
     async def _prepare(self) -> Mapping[int, int]:
-        # Gives a turn to the tasks that send: they would never run beside a caller that never waits.
+        # Gives a turn to the tasks that send, which would never run if the caller never waits.
         await asyncio.sleep(0)
         with self._reporting():
             await self._sender.room()

@@ -2,7 +2,7 @@
 
 Records are stored as *blocks*: the records of one partition that were committed together, packed into one BLOB (see
 `log`). A row for each record would be readable with any SQLite tool, but Python's sqlite3 releases the interpreter lock
-once for each row. Measured beside a busy event loop: 65,000 records a second as rows, 1,600,000 as blocks.
+once for each row. Measured with a busy event loop: 65,000 records a second as rows, 1,600,000 as blocks.
 
 The table ``blocks`` holds the bytes; the table ``entries`` holds their offsets in a topic. They are separate so that a
 commit can give offsets to gigabytes of staged blocks by writing a few entries: SQLite rewrites a whole row, BLOB

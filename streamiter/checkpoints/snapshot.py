@@ -323,7 +323,7 @@ class SnapshotFile(StoredSnapshot):
         if (self.header.flow, self.header.id) != (flow, checkpoint):
             raise CheckpointError(
                 f"{self.path}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint {self.header.id} "
-                f"of flow {self.header.flow!r}; somebody has renamed or copied it: put it back where it was"
+                f"of flow {self.header.flow!r}; the file was renamed or copied: put it back where it was"
             )
 
     def part_names(self) -> Sequence[str]:

@@ -43,16 +43,6 @@ class CommitPointer:
         return checkpoint.number <= self.committed_by_run.get(checkpoint.run, -1)
 
 
-class ClaimedRuns(dict[str, str]):
-    """The run of each flow that a store has claimed."""
-
-    def of(self, flow: str) -> str:
-        """Return the run; raise ``InternalError`` if the flow is not claimed."""
-        if flow not in self:
-            raise InternalError(f"flow {flow!r}: it was not claimed before something was stored")
-        return self[flow]
-
-
 class CheckpointStore(abc.ABC):
     """Keeps the snapshots of flows by the name of the flow. One object serves one job or one tool.
 
@@ -253,6 +243,16 @@ class FlowRecord:
             each.run == checkpoint.run and each.committed is not None and checkpoint.number <= each.committed
             for each in self.runs
         )
+
+
+class ClaimedRuns(dict[str, str]):
+    """The run of each flow that a store has claimed."""
+
+    def of(self, flow: str) -> str:
+        """Return the run; raise ``InternalError`` if the flow is not claimed."""
+        if flow not in self:
+            raise InternalError(f"flow {flow!r}: it was not claimed before something was stored")
+        return self[flow]
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ def checkpoint_lines(statistics: JobStatistics) -> list[str]:
     checkpoints = statistics.checkpoints
     if checkpoints is None:
         return []
-    begun = "" if checkpoints.restored is None else f", gone on from {checkpoints.restored}"
+    begun = "" if checkpoints.restored is None else f", resumed from {checkpoints.restored}"
     if not checkpoints.taken:
         return [f"checkpoints: none committed yet{begun}"]
     cost = f"{checkpoints.last_size_bytes:,} bytes in {checkpoints.last_duration_s:.2f} s"

@@ -251,7 +251,7 @@ class PartitionLog:
 
     @property
     def stable_offset(self) -> int:
-        """The first offset of the oldest open transaction; the end where none is open."""
+        """The first offset of the oldest open transaction; the end if no transaction is open."""
         return next(iter(self._open.values()), self.end_offset)
 
     @property
@@ -309,7 +309,7 @@ class PartitionLog:
         return taken, max(position, limit)
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Return the offset of the first record of that time or later; the last stable offset where none is."""
+        """Return the offset of the first record of that time or later; otherwise the last stable offset."""
         for part in self._parts:
             for offset, timestamp in zip(part.offsets, part.records.timestamps_ms, strict=True):
                 if timestamp >= timestamp_ms and offset >= self.start_offset:

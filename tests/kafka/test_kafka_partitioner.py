@@ -31,7 +31,7 @@ def keys_and_partitions(random: Random) -> tuple[list[bytes], int]:
     return keys, random.randint(1, 1000)
 
 
-@random_examples(keys_and_partitions, examples=1_000)
+@random_examples(keys_and_partitions, examples=500)
 def test_many_keys_at_once_go_where_each_goes_alone(example: tuple[list[bytes], int]) -> None:
     """Few keys are hashed one by one and many together: a key must not move with the size of its batch."""
     keys, partitions = example
