@@ -14,11 +14,12 @@ import importlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, listed_items
 from streamiter.flow.stream import Stream, connect
@@ -249,6 +250,8 @@ def _positive(interval_s: float) -> float:
     return interval_s
 
 
+T = TypeVar("T")
+
 _FREE_CUTS: Final = 8
 """Cuts at turns of the event loop; each of them runs the flow twice."""
 _SHOWN_MAX: Final = 3
@@ -327,10 +330,10 @@ class Comparison:
             raise self._mismatch(cut, f"the restored run failed: {answer['error']}", answer["trace"])
         return JobOutcome(**answer)
 
-    def _described(self) -> tuple[Any, ...]:
+    def _described(self) -> tuple[PlainValue, ...]:
         return describe(self.build, self.what)
 
-    def _chosen(self, cuts: Sequence[Any], count: int | None) -> list[Any]:
+    def _chosen(self, cuts: Sequence[T], count: int | None) -> list[T]:
         if count is None or count >= len(cuts):
             return list(cuts)
         places = random.Random(self.options.seed).sample(range(len(cuts)), count)  # noqa: S311 (no secret)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import PlainDataError, shortened
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
@@ -109,18 +109,18 @@ class Watch:
         who = f"{type(operator).__name__} (step {step!r})"
         opened, snapshot, restore = operator.open, operator.snapshot, operator.restore
 
-        def open_noted(context: Context) -> Any:
+        def open_noted(context: Context) -> Awaitable[None] | None:
             self.operators[step, context.subtask_index] = operator
             return opened(context)
 
-        def snapshot_noted() -> Any:
+        def snapshot_noted() -> PlainValue:
             state = snapshot()
             if inspect.isawaitable(state):
                 return _then(state, lambda given: self._note_taken(who, operator, given))
             self._note_taken(who, operator, state)
             return state
 
-        def restore_noted(state: Any) -> Any:
+        def restore_noted(state: PlainValue) -> Awaitable[None] | None:
             # The decoded frames of a deferred state can be read only once, so such a state is not recorded.
             with contextlib.suppress(PlainDataError):
                 content = self._plain.encode(state)
@@ -178,7 +178,7 @@ class _Note:
     """The count of records at that time."""
 
 
-async def _then(awaited: Any, note: Callable[[Any], None]) -> Any:
+async def _then(awaited: PlainValue, note: Callable[[PlainValue], None]) -> PlainValue:
     state = await awaited
     note(state)
     return state
@@ -213,7 +213,7 @@ class Difference(NamedTuple):
         return f"{self.path or 'the value'}: expected {self.expected}, given {self.given}"
 
 
-def first_difference(expected: Any, given: Any, path: str = "") -> Difference | None:
+def first_difference(expected: PlainValue, given: PlainValue, path: str = "") -> Difference | None:
     """Return the first place where two values differ in type, dtype, order or bits; None if they are the same.
 
     >>> str(first_difference({"n": 1, "w": [1.0, 0.0]}, {"n": 1, "w": [1.0, -0.0]}))
@@ -240,7 +240,10 @@ def first_difference(expected: Any, given: Any, path: str = "") -> Difference | 
 
 
 def _of_dicts(
-    expected: dict[Any, Any], given: dict[Any, Any], path: str, step: str = "{path}[{key!r}]"
+    expected: dict[PlainValue, PlainValue],
+    given: dict[PlainValue, PlainValue],
+    path: str,
+    step: str = "{path}[{key!r}]",
 ) -> Difference | None:
     for key, value in expected.items():
         if key not in given:
@@ -256,7 +259,7 @@ def _of_dicts(
     return _of_sequences(list(expected), list(given), f"{path}'s keys")
 
 
-def _of_sequences(expected: Any, given: Any, path: str) -> Difference | None:
+def _of_sequences(expected: PlainValue, given: PlainValue, path: str) -> Difference | None:
     for index, (one, other) in enumerate(zip(expected, given, strict=False)):
         if difference := first_difference(one, other, f"{path}[{index}]"):
             return difference
@@ -267,7 +270,7 @@ def _of_sequences(expected: Any, given: Any, path: str) -> Difference | None:
     return Difference(f"{path}[{at}]", *what)
 
 
-def _of_arrays(expected: Any, given: Any, path: str) -> Difference | None:
+def _of_arrays(expected: PlainValue, given: PlainValue, path: str) -> Difference | None:
     if (expected.dtype, expected.shape) != (given.dtype, given.shape):
         return Difference(path, *(f"{array.dtype} of shape {array.shape}" for array in (expected, given)))
     if expected.tobytes() == given.tobytes():
@@ -294,7 +297,7 @@ def _typed(value: object) -> str:
     return f"{type(value).__name__} {shortened(value)}"
 
 
-def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+def _fields(struct: msgspec.Struct) -> dict[PlainValue, PlainValue]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 

@@ -198,7 +198,7 @@ def read_frame(stream: IO[bytes]) -> bytes:
     return content
 
 
-def describe(value: object, what: str) -> tuple[object, ...]:
+def describe(value: object, what: str) -> tuple[PlainValue, ...]:
     """Return a value as plain data: a function or class as its name, ``functools.partial`` part by part.
 
     ``what`` names the value in errors. Raises ConfigurationError for a function or class that cannot be imported.

@@ -232,7 +232,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
             raise RuntimeError("Event loop is closed")
 
 
-def _run_at_once(result: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run_at_once(result: asyncio.Future[T], func: Callable[[*Arguments], T], args: tuple[*Arguments]) -> None:
     if result.done():
         return
     try:
