@@ -60,15 +60,17 @@ class DirectoryStore(CheckpointStore):
         self._in_use: dict[str, IO[bytes]] = {}
 
     async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
-        claiming = _Claiming(FlowFolder(self._root, flow), run, begin_anew=begin_anew)
+        folder = FlowFolder(self._root, flow)
+        claims: list[tuple[FlowRecord | None, IO[bytes]]] = []
         try:
-            await in_thread(claiming)
-        finally:
-            if claiming.in_use is not None:
+            await in_thread(lambda: claims.append(folder.claim(run, begin_anew=begin_anew)))
+        finally:  # a claim is kept even if the caller is cancelled while the thread runs
+            for _, in_use in claims:
                 self._end_run(flow)
-                self._in_use[flow] = claiming.in_use
+                self._in_use[flow] = in_use
                 self._runs[flow] = run
-        return claiming.before
+        [(before, _)] = claims
+        return before.pointer if before else None
 
     async def pointer(self, flow: str) -> CommitPointer | None:
         record = await in_thread(FlowFolder(self._root, flow).record)
@@ -121,21 +123,6 @@ class DirectoryStore(CheckpointStore):
                 except CheckpointError:
                     continue  # open() and verify() raise what is wrong with it
         return headers
-
-
-class _Claiming:
-    """A claim in a thread; its results are kept even if its caller is cancelled while it runs."""
-
-    def __init__(self, folder: FlowFolder, run: str, *, begin_anew: bool) -> None:
-        self._folder = folder
-        self._run = run
-        self._begin_anew = begin_anew
-        self.before: CommitPointer | None = None
-        self.in_use: IO[bytes] | None = None
-
-    def __call__(self) -> None:
-        record, self.in_use = self._folder.claim(self._run, begin_anew=self._begin_anew)
-        self.before = record.pointer if record else None
 
 
 async def _write(folder: FlowFolder, writer: SnapshotWriter, parts: Iterable[SnapshotPart]) -> None:
