@@ -203,8 +203,8 @@ async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
     whole_file: WholeFile, tmp_path: Path
 ) -> None:
     """Of 700 damaged files 196 gave other records or fewer, without a word, and 77 an error of another library."""
-    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(50)]
-    assert sum(found) > 35  # the rest is unused room
+    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(36)]
+    assert sum(found) > 25  # the rest is unused room
 
 
 @pytest.mark.soak
