@@ -51,10 +51,9 @@ def some_batches(random: Random) -> Waited:
     )
 
 
-def owner(partitioning: Partitioning, record: Any, subtasks: int) -> int:
-    """Where the flow sends a record."""
-    [(subtask, _)] = partitioning.splitter(0, subtasks)([record])
-    return subtask
+def all_go_to(subtask: int, partitioning: Partitioning, records: list[Any], subtasks: int) -> bool:
+    """Whether the flow sends all records to this subtask."""
+    return [to for to, _ in partitioning.splitter(0, subtasks)(records)] == [subtask] * bool(records)
 
 
 def some_states(random: Random) -> list[dict[Any, int]]:
@@ -77,10 +76,11 @@ def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], i
     found: Counter[Any] = Counter()
     for subtask in range(subtasks):
         share = key_share(frames, subtask, subtasks)
-        for of_keys, values in share:
-            assert all(owner(by_key, key, subtasks) == subtask for key in of_keys)
+        dealt = list(share)
+        for of_keys, values in dealt:
+            assert all_go_to(subtask, by_key, of_keys, subtasks)
             found.update(zip(of_keys, values, strict=True))
-        assert list(share) == list(share), "it can be read again"
+        assert list(share) == dealt, "it can be read again"
     assert found == Counter(item for state in states for item in state.items())
 
 
@@ -100,7 +100,7 @@ def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int])
     )
     by_key = ByKey(lambda key: key)
     for subtask, of_subtask in enumerate(dealt):
-        assert all(owner(by_key, key, subtasks) == subtask for _, key, _ in of_subtask if key is not None)
+        assert all_go_to(subtask, by_key, [key for _, key, _ in of_subtask if key is not None], subtasks)
 
 
 @random_examples(lambda random: (some_batches(random), random.choice(SHARING), some_count(random)))
@@ -113,7 +113,7 @@ def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited
         record for _, batch in given_batches for record in batch
     )
     if isinstance(partitioning, (ByKey, ByFunction)):
-        assert all(owner(partitioning, record, subtasks) == subtask for subtask, record in records)
+        assert all(all_go_to(subtask, partitioning, batch, subtasks) for subtask, batch in dealt)
     if isinstance(partitioning, Rebalance):
         assert [subtask for subtask, _ in sorted(records, key=lambda each: each[0])] == sorted(
             number % subtasks for number in range(len(records))
