@@ -37,7 +37,7 @@ class BodyLoop(StepLoop, Protocol):
 class FlowUnderConstruction:
     """The part of a flow that its streams and iterations change: the graph, and what belongs to it."""
 
-    def __init__(self, name: str, parallelism: int) -> None:
+    def __init__(self, name: str, parallelism: int = 1) -> None:
         if not name or not isinstance(name, str):
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name

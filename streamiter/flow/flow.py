@@ -28,7 +28,7 @@ from streamiter.flow.graph_checks import (
     check_stop,
 )
 from streamiter.flow.next_step import StepOptions, add_dead_letters, check_options
-from streamiter.flow.stream import Stream
+from streamiter.flow.stream import FlowWithSources, Stream
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from streamiter.runtime.statistics import JobStatistics
 
 
-class Flow(FlowUnderConstruction):
+class Flow(FlowWithSources):
     """A graph of sources, steps and sinks that is built step by step, and then run.
 
     ``name`` identifies the flow in logs, checkpoints and transactions. ``parallelism`` is the default number of
@@ -63,9 +63,6 @@ class Flow(FlowUnderConstruction):
     >>> squares.items, statistics.state
     ([1, 4, 9], 'finished')
     """
-
-    def __init__(self, name: str, parallelism: int = 1) -> None:
-        super().__init__(name, parallelism)
 
     # -- sources ---------------------------------------------------------------------------------------
 
@@ -456,7 +453,7 @@ def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
     return build_or_roll_back
 
 
-def _flow_of(*arguments: object) -> Flow | None:
+def _flow_of(*arguments: object) -> FlowUnderConstruction | None:
     for given in arguments:
         if isinstance(given, Flow):
             return given
@@ -465,7 +462,7 @@ def _flow_of(*arguments: object) -> Flow | None:
     return None
 
 
-def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
+def step_names(flow: FlowUnderConstruction, name: str | None) -> Callable[[str], str]:
     """Return a function that names the steps of an algorithm: the user's ``name`` for the algorithm, then the step.
 
     Without ``name``, the steps of a second algorithm of the same kind get numbers.

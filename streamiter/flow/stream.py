@@ -7,13 +7,19 @@ step. The methods check their own arguments; :mod:`streamiter.flow.next_step` do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
-from streamiter.flow.building import Outlets, StepOutput, check_bounded, check_same_flow
+from streamiter.flow.building import (
+    FlowUnderConstruction,
+    Outlets,
+    StepOutput,
+    check_bounded,
+    check_same_flow,
+)
 from streamiter.flow.graph_checks import (
     check_factory,
     check_field_or_function,
@@ -36,15 +42,40 @@ from streamiter.flow.next_step import (
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.source import Collected
+from streamiter.operators.source import Collected, SourceFactory
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
-from streamiter.topics.topic import Encoder, Topic
+from streamiter.topics.topic import Decoder, Encoder, StartPosition, StopPosition, Topic
 
-if TYPE_CHECKING:  # A flow gives streams, and a stream names its flow.
-    from streamiter.flow.flow import Flow
+
+class FlowWithSources(FlowUnderConstruction):
+    """A flow as its streams know it: it can begin further streams. ``Flow`` derives from it."""
+
+    def source(
+        self,
+        topic: Topic,
+        *,
+        decode: Decoder | None = None,
+        start: StartPosition = "earliest",
+        stop: StopPosition = None,
+        **options: Unpack[StepOptions],
+    ) -> Stream:
+        """Read a topic."""
+        raise NotImplementedError
+
+    def from_items(
+        self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Return a bounded stream of these items."""
+        raise NotImplementedError
+
+    def from_source(
+        self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Return a stream of a source of the user."""
+        raise NotImplementedError
 
 
 class Stream(Outlets):
@@ -74,12 +105,12 @@ class Stream(Outlets):
     (5, [0, 4, 16])
     """
 
-    def __init__(self, flow: Flow, *outlets: Step | StepOutput) -> None:
+    def __init__(self, flow: FlowWithSources, *outlets: Step | StepOutput) -> None:
         super().__init__(flow, *outlets)
         self._flow = flow
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> FlowWithSources:
         """The flow that contains the stream."""
         return self._flow
 
@@ -483,7 +514,7 @@ class KeyedStream(Stream):
 
     def __init__(
         self,
-        flow: Flow,
+        flow: FlowWithSources,
         key_of: Callable[[Any], Any],
         outlets: Iterable[StepOutput],
         *,

@@ -11,7 +11,6 @@ from typing import Any, overload
 
 from streamiter.errors import user_line
 from streamiter.flow.building import matched
-from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Head
 from streamiter.iteration.config import (
@@ -54,7 +53,7 @@ class IterationBuilder:
         self._data = data
         self._config = config
         self._bounded = bounded
-        self._flow: Flow = initial[0].flow
+        self._flow = initial[0].flow
         self._where = user_line()
         ahead = config.max_epochs_ahead
         if ahead is AS_THE_ENTRY_POINT_SAYS:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
-from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.next_step import add_next_step
-from streamiter.flow.stream import Stream
+from streamiter.flow.stream import FlowWithSources, Stream
 from streamiter.learn.estimators import labelled
 from streamiter.learn.linear import LogLoss, SquaredLoss
 from streamiter.learn.on_parameter_server.worker import (
@@ -52,7 +52,7 @@ def count_of(owner: str, option: str, given: object) -> int:
     return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
 
 
-def check_server(owner: str, server: object, flow: Flow) -> None:
+def check_server(owner: str, server: object, flow: FlowWithSources) -> None:
     """Raise GraphError unless a server is given that no other step uses.
 
     Every worker of a server takes part in every matrix: the training would wait for the workers of the other step,
