@@ -5,9 +5,8 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
-from streamiter.iteration.feedback_through import feedback_through
 from streamiter.iteration.loop import for_each_round
-from streamiter.iteration.replay import replayed
+from streamiter.iteration.marked_streams import feedback_through, replayed
 from streamiter.iteration.stamping import epochs_every
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.records import Columns, OutputTag

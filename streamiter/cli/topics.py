@@ -157,7 +157,7 @@ def feedback_document(record: TopicRecord) -> bytes:
 
 
 def _decoded(record: TopicRecord) -> dict[str, Any]:
-    from streamiter.iteration.feedback_through import FeedbackRecords  # only for --feedback
+    from streamiter.iteration.marked_streams import FeedbackRecords  # only for --feedback
 
     batch = TopicBatch(partition=record.partition, values=[record.value], headers=[record.headers])
     [fed_back] = FeedbackRecords().decode(batch)

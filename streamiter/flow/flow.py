@@ -17,7 +17,7 @@ import numpy as np
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
-from streamiter.flow.building import FlowUnderConstruction
+from streamiter.flow.building import FlowUnderConstruction, StepOptions, add_dead_letters, check_options
 from streamiter.flow.graph_checks import (
     check_codec,
     check_factory,
@@ -27,7 +27,6 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
-from streamiter.flow.next_step import StepOptions, add_dead_letters, check_options
 from streamiter.flow.stream import FlowWithSources, Stream
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy

@@ -1,7 +1,7 @@
 """The Stream: the output of a step, with the methods that add the next step.
 
 ``KeyedStream`` is a stream whose records have keys, and ``ConnectedStreams`` are several streams on their way to one
-step. The methods check their own arguments; :mod:`streamiter.flow.next_step` does what all of them have in common.
+step. The methods check their own arguments; :mod:`streamiter.flow.building` does what all of them have in common.
 """
 
 from __future__ import annotations
@@ -15,10 +15,20 @@ from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.building import (
     FlowUnderConstruction,
+    GatheringOptions,
     Outlets,
+    ProcessOptions,
+    StepOptions,
     StepOutput,
+    add_collect,
+    add_next_step,
+    add_publisher,
+    add_sink,
     check_bounded,
+    check_options,
     check_same_flow,
+    label_of,
+    may_emit_unasked,
 )
 from streamiter.flow.graph_checks import (
     check_factory,
@@ -26,18 +36,6 @@ from streamiter.flow.graph_checks import (
     check_function,
     check_input_names,
     check_seconds,
-)
-from streamiter.flow.next_step import (
-    GatheringOptions,
-    ProcessOptions,
-    StepOptions,
-    add_collect,
-    add_next_step,
-    add_publisher,
-    add_sink,
-    check_options,
-    label_of,
-    may_emit_unasked,
 )
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap

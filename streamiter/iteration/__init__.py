@@ -1,8 +1,7 @@
 """Iterations: loops in a flow, and what algorithms want of them."""
 
-from streamiter.iteration.feedback_through import FeedbackRecords, FeedbackThrough
 from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
-from streamiter.iteration.replay import Replayed
+from streamiter.iteration.marked_streams import FeedbackRecords, FeedbackThrough, Replayed
 
 __all__ = [
     "FeedbackRecords",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from streamiter.errors import user_line
-from streamiter.flow.building import matched
+from streamiter.flow.building import RoundScope, matched
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Head
 from streamiter.iteration.config import (
@@ -21,17 +21,19 @@ from streamiter.iteration.config import (
     Outputs,
     check_arguments,
     check_body,
-    check_bounded,
-    check_bounded_data,
     check_config,
-    check_config_of_unbounded,
+    check_inputs,
     check_result,
-    check_stamps,
     is_stamped,
 )
-from streamiter.iteration.feedback_through import FeedbackThrough, check_topic_is_free, feedback_stream
-from streamiter.iteration.loop import Loop, RoundScope
-from streamiter.iteration.replay import DataStream, Replayed, Replayer
+from streamiter.iteration.loop import Loop
+from streamiter.iteration.marked_streams import (
+    FeedbackThrough,
+    Replayed,
+    Replayer,
+    check_topic_is_free,
+    stream_of,
+)
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
 from streamiter.runtime.graph import Edge, Step
@@ -47,7 +49,7 @@ class IterationBuilder:
     """Puts one iteration into the graph of a flow."""
 
     def __init__(
-        self, initial: list[Stream], data: list[DataStream], config: IterationConfig, *, bounded: bool
+        self, initial: list[Stream], data: list[Stream | Replayed], config: IterationConfig, *, bounded: bool
     ) -> None:
         self._initial = initial
         self._data = data
@@ -59,12 +61,7 @@ class IterationBuilder:
         if ahead is AS_THE_ENTRY_POINT_SAYS:
             ahead = _AHEAD_IN_BOUNDED if bounded else None
         self._ahead: int | None = ahead
-        check_bounded(initial)
-        if bounded:
-            check_bounded_data(data)
-        else:
-            check_config_of_unbounded(config, data)
-            check_stamps(self._ahead, [given.stream for given in data])
+        check_inputs(initial, data, config, ahead, bounded=bounded)
 
     def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         """Return the output streams, as a list or a dict like the body's. If this raises, the flow is as before."""
@@ -72,7 +69,7 @@ class IterationBuilder:
             return self._build(body)
 
     def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
-        streams = [given.stream for given in self._data]
+        streams = [stream_of(given) for given in self._data]
         endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
         loop = self._loop = Loop(
             bounded=self._bounded,
@@ -85,7 +82,7 @@ class IterationBuilder:
         data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
         is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
         scope = RoundScope(whole_body=True) if is_per_round else None
-        with self._flow.body_of(loop), loop.rounds_of(scope):
+        with self._flow.body_of(loop, scope):
             result = body(variables, data)
         result = check_result(result, loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(
@@ -114,11 +111,12 @@ class IterationBuilder:
         loop.add_head(variable.steps[0])
         return variable
 
-    def _add_entrance(self, number: int, given: DataStream) -> Stream:
-        loop, stream = self._loop, given.stream
+    def _add_entrance(self, number: int, given: Stream | Replayed) -> Stream:
+        loop, stream = self._loop, stream_of(given)
+        is_replayed = isinstance(given, Replayed)
         stamped = is_stamped(stream)
         epochs_seen = "epoch 0"
-        if given.replayed:
+        if is_replayed:
             epochs_seen = "every epoch (replayed)"
         elif stamped:
             epochs_seen = "stamped epochs"
@@ -126,11 +124,11 @@ class IterationBuilder:
             f"data {number}",
             stream.edges(),
             stream.parallelism,
-            self._replayer if given.replayed else lambda: self._entrance(stamped=stamped),
+            self._replayer if is_replayed else lambda: self._entrance(stamped=stamped),
             loop=loop,
             epochs_seen=epochs_seen,
         )
-        loop.add_entrance(data.steps[0], is_plain=not given.replayed and not stamped)
+        loop.add_entrance(data.steps[0], is_plain=not is_replayed and not stamped)
         return data
 
     def _entrance(self, *, stamped: bool) -> Entrance:
@@ -184,7 +182,7 @@ class IterationBuilder:
                 factory=factory,
                 edges=matched(edges, parallelism),
                 loop=loop,
-                bounded=all(given.stream.is_bounded for given in self._data),
+                bounded=all(stream_of(given).is_bounded for given in self._data),
                 shape="iteration",
                 epochs_seen=epochs_seen,
             )
@@ -193,8 +191,7 @@ class IterationBuilder:
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
         through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
-        stream = feedback_stream(feedback)
-        edges = stream.edges(FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
+        edges = stream_of(feedback).edges(FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
         if through is not None:
             check_topic_is_free(head, edges, through, self._flow.steps)
         self._loop.close(head, matched(edges, parallelism))

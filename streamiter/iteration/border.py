@@ -124,7 +124,7 @@ def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
     """Return the epoch in which all subtasks were told that the iteration ends; None if it has not ended."""
     ended_in = {state["ended in"] for state in states}
     if len(ended_in) > 1:
-        raise CheckpointError("the iteration was about to end, and only some of them knew")
+        raise CheckpointError("the iteration was about to end, and only some of them had been told")
     return next(iter(ended_in), None)
 
 

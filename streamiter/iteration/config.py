@@ -13,13 +13,13 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from streamiter.errors import GraphError, shortened
+from streamiter.flow.building import check_round_scope
 from streamiter.flow.graph_checks import check_name
 from streamiter.flow.stream import Stream
-from streamiter.iteration.feedback_through import FeedbackThrough, feedback_stream
 from streamiter.iteration.loop import Loop, for_each_epoch
-from streamiter.iteration.replay import DataStream, Replayed
+from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, stream_of
 from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.runtime.graph import FeedbackLimits, StepLoop
+from streamiter.runtime.graph import FeedbackLimits
 from streamiter.runtime.output import Forward
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class IterationBodyResult(Generic[Outputs]):
         __class_getitem__ = classmethod(GenericAlias)
 
 
-# -- checks ---------------------------------------------------------------------------------------------------
+# -- checks of the arguments ------------------------------------------------------------------------------------
 
 
 def is_stamped(stream: Stream) -> bool:
@@ -133,46 +133,49 @@ def is_stamped(stream: Stream) -> bool:
     return all(step.stamped for step in stream.steps)
 
 
-def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[DataStream]]:
+def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream | Replayed]]:
     """Return the streams in the arguments of an iteration: streams of one flow, from outside iterations."""
-    initial, given = _listed("initial variable", initial), _listed("data", data)
-    for number, stream in enumerate(initial):
-        if isinstance(stream, Replayed):
+    initial, data = _listed("initial variable", initial), _listed("data", data)
+    for number, given in enumerate(initial):
+        if isinstance(given, Replayed):
             raise GraphError(
-                f"iteration: expected initial variable stream {number} to be a Stream, given {stream!r}; only data "
+                f"iteration: expected initial variable stream {number} to be a Stream, given {given!r}; only data "
                 "streams are replayed"
             )
-    data = [stream.stream if isinstance(stream, Replayed) else stream for stream in given]
     if not initial:
         raise GraphError(
-            "iteration: expected at least one initial variable stream, given none; "
-            "a loop needs something to feed back, if only flow.from_items([])"
+            "iteration: expected at least one initial variable stream, given none; a loop needs a stream to feed "
+            "back: pass flow.from_items([]) if it has no initial value"
         )
-    for kind, streams in (("initial variable", initial), ("data", data)):
-        for number, stream in enumerate(streams):
-            _check_stream(kind, number, stream)
-            if stream.flow is not initial[0].flow:
-                raise GraphError(
-                    f"iteration: expected streams of one flow, given {kind} stream {number} "
-                    f"({stream.name!r}) of flow {stream.flow.name!r} and flow {initial[0].flow.name!r}; make "
-                    "all of them with methods of one flow"
-                )
+    unmarked = [given.stream if isinstance(given, Replayed) else given for given in data]
+    numbered = [
+        (kind, number, stream)
+        for kind, streams in (("initial variable", initial), ("data", unmarked))
+        for number, stream in enumerate(streams)
+    ]
+    for kind, number, stream in numbered:
+        if not isinstance(stream, Stream):
+            raise GraphError(
+                f"iteration: expected {kind} stream {number} to be a Stream, given {shortened(stream)}; write "
+                "flow.from_items([value]) for a value"
+            )
+        if stream.flow is not initial[0].flow:
+            raise GraphError(
+                f"iteration: expected streams of one flow, given {kind} stream {number} ({stream.name!r}) of flow "
+                f"{stream.flow.name!r} and flow {initial[0].flow.name!r}; make all of them with methods of one flow"
+            )
     if initial[0].flow.loop is not None:
         raise GraphError(
-            "iteration: expected no iteration inside the body of another, given one; "
-            "use the outputs of the first as inputs of the second"
+            "iteration: expected no iteration inside the body of another, given one; use the outputs of the first as "
+            "inputs of the second"
         )
-    for kind, streams in (("initial variable", initial), ("data", data)):
-        for number, stream in enumerate(streams):
-            if any(outlet.loop is not None for outlet in stream.outlets):
-                raise GraphError(
-                    f"iteration: expected {kind} streams from outside iterations, given stream {number} "
-                    f"({stream.name!r}) of the body of another; return it in output_streams there"
-                )
-    return initial, [
-        DataStream(stream, isinstance(as_given, Replayed))
-        for stream, as_given in zip(data, given, strict=True)
-    ]
+    for kind, number, stream in numbered:
+        if any(outlet.loop is not None for outlet in stream.outlets):
+            raise GraphError(
+                f"iteration: expected {kind} streams from outside iterations, given stream {number} "
+                f"({stream.name!r}) of the body of another; return it in output_streams there"
+            )
+    return initial, data
 
 
 def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
@@ -183,16 +186,15 @@ def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
     return list(streams)
 
 
-def _check_stream(kind: str, number: int, stream: Any) -> None:
-    if not isinstance(stream, Stream):
-        raise GraphError(
-            f"iteration: expected {kind} stream {number} to be a Stream, given {shortened(stream)}; write "
-            "flow.from_items([value]) for a value"
-        )
-
-
-def check_bounded(initial: Sequence[Stream]) -> None:
-    """Raise GraphError for initial variables that never end, or that have epochs of their own."""
+def check_inputs(
+    initial: Sequence[Stream],
+    data: Sequence[Stream | Replayed],
+    config: IterationConfig,
+    max_epochs_ahead: int | None,
+    *,
+    bounded: bool,
+) -> None:
+    """Raise GraphError for streams and settings that this kind of iteration cannot use."""
     for number, stream in enumerate(initial):
         if not stream.is_bounded:
             raise GraphError(
@@ -202,14 +204,17 @@ def check_bounded(initial: Sequence[Stream]) -> None:
         if any(step.stamped for step in stream.steps):
             raise GraphError(
                 f"iteration: expected initial variable streams without epochs, given stream {number} "
-                f"({stream.name!r}) of epochs_every; initial variables are of epoch 0, stamp data streams"
+                f"({stream.name!r}) of epochs_every; stamp data streams only: initial variables have epoch 0"
             )
+    if bounded:
+        _check_bounded_data(data)
+    else:
+        _check_life_cycle(config)
+        _check_unbounded_data(data, max_epochs_ahead)
 
 
-def check_bounded_data(data: Sequence[DataStream]) -> None:
-    """Raise GraphError for data of a bounded iteration that never ends, or that has epochs of its own."""
-    for number, given in enumerate(data):
-        stream = given.stream
+def _check_bounded_data(data: Sequence[Stream | Replayed]) -> None:
+    for number, stream in enumerate(map(stream_of, data)):
         if not stream.is_bounded:
             raise GraphError(
                 f"iteration: expected bounded data streams in a bounded iteration, given stream {number} "
@@ -223,18 +228,31 @@ def check_bounded_data(data: Sequence[DataStream]) -> None:
             )
 
 
-def check_config_of_unbounded(config: IterationConfig, data: Sequence[DataStream]) -> None:
-    """Raise GraphError for settings and replayed data that only a bounded iteration may have."""
+def _check_life_cycle(config: IterationConfig) -> None:
     if config.operator_life_cycle is not OperatorLifeCycle.ALL_ROUND:
         raise GraphError(
             "iteration: expected operator_life_cycle=OperatorLifeCycle.ALL_ROUND in an unbounded iteration, given "
             f"{config.operator_life_cycle}; use iterate_bounded_streams_until_termination"
         )
+
+
+def _check_unbounded_data(data: Sequence[Stream | Replayed], max_epochs_ahead: int | None) -> None:
     for number, given in enumerate(data):
-        if given.replayed:
+        if isinstance(given, Replayed):
             raise GraphError(
                 f"iteration: expected no replayed data in an unbounded iteration, given data stream {number} "
                 f"({given.stream.name!r}); use iterate_bounded_streams_until_termination, or leave replayed out"
+            )
+        if len({step.stamped for step in given.steps}) > 1:
+            raise GraphError(
+                f"iteration: expected all records of data stream {number} ({given.name!r}) to have epochs, or none, "
+                "given a union of both; stamp the union: epochs_every(first.union(second), …)"
+            )
+        if max_epochs_ahead is not None and not given.is_bounded and not is_stamped(given):
+            raise GraphError(
+                f"iteration: max_epochs_ahead={max_epochs_ahead} expected data with epochs, given data stream "
+                f"{number} ({given.name!r}), which is endless and has no epochs; stamp it with "
+                "epochs_every(stream, records=…), or leave max_epochs_ahead out"
             )
 
 
@@ -251,11 +269,11 @@ def check_config(config: Any) -> IterationConfig:
 
 
 def check_body(body: Any) -> None:
-    """Raise GraphError for a body that is no plain function of variables and data."""
+    """Raise GraphError unless the body is a plain function of variables and data."""
     if not callable(body):
         raise GraphError(
             f"iteration: expected the body to be a function, given {shortened(body)}; "
-            "write def body(variables, data) that gives an IterationBodyResult"
+            "write def body(variables, data) that returns an IterationBodyResult"
         )
     if reason := misfit(body, ["variables", "data"]):
         raise GraphError(
@@ -274,40 +292,7 @@ def check_body(body: Any) -> None:
         )
 
 
-def check_body_stream(stream: Any, call: str) -> StepLoop:
-    """Return the loop of a stream of a body.
-
-    Raises GraphError for a stream outside a body: there the helper that ``call`` shows is told of no epoch.
-    """
-    name, _, _ = call.partition("(")
-    if not isinstance(stream, Stream):
-        raise GraphError(f"{name}: expected a stream of the body, given {shortened(stream)}; write {call}")
-    if stream.loop is None:
-        raise GraphError(
-            f"{name}: expected a stream of an iteration body, given {stream.name!r} from outside, where no epoch ends; "
-            "call it in the body"
-        )
-    return stream.loop
-
-
-def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
-    """Raise GraphError if feedback would wait for a complete epoch, and the data never completes one."""
-    for number, stream in enumerate(data):
-        stamps = {step.stamped for step in stream.steps}
-        if len(stamps) > 1:
-            raise GraphError(
-                f"iteration: expected all of data stream {number} ({stream.name!r}) to have epochs or none, given "
-                "a union of both; stamp the union: epochs_every(first.union(second), …)"
-            )
-    if max_epochs_ahead is None:
-        return
-    for number, stream in enumerate(data):
-        if not stream.is_bounded and not is_stamped(stream):
-            raise GraphError(
-                f"iteration: max_epochs_ahead={max_epochs_ahead} expected data with epochs, given data stream "
-                f"{number} ({stream.name!r}), endless and without; stamp it with "
-                "epochs_every(stream, records=…), or leave max_epochs_ahead out"
-            )
+# -- checks of the body ----------------------------------------------------------------------------------------
 
 
 def check_result(
@@ -316,7 +301,7 @@ def check_result(
     """Return the result of a body. Raises GraphError for streams that the iteration cannot use."""
     if not isinstance(result, IterationBodyResult):
         raise GraphError(
-            f"iteration: expected the body to give an IterationBodyResult, given {shortened(result)}; write "
+            f"iteration: expected the body to return an IterationBodyResult, given {shortened(result)}; write "
             "return IterationBodyResult([feedback], [output])"
         )
     criteria = result.termination_criteria
@@ -329,13 +314,13 @@ def check_result(
     if len(feedback) != len(initial):
         raise GraphError(
             f"iteration: expected as many feedback streams as variable streams ({len(initial)}), "
-            f"given {len(feedback)}; give one for each, in the same order"
+            f"given {len(feedback)}; return one for each, in the same order"
         )
     outputs = result.output_streams
     listed = (
         list(outputs.values()) if isinstance(outputs, Mapping) else _listed("output", outputs, _OR_A_DICT)
     )
-    feedback = [feedback_stream(given) for given in feedback]
+    feedback = [given.stream if isinstance(given, FeedbackThrough) else given for given in feedback]
     for kind, streams in (("feedback", feedback), ("output", listed)):
         for number, stream in enumerate(streams):
             _check_inside(f"{kind} stream {number}", stream, loop)
@@ -355,22 +340,22 @@ _OR_A_DICT = "list (or dict)"
 def _check_inside(what: str, stream: Any, loop: Loop) -> None:
     if not isinstance(stream, Stream):
         raise GraphError(
-            f"iteration: expected {what} to be a Stream, given {shortened(stream)}; give a stream of the body"
+            f"iteration: expected {what} to be a Stream, given {shortened(stream)}; return a stream of the body"
         )
     if any(outlet.loop is not loop for outlet in stream.outlets):
         raise GraphError(
             f"iteration: expected {what} to come from inside the body, given {stream.name!r} from outside; "
-            "pass it in as a data stream"
+            "pass it as a data stream"
         )
-    loop.check_streams("iteration", stream.edges())
+    check_round_scope("iteration", stream, None)
 
 
 def _check_comes_before_end(what: str, stream: Stream, *, bounded: bool) -> None:
-    """Raise GraphError for a stream whose records come at the end of the iteration, which waits for them."""
+    """Raise GraphError for a stream whose records arrive at the end of the iteration, which waits for them."""
     if stream.emits_at_end:
         raise GraphError(
-            f"iteration: expected {what} to bring records while the iteration runs, given {stream.name!r}, whose "
-            f"records come when it has ended; {for_each_epoch(bounded=bounded)}"
+            f"iteration: expected {what} to receive records while the iteration runs, given {stream.name!r}, whose "
+            f"records arrive only when it has ended; {for_each_epoch(bounded=bounded)}"
         )
 
 

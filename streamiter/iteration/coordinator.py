@@ -222,7 +222,7 @@ class LoopCoordinator:
         """Log an end that the user may not have wanted: often a data stream should have been replayed."""
         if self._progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
             _log.warning(
-                "the iteration at %s ended in epoch %d: %s; if its data is to be seen in every epoch, pass replayed(…)",
+                "the iteration at %s ended in epoch %d: %s; to send its data in every epoch, pass replayed(stream)",
                 self._where,
                 epoch,
                 self._progress.end_reason.value,

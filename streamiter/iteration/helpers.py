@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import check_same_flow
+from streamiter.flow.building import add_next_step, check_same_flow
 from streamiter.flow.flow import all_or_nothing
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.next_step import add_next_step
 from streamiter.flow.stream import Stream
-from streamiter.iteration.config import check_body_stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
 from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
+from streamiter.runtime.graph import StepLoop
 
 
 @all_or_nothing
@@ -53,7 +52,7 @@ def all_reduce(
     >>> flow.run().state, collected.items
     ('finished', [np.int64(45)])
     """
-    check_body_stream(stream, "all_reduce(stream)")
+    _check_body_stream(stream, "all_reduce(stream)")
     check_function(f, "all_reduce", ["result", "record"], step=name)
 
     def make_parts() -> ReduceEpoch:
@@ -133,7 +132,7 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
     >>> flow.run().state, collected.items
     ('finished', [5])
     """
-    check_body_stream(stream, "last_round(stream)")
+    _check_body_stream(stream, "last_round(stream)")
 
     def make() -> LastRound:
         return LastRound()
@@ -203,14 +202,14 @@ def map_with(
     >>> flow.run().state, [int(record) for record in collected.items]
     ('finished', [10, 20, 20, 40])
     """
-    check_body_stream(data, "map_with(data, variable, f)")
-    loop = check_body_stream(variable, "map_with(data, variable, f)")
+    _check_body_stream(data, "map_with(data, variable, f)")
+    loop = _check_body_stream(variable, "map_with(data, variable, f)")
     check_function(f, "map_with", ["value", "batch"], step=name)
 
     if variable.emits_at_end:
         raise GraphError(
-            f"{name or 'map_with'}: expected a variable whose values come while the iteration runs, given "
-            f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=loop.bounded)}"
+            f"{name or 'map_with'}: expected a variable whose values arrive while the iteration runs, given "
+            f"{variable.name!r}, whose records arrive only when it has ended; {for_each_epoch(bounded=loop.bounded)}"
         )
 
     def make() -> MapWith:
@@ -295,7 +294,7 @@ def terminate_after(
     >>> flow.run().state, collected.items
     ('finished', [2.0, 1.0, 0.5, 0.25])
     """
-    check_body_stream(stream, "terminate_after(stream, …)")
+    _check_body_stream(stream, "terminate_after(stream, …)")
     label = name or "terminate_after"
     remedy = "epoch 0 never ends an iteration: write rounds=1 for a single round"
     rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError, remedy=remedy)
@@ -359,3 +358,19 @@ class TerminateAfter(Operator, IterationListener):
 
     def restore(self, state: list[tuple[int, float]]) -> None:
         self._losses = dict(state)
+
+
+def _check_body_stream(stream: Any, call: str) -> StepLoop:
+    """Return the loop of a stream of a body.
+
+    Raises GraphError for a stream outside a body, where no epoch ends; ``call`` shows the call of the helper.
+    """
+    name, _, _ = call.partition("(")
+    if not isinstance(stream, Stream):
+        raise GraphError(f"{name}: expected a stream of the body, given {shortened(stream)}; write {call}")
+    if stream.loop is None:
+        raise GraphError(
+            f"{name}: expected a stream of an iteration body, given {stream.name!r} from outside, where no epoch ends; "
+            "call it in the body"
+        )
+    return stream.loop

@@ -1,21 +1,19 @@
 """The loop of an iteration while the graph is built, and ``for_each_round``.
 
-``Loop`` knows the steps at the border of the body and checks the steps inside. In a part that ``for_each_round`` makes,
-each epoch has operators of its own; ``RoundScope`` marks the steps of such a part.
+``Loop`` knows the steps at the border of the body and checks the steps inside.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from streamiter.errors import GraphError, shortened
+from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import IterationListener, JobScope, Operator
-from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
@@ -48,7 +46,6 @@ class Loop:
         """The entrances of data that is neither replayed nor stamped: a step that reads only such data ends with it."""
         self._feedback: dict[Step, Sequence[Edge]] = {}
         """The edges that bring feedback, by head."""
-        self._round_scope: RoundScope | None = None
 
     # -- while the body is built ---------------------------------------------------------------------------
 
@@ -78,29 +75,6 @@ class Loop:
     def heads(self) -> Sequence[Step]:
         """The heads of the variable streams, in the order of the streams."""
         return self._heads
-
-    @property
-    def round_scope(self) -> RoundScope | None:
-        """The part of the body that is being built now and gives each epoch operators of its own, or None."""
-        return self._round_scope
-
-    @contextlib.contextmanager
-    def rounds_of(self, scope: RoundScope | None) -> Iterator[None]:
-        """All steps that are added in this block belong to ``scope``."""
-        self._round_scope = scope
-        try:
-            yield
-        finally:
-            self._round_scope = None
-
-    def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
-        """Raise GraphError if a step would read a stream across the border of a ``for_each_round``."""
-        for edge in edges:
-            scope = edge.upstream.round_scope
-            if self.round_scope is not None:
-                self.round_scope.check_use_inside(label, edge)
-            elif isinstance(scope, RoundScope):
-                scope.check_use_outside(label, edge)
 
     # -- in a running job ----------------------------------------------------------------------------------
 
@@ -154,7 +128,7 @@ class Loop:
             _refuse_to_share(step, "data without epochs", "data of epochs_every", "leave epochs_every out")
 
     def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
-        """Raise GraphError if a step wants only inputs that the end of the iteration brings: both would wait.
+        """Raise GraphError if a step wants only inputs whose records arrive at its end: both would wait.
 
         ``names`` are the inputs that the operator wants before any record has arrived.
         """
@@ -164,8 +138,8 @@ class Loop:
         if self._ends_with_data(wanted) or step not in self._waited_for():
             return
         raise GraphError(
-            f"step {step.name!r}: expected wanted_inputs() to name an input that brings records while the iteration "
-            f"runs, given {wanted[0].input_name!r} alone, whose records come when it has ended; "
+            f"step {step.name!r}: expected wanted_inputs() to name an input that receives records while the iteration "
+            f"runs, given only {wanted[0].input_name!r}, whose records arrive only when it has ended; "
             f"{for_each_epoch(bounded=self.bounded)}",
             where=step.where,
         )
@@ -199,13 +173,13 @@ class Loop:
         if operator.epochs_in_order and self._has_plain_endless_data:
             raise GraphError(
                 f"step {step.name!r}: epochs_in_order expected data with epochs, given endless "
-                "data without, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)",
+                "data without epochs, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)",
                 where=step.where,
             )
 
 
 def _check_callbacks(step: Step, kind: type[Operator]) -> None:
-    """Raise GraphError for a misspelt callback, which would never be called."""
+    """Raise GraphError for a misspelt callback, which is never called."""
     for method in dir(kind):
         if (
             method.startswith(("on_epoch_", "on_iteration_"))
@@ -214,18 +188,18 @@ def _check_callbacks(step: Step, kind: type[Operator]) -> None:
         ):
             raise GraphError(
                 f"step {step.name!r}: expected the callbacks of {kind.__name__} to be those of an IterationListener, "
-                f"given {method}, which would not be called; write {_nearest_callback(method)}",
+                f"given {method}, which is never called; write {_nearest_callback(method)}",
                 where=step.where,
             )
 
 
 def _check_does_not_listen(step: Step, kind: type[Operator]) -> None:
-    """Raise GraphError for the callbacks of a class that is no IterationListener: they would never be called."""
+    """Raise GraphError for the callbacks of a class that is no IterationListener: they are never called."""
     for method in _CALLBACKS:
         if hasattr(kind, method):
             raise GraphError(
-                f"step {step.name!r}: {method} expected an IterationListener, given {kind.__name__}, which is none and "
-                f"would not be called; write class {kind.__name__}(Operator, IterationListener)",
+                f"step {step.name!r}: {method} expected an IterationListener, given {kind.__name__}, which is none, so "
+                f"it is never called; write class {kind.__name__}(Operator, IterationListener)",
                 where=step.where,
             )
 
@@ -244,39 +218,6 @@ def _refuse_to_share(step: Step, expected: str, given: str, instead: str) -> Non
 
 
 # -- for_each_round ----------------------------------------------------------------------------------------
-
-_StepOutput = tuple[Step, OutputTag | None]
-
-
-class RoundScope:
-    """A part of a body that gives each epoch its own operators; it knows which streams may enter and leave the part."""
-
-    def __init__(self, *, whole_body: bool = False, given: Iterable[Stream] = ()) -> None:
-        self.whole_body = whole_body
-        self._given = _outputs_of(given)
-        self._given_back: set[_StepOutput] = set()
-
-    def give_back(self, streams: Iterable[Stream]) -> None:
-        """Allow that steps outside read these streams."""
-        self._given_back |= _outputs_of(streams)
-
-    def check_use_inside(self, label: str, edge: Edge) -> None:
-        """Raise GraphError for a stream that did not enter through the arguments."""
-        if self.whole_body or edge.upstream.round_scope is self or (edge.upstream, edge.tag) in self._given:
-            return
-        raise GraphError(
-            f"step {label!r}: for_each_round expected streams that come in through its sub-body's argument, given "
-            f"{edge.upstream.name!r} from outside; add it to the list: for_each_round([…, stream], sub_body)"
-        )
-
-    def check_use_outside(self, label: str, edge: Edge) -> None:
-        """Raise GraphError for a stream that the sub-body did not return."""
-        if self.whole_body or (edge.upstream, edge.tag) in self._given_back:
-            return
-        raise GraphError(
-            f"step {label!r}: expected a stream from outside for_each_round, given {edge.upstream.name!r} of its "
-            "sub-body; return it from the sub-body and use what for_each_round gives"
-        )
 
 
 def for_each_round(
@@ -313,50 +254,42 @@ def for_each_round(
         shown = shortened(sub_body) if not callable(sub_body) else f"a {kind}"
         raise GraphError(
             f"for_each_round: expected the sub-body to be a plain function, given {shown}; write def "
-            "sub_body(streams) that gives a list of streams"
+            "sub_body(streams) that returns a list of streams"
         )
     if reason := misfit(sub_body, ["streams"]):
         raise GraphError(
             f"for_each_round: expected the sub-body to take one argument, the list of streams, given {reason}; write "
             "def sub_body(streams)"
         )
-    loop = _loop_of(given[0])
-    around = loop.round_scope
+    flow, loop = given[0].flow, given[0].flow.loop
+    if loop is None:
+        raise GraphError(
+            f"for_each_round: expected to be called in the body of an iteration, given {given[0].name!r} outside; "
+            "outside an iteration a step has only one round"
+        )
+    if not loop.bounded:
+        raise GraphError(
+            "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose operators live "
+            "until it ends; keep a state for each epoch in an IterationListener"
+        )
+    around = flow.round_scope
     if around is not None and around.whole_body:  # Each round has its own operators of the whole body.
-        with given[0].flow.all_or_nothing():
+        with flow.all_or_nothing():
             return _result(sub_body(given))
     if around is not None:
         raise GraphError(
             "for_each_round: expected no for_each_round inside another, given one; leave the inner one out"
         )
     for stream in given:
-        loop.check_streams("for_each_round", stream.edges())
-    with given[0].flow.all_or_nothing():
-        scope = RoundScope(given=given)
-        with loop.rounds_of(scope):
+        check_round_scope("for_each_round", stream, None)
+    scope = RoundScope(given)
+    with flow.all_or_nothing():
+        with flow.body_of(loop, scope):
             result = _result(sub_body(given))
         for stream in result:
-            for edge in stream.edges():
-                scope.check_use_inside("for_each_round", edge)
+            check_round_scope("for_each_round", stream, scope)
     scope.give_back(result)
     return result
-
-
-def _loop_of(stream: Stream) -> Loop:
-    """Return the bounded loop whose body is being built. Raises GraphError if there is none."""
-    loop = stream.flow.loop
-    if loop is None:
-        raise GraphError(
-            f"for_each_round: expected to be called in the body of an iteration, given {stream.name!r} outside; "
-            "outside a step begins once anyway"
-        )
-    if not loop.bounded:
-        raise GraphError(
-            "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose steps live as "
-            "long as it does; keep a state for each epoch in an IterationListener"
-        )
-    assert isinstance(loop, Loop)
-    return loop
 
 
 def for_each_epoch(*, bounded: bool) -> str:
@@ -365,12 +298,8 @@ def for_each_epoch(*, bounded: bool) -> str:
     return f"for a result of each epoch write {sub_body if bounded else ''}all_reduce(stream, f)"
 
 
-def _outputs_of(streams: Iterable[Stream]) -> set[_StepOutput]:
-    return {(edge.upstream, edge.tag) for stream in streams for edge in stream.edges()}
-
-
 def _result(streams: object) -> list[Stream]:
-    return _listed(streams, "expected the sub-body to give a list of streams")
+    return _listed(streams, "expected the sub-body to return a list of streams")
 
 
 def _listed(streams: object, expected: str) -> list[Stream]:

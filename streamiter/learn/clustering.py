@@ -22,7 +22,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
-from streamiter.iteration.replay import replayed
+from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.centroids import (
     Spread,
     as_columns,

@@ -22,7 +22,7 @@ from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import terminate_after
-from streamiter.iteration.replay import replayed
+from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.rows import CheckedExamples, Extract, as_examples, blaming_rows, of_good_rows
 from streamiter.learn.training import (

@@ -300,7 +300,7 @@ async def test_heads_of_which_one_knows_of_the_end() -> None:
     snapshot["variable 0[1]"]["operators"]["variable 0"]["operator"]["ended in"] = 4
     assert await share_out(make_flow, snapshot, 2) == (
         "flow 'rounds', checkpoint 1, step 'variable 0': its 3 subtasks cannot become 2: the iteration was about to "
-        "end, and only some of them knew; keep parallelism=3, or take another checkpoint with it"
+        "end, and only some of them had been told; keep parallelism=3, or take another checkpoint with it"
     )
 
 
@@ -312,8 +312,8 @@ async def test_replayers_that_are_further_than_others() -> None:
         state = snapshot[f"data 0[{subtask}]"]["operators"]["data 0"]["operator"]
         state["replayed"], state["cache"] = replayed, [[(1, 128, b"")]]
     assert await share_out(make_flow, snapshot, 2) == (
-        "flow 'rounds', checkpoint 1, step 'data 0': its 3 subtasks cannot become 2: some of them are further in what "
-        "they send again than others; keep parallelism=3, or take another checkpoint with it"
+        "flow 'rounds', checkpoint 1, step 'data 0': its 3 subtasks cannot become 2: some of them have sent more of "
+        "the replayed data than others; keep parallelism=3, or take another checkpoint with it"
     )
 
 

@@ -376,7 +376,7 @@ def test_tail_shows_what_a_loop_feeds_back(tmp_path):
         "data epoch 1 [1]",
         "data epoch 2 [2]",
     ]
-    assert re.fullmatch(r"0:\d+ \S+Z not what a loop feeds back: no header 'kind'", lines[-1])
+    assert re.fullmatch(r"0:\d+ \S+Z not a feedback record of a loop: no header 'kind'", lines[-1])
 
 
 async def fed_back(folder, records, run=b"monday"):
@@ -417,7 +417,7 @@ def test_what_a_loop_feeds_back_is_json_as_far_as_json_can_say_it(tmp_path, batc
         **{"partition": 0, "offset": 0, "run": "monday", "producer": 0, "kind": "data", "epoch": 1},
         **{"is_copy": False, "records": shown},
     }
-    assert (other["offset"], other["error"]) == (1, "not what a loop feeds back: no header 'kind'")
+    assert (other["offset"], other["error"]) == (1, "not a feedback record of a loop: no header 'kind'")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

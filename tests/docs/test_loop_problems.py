@@ -188,7 +188,7 @@ def listens_outside(flow: Flow) -> None:
 MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
     (
         epochs_of_endless_data,
-        "epochs_in_order expected data with epochs, given endless data without, which stays in epoch 0 for ever",
+        "epochs_in_order expected data with epochs, given endless data without epochs, which stays in epoch 0 for ever",
     ),
     (limit_without_epochs, "max_epochs_ahead=0 expected data with epochs, given data stream 0"),
     (
@@ -208,8 +208,8 @@ MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
         "sink behind the iteration",
     ),
     (stream_from_outside, "expected streams that come in through the body's arguments"),
-    (waiting_for_the_end, "whose records come when it has ended; for a result of each epoch write"),
-    (wants_the_end_first, "whose records come when it has ended; for a result of each epoch write"),
+    (waiting_for_the_end, "whose records arrive only when it has ended; for a result of each epoch write"),
+    (wants_the_end_first, "whose records arrive only when it has ended; for a result of each epoch write"),
     (runs_inside, "expected a flow whose iterations are built, given one inside the body of an iteration"),
     (listens_outside, "where no epoch ends and no callback comes"),
     (keeps_a_stream, "which was taken out again when the call that added it failed"),

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from PIL import ImageFont
 
-from streamiter.flow.drawing.captions import FONT_FILE
+from streamiter.flow.drawing.layout import FONT_FILE
 
 SVG = "{http://www.w3.org/2000/svg}"
 Point = tuple[float, float]

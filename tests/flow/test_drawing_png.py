@@ -11,8 +11,8 @@ from PIL import Image
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.captions import FONT_FILE, advances
 from streamiter.flow.drawing.formats import png, svg
+from streamiter.flow.drawing.layout import FONT_FILE, advances
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
 PICTURE = Picture(

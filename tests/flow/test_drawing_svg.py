@@ -9,8 +9,8 @@ from flow.svg_geometry import Rectangle, Shown, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.flow.drawing.captions import fit, width_of
 from streamiter.flow.drawing.formats import svg
+from streamiter.flow.drawing.layout import fit, width_of
 from streamiter.flow.drawing.picture import Box, Link, Node, Picture
 
 # Of the font that drawings are measured with; others are estimated.

@@ -795,7 +795,7 @@ def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
         escaped[0].map(str)
     assert caught.value.args == (
         "step 'map': expected a stream from outside the iteration, given 'inner' of its body; return it in "
-        "output_streams and use what the iteration gives",
+        "output_streams and use the streams that the iteration returns",
     )
     with pytest.raises(GraphError) as caught:
         _in_body(lambda _, __: None) or iterate_unbounded_streams(

@@ -14,8 +14,8 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
+from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
-from streamiter.iteration.replay import Replayer
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings

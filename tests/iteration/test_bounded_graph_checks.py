@@ -143,13 +143,13 @@ CASES: list[tuple[str, Build, str]] = [
         "a replayed stream that never ends",
         lambda flow: replayed(clicks(flow)),
         "replayed: expected a bounded stream, given 'clicks', which never ends; read the topic with "
-        'stop="latest", or use it as it is in an unbounded iteration',
+        'stop="latest", or pass it to an unbounded iteration without replayed(…)',
     ),
     (
         "a replayed stream that is stamped",
         lambda flow: replayed(stamped(flow)),
-        "replayed: expected a stream without epochs, given 'stamps' of epochs_every; what is replayed gets the "
-        "epochs of the iteration",
+        "replayed: expected a stream without epochs, given 'stamps' of epochs_every; leave epochs_every out: replayed "
+        "data has the epochs of the iteration",
     ),
     (
         "replayed without a stream",
@@ -165,7 +165,7 @@ CASES: list[tuple[str, Build, str]] = [
         "a method of what is replayed",
         lambda flow: replayed(flow.from_items([1], name="rows")).map(lambda x: x),  # type: ignore[attr-defined]
         "replayed: expected replayed('rows') to be one of the data_streams of a bounded iteration, given .map of it; "
-        "take that of the stream first, then replayed(…)",
+        "use .map of the stream first, then replayed(…)",
     ),
     (
         "a replayed variable",
@@ -208,8 +208,8 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "no variable",
         lambda flow: iterate_bounded_streams_until_termination([], [], untouched),
-        "iteration: expected at least one initial variable stream, given none; a loop needs something to feed back, if "
-        "only flow.from_items([])",
+        "iteration: expected at least one initial variable stream, given none; a loop needs a stream to feed back: "
+        "pass flow.from_items([]) if it has no initial value",
     ),
     (
         "endless variables",
@@ -221,13 +221,13 @@ CASES: list[tuple[str, Build, str]] = [
         "stamped variables",
         lambda flow: iterate_bounded_streams_until_termination([stamped(flow)], [], untouched),
         "iteration: expected initial variable streams without epochs, given stream 0 ('stamps') of epochs_every; "
-        "initial variables are of epoch 0, stamp data streams",
+        "stamp data streams only: initial variables have epoch 0",
     ),
     (
         "less feedback than variables",
         result(lambda flow, variables: IterationBodyResult([], variables)),
-        "iteration: expected as many feedback streams as variable streams (1), given 0; give one for each, in the same "
-        "order",
+        "iteration: expected as many feedback streams as variable streams (1), given 0; return one for each, in the "
+        "same order",
     ),
     (
         "feedback of another parallelism",
@@ -242,14 +242,14 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "feedback from outside",
         result(lambda flow, variables: IterationBodyResult([first_of(flow)], [])),
-        "iteration: expected feedback stream 0 to come from inside the body, given 'start' from outside; pass it in as "
-        "a data stream",
+        "iteration: expected feedback stream 0 to come from inside the body, given 'start' from outside; pass it as a "
+        "data stream",
     ),
     (
         "an output from outside",
         result(lambda flow, variables: IterationBodyResult(variables, {"all": first_of(flow)})),
-        "iteration: expected output stream 0 to come from inside the body, given 'start' from outside; pass it in as "
-        "a data stream",
+        "iteration: expected output stream 0 to come from inside the body, given 'start' from outside; pass it as a "
+        "data stream",
     ),
     (
         "a stream from outside used inside",
@@ -260,19 +260,19 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "a body that gives nothing",
         lambda flow: bounded(flow, lambda variables, data: None),
-        "iteration: expected the body to give an IterationBodyResult, given None; write return "
+        "iteration: expected the body to return an IterationBodyResult, given None; write return "
         "IterationBodyResult([feedback], [output])",
     ),
     (
         "criteria from outside",
         result(lambda flow, variables: IterationBodyResult(variables, [], first_of(flow))),
-        "iteration: expected termination_criteria to come from inside the body, given 'start' from outside; pass it in "
+        "iteration: expected termination_criteria to come from inside the body, given 'start' from outside; pass it "
         "as a data stream",
     ),
     (
         "criteria that are no stream",
         result(lambda flow, variables: IterationBodyResult(variables, [], 20)),  # type: ignore[arg-type]
-        "iteration: expected termination_criteria to be a Stream, given 20; give a stream of the body",
+        "iteration: expected termination_criteria to be a Stream, given 20; return a stream of the body",
     ),
     (
         "a bounded iteration inside another",
@@ -297,31 +297,31 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "a sub-body that gives one stream",
         in_body(lambda variables: for_each_round(variables, lambda streams: streams[0])),  # type: ignore[arg-type,return-value]
-        "for_each_round: expected the sub-body to give a list of streams, given Stream('variable 0', parallelism 1); "
+        "for_each_round: expected the sub-body to return a list of streams, given Stream('variable 0', parallelism 1); "
         "write [stream]",
     ),
     (
         "a sub-body that gives nothing",
         in_body(lambda variables: for_each_round(variables, lambda streams: None)),  # type: ignore[arg-type,return-value]
-        "for_each_round: expected the sub-body to give a list of streams, given None; write [stream]",
+        "for_each_round: expected the sub-body to return a list of streams, given None; write [stream]",
     ),
     (
         "a sub-body that is none",
         in_body(lambda variables: for_each_round(variables, 5)),  # type: ignore[arg-type]
-        "for_each_round: expected the sub-body to be a plain function, given 5; write def sub_body(streams) that gives "
-        "a list of streams",
+        "for_each_round: expected the sub-body to be a plain function, given 5; write def sub_body(streams) that "
+        "returns a list of streams",
     ),
     (
         "a sub-body that is a coroutine function",
         in_body(lambda variables: for_each_round(variables, later)),  # type: ignore[arg-type]
         "for_each_round: expected the sub-body to be a plain function, given a coroutine function; write def "
-        "sub_body(streams) that gives a list of streams",
+        "sub_body(streams) that returns a list of streams",
     ),
     (
         "rounds outside a body",
         lambda flow: for_each_round([flow.from_items([1], name="rows")], lambda streams: streams),
-        "for_each_round: expected to be called in the body of an iteration, given 'rows' outside; outside a step "
-        "begins once anyway",
+        "for_each_round: expected to be called in the body of an iteration, given 'rows' outside; outside an "
+        "iteration a step has only one round",
     ),
     (
         "rounds in an unbounded iteration",
@@ -331,8 +331,8 @@ CASES: list[tuple[str, Build, str]] = [
                 for_each_round(variables, lambda streams: streams), []
             ),
         ),
-        "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose steps live as long as "
-        "it does; keep a state for each epoch in an IterationListener",
+        "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose operators live until "
+        "it ends; keep a state for each epoch in an IterationListener",
     ),
     (
         "rounds of rounds",
@@ -359,13 +359,13 @@ CASES: list[tuple[str, Build, str]] = [
         "a stream that goes out without being given back",
         in_body(uses_leaked_stream),
         "step 'after': expected a stream from outside for_each_round, given 'inner' of its sub-body; return it from "
-        "the sub-body and use what for_each_round gives",
+        "the sub-body and use the streams that for_each_round returns",
     ),
     (
         "a side output that was not given back",
         in_body(uses_side_output_of_given_back_stream),
         "step 'after': expected a stream from outside for_each_round, given 'inner' of its sub-body; return it from "
-        "the sub-body and use what for_each_round gives",
+        "the sub-body and use the streams that for_each_round returns",
     ),
 ]
 
@@ -538,8 +538,8 @@ def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
         with pytest.raises(GraphError) as caught:
             iterate([start], [], body)
         assert caught.value.args[0] == (
-            f"iteration: expected {what} to bring records while the iteration runs, given {names[-1]!r}, whose "
-            f"records come when it has ended; {instead}"
+            f"iteration: expected {what} to receive records while the iteration runs, given {names[-1]!r}, whose "
+            f"records arrive only when it has ended; {instead}"
         )
 
 
@@ -554,8 +554,8 @@ def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> 
     with pytest.raises(GraphError) as caught:
         bounded(flow, body, data=[flow.from_items([1, 2])])
     assert caught.value.args[0] == (
-        "scale: expected a variable whose values come while the iteration runs, given 'total', whose records come "
-        f"when it has ended; {IN_BOUNDED}{ALL_REDUCE}"
+        "scale: expected a variable whose values arrive while the iteration runs, given 'total', whose records "
+        f"arrive only when it has ended; {IN_BOUNDED}{ALL_REDUCE}"
     )
 
 
@@ -575,8 +575,8 @@ def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused
 
     bounded(flow, body, data=[replayed(flow.from_items([1, 2]))])
     message = (
-        "step 'meet': expected wanted_inputs() to name an input that brings records while the iteration runs, given "
-        f"'total' alone, whose records come when it has ended; {IN_BOUNDED}{ALL_REDUCE} (at "
+        "step 'meet': expected wanted_inputs() to name an input that receives records while the iteration runs, given "
+        f"only 'total', whose records arrive only when it has ended; {IN_BOUNDED}{ALL_REDUCE} (at "
         "test_bounded_graph_checks.py:"
     )
     with pytest.raises(JobFailed, match=re.escape(message)):

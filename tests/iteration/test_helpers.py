@@ -64,7 +64,7 @@ def test_an_operator_with_callbacks_that_is_no_listener_is_refused() -> None:
     """It was never called back, and nobody said so: of a class that is known at once, of a factory at the start."""
     message = (
         "step 'train': on_epoch_watermark_incremented expected an IterationListener, given Forgetful, which is "
-        "none and would not be called; write class Forgetful(Operator, IterationListener)"
+        "none, so it is never called; write class Forgetful(Operator, IterationListener)"
     )
     with pytest.raises(GraphError, match=re.escape(message)):
         training(Forgetful)
@@ -102,7 +102,7 @@ def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, m
     misspelt = type("Trainer", bases, {"process": pass_on, written: lambda self, *arguments: None})
     message = (
         "step 'train': expected the callbacks of Trainer to be those of an IterationListener, given "
-        f"{written}, which would not be called; write {meant}"
+        f"{written}, which is never called; write {meant}"
     )
     with pytest.raises(GraphError, match="^" + re.escape(message)):
         training(misspelt)

@@ -172,8 +172,8 @@ def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
     with refused(
-        "iteration: max_epochs_ahead=0 expected data with epochs, given data stream 1 ('clicks'), endless and "
-        "without; stamp it with epochs_every(stream, records=…)"
+        "iteration: max_epochs_ahead=0 expected data with epochs, given data stream 1 ('clicks'), which is endless "
+        "and has no epochs; stamp it with epochs_every(stream, records=…)"
     ):
         iterate(flow, untouched, data=[flow.from_items([]), endless], max_epochs_ahead=0)
     iterate(flow, untouched, data=[epochs_every(endless, records=5)], max_epochs_ahead=0)
@@ -186,7 +186,7 @@ def test_data_of_which_only_a_part_has_epochs_is_refused() -> None:
     endless = flow.from_source(Endless(), name="clicks")
     both = epochs_every(endless, records=5).union(endless)
     with refused(
-        "iteration: expected all of data stream 0 ('epochs_every ∪ clicks') to have epochs or none, given a "
+        "iteration: expected all records of data stream 0 ('epochs_every ∪ clicks') to have epochs, or none, given a "
         "union of both; stamp the union: epochs_every(first.union(second), …)"
     ):
         iterate(flow, untouched, data=[both], max_epochs_ahead=None)
@@ -261,7 +261,7 @@ def test_termination_criteria_are_refused() -> None:
 @pytest.mark.parametrize("result", [None, [], ([], [])])
 def test_a_body_that_gives_something_else_is_refused(result: Any) -> None:
     """A body without its return statement."""
-    with refused(f"iteration: expected the body to give an IterationBodyResult, given {result!r}"):
+    with refused(f"iteration: expected the body to return an IterationBodyResult, given {result!r}"):
         iterate(Flow("loop"), lambda variables, data: result)
 
 
@@ -271,7 +271,7 @@ def test_feedback_and_outputs_from_outside_are_refused() -> None:
     outside = flow.from_items([1], name="outside")
     with refused(
         "iteration: expected feedback stream 0 to come from inside the body, given 'outside' from outside; "
-        "pass it in as a data stream"
+        "pass it as a data stream"
     ):
         iterate(flow, lambda variables, data: IterationBodyResult([outside], []))
     with refused("iteration: expected output stream 1 to come from inside the body, given 'outside'"):
@@ -355,7 +355,7 @@ def test_a_stream_of_the_body_is_refused_outside() -> None:
     inner = leaked(flow)
     with refused(
         "step 'after': expected a stream from outside the iteration, given 'inner' of its body; return it in "
-        "output_streams and use what the iteration gives"
+        "output_streams and use the streams that the iteration returns"
     ):
         inner.map(lambda x: x, name="after")
     with refused("expected a stream from outside the iteration"):
@@ -451,7 +451,7 @@ def test_epochs_in_order_is_refused_where_data_never_completes_an_epoch() -> Non
         return IterationBodyResult([both.filter(lambda x: False)], [])
 
     message = (
-        r"step 'in order': epochs_in_order expected data with epochs, given endless data without, which stays "
+        r"step 'in order': epochs_in_order expected data with epochs, given endless data without epochs, which stays "
         r"in epoch 0 for ever; stamp it with epochs_every.* \(at test_iteration_graph_checks.py:\d+\)$"
     )
     flow, factory = Flow("loop"), lambda: InOrder()

@@ -35,8 +35,8 @@ from streamiter.iteration.helpers import (
     map_with,
     terminate_after,
 )
+from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import EpochCounts
-from streamiter.iteration.replay import Replayer
 from streamiter.iteration.stamping import Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch

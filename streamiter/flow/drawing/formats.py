@@ -15,13 +15,18 @@ from xml.sax.saxutils import escape, quoteattr
 
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.arrange import LevelRun, Point, Rectangle
-from streamiter.flow.drawing.captions import FONT_FAMILY, FONT_FILE, Caption, CaptionLine, advances, printable
 from streamiter.flow.drawing.layout import (
+    FONT_FAMILY,
+    FONT_FILE,
     MARGIN,
+    Caption,
+    CaptionLine,
     PlacedBox,
     PlacedLink,
     PlacedNode,
+    advances,
     lay_out,
+    printable,
 )
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
 from streamiter.runtime.graph import Step

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
+from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.next_step import add_next_step
 from streamiter.flow.stream import FlowWithSources, Stream
 from streamiter.learn.estimators import labelled
 from streamiter.learn.linear import LogLoss, SquaredLoss

@@ -1,42 +1,41 @@
-"""Data that a bounded iteration receives again in every epoch.
+"""Streams with a mark for their loop: data that is replayed in every epoch, and feedback that goes through a topic.
 
-``replayed(stream)`` marks a data stream. The entrance of such a stream is a ``Replayer``: it keeps the records of
-epoch 0, in memory and on disk, and sends them again whenever an epoch is complete.
+The entrance of a replayed stream is a ``Replayer``: it keeps the records of epoch 0, in memory and on disk, and sends
+them again whenever an epoch is complete. ``FeedbackRecords`` decodes the topic of feedback for a flow that watches the
+loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
+import msgspec
+
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import entries_of
-from streamiter.errors import CheckpointError, GraphError
+from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, end_of_all
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context, JobScope
 from streamiter.records import Batch, Control, EpochWatermark
 from streamiter.runtime.feedback import AttachedBoundary, Surroundings
+from streamiter.runtime.graph import Edge, Step
+from streamiter.runtime.topic_outlets import DATA, Message
+from streamiter.topics.topic import Headers, Topic, TopicBatch
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import ReplayCache
 
 
-@dataclass(frozen=True, slots=True)
-class DataStream:
-    """A data stream in the arguments of an iteration."""
-
-    stream: Stream
-    replayed: bool
-    """Whether it is sent again in every epoch."""
-
-
-class Replayed:
-    """The result of :func:`replayed`: it can only be one of the ``data_streams`` of a bounded iteration."""
+class MarkedStream:
+    """A stream with a mark, which only an iteration takes: it has none of the methods of a stream."""
 
     __slots__ = ("stream",)
+    _use = ""
+    """Where the user may pass it, for the error of any other use."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -46,10 +45,26 @@ class Replayed:
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
                 raise AttributeError(name)
+            mark, _, _ = repr(self).partition("(")
             raise GraphError(
-                f"replayed: expected replayed({self.stream.name!r}) to be one of the data_streams of a bounded "
-                f"iteration, given .{name} of it; take that of the stream first, then replayed(…)"
+                f"{mark}: expected {self!r} to be one of the {self._use}, given .{name} of it; "
+                f"use .{name} of the stream first, then {mark}(…)"
             )
+
+
+def stream_of(given: Stream | MarkedStream) -> Stream:
+    """Return the stream itself, without a mark."""
+    return given.stream if isinstance(given, MarkedStream) else given
+
+
+# -- replayed data -----------------------------------------------------------------------------------------
+
+
+class Replayed(MarkedStream):
+    """The result of :func:`replayed`: it can only be one of the ``data_streams`` of a bounded iteration."""
+
+    __slots__ = ()
+    _use = "data_streams of a bounded iteration"
 
     def __repr__(self) -> str:
         return f"replayed({self.stream.name!r})"
@@ -80,12 +95,12 @@ def replayed(stream: Stream) -> Replayed:
     if not stream.is_bounded:
         raise GraphError(
             f"replayed: expected a bounded stream, given {stream.name!r}, which never ends; read the topic with "
-            'stop="latest", or use it as it is in an unbounded iteration'
+            'stop="latest", or pass it to an unbounded iteration without replayed(…)'
         )
     if any(step.stamped for step in stream.steps):
         raise GraphError(
-            f"replayed: expected a stream without epochs, given {stream.name!r} of epochs_every; what is replayed "
-            "gets the epochs of the iteration"
+            f"replayed: expected a stream without epochs, given {stream.name!r} of epochs_every; leave epochs_every "
+            "out: replayed data has the epochs of the iteration"
         )
     return Replayed(stream)
 
@@ -197,7 +212,7 @@ class Replayer(Entrance, AttachedBoundary):
         super().restore(state)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Deal out the batches in turn: first those that the current replay has sent, then the others."""
+        """Distribute the batches in turn: first the batches that the current replay has sent, then the others."""
         with_data = [state for state in states if any(True for _ in state["cache"])] or states
         replayed = min(state["replayed"] for state in with_data)
         terminates = {state["terminate"] for state in states}
@@ -205,7 +220,7 @@ class Replayer(Entrance, AttachedBoundary):
         # A share can state how many of its batches were sent of one epoch, but not of two.
         further = [state for state in with_data if (state["replayed"], state["position"]) > (replayed + 1, 0)]
         if not is_over and (len(terminates) > 1 or further):
-            raise CheckpointError("some of them are further in what they send again than others")
+            raise CheckpointError("some of them have sent more of the replayed data than others")
         sent = [state["position"] if state["replayed"] == replayed else None for state in states]
         caches = [state["cache"] for state in states]
         requested = max(state["asked for"] for state in states)
@@ -253,3 +268,144 @@ class _ReplayShare:
                 yield from islice(entries_of(frames), sent)
             elif sent is not None:
                 yield from islice(entries_of(frames), sent, None)
+
+
+# -- feedback through a topic --------------------------------------------------------------------------------
+
+
+class FeedbackThrough(MarkedStream):
+    """The result of :func:`feedback_through`: it can only be one of the ``feedback_variable_streams``."""
+
+    __slots__ = ("topic",)
+    _use = "feedback_variable_streams that a body returns"
+
+    def __init__(self, stream: Stream, topic: Topic) -> None:
+        super().__init__(stream)
+        self.topic = topic
+
+    def __repr__(self) -> str:
+        return f"feedback_through({self.stream.name!r}, {self.topic.url})"
+
+
+def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
+    """Send a feedback stream through a topic: other programs can watch the loop, and processes can share it.
+
+    The topic must exist, have at least one partition for each subtask of the variable stream, and be used by this
+    feedback stream only. Records of earlier runs are skipped, so the topic need not keep records longer than they wait
+    to be handled; if the topic drops a record earlier, the job fails. Records are plain data.
+    :class:`streamiter.iteration.FeedbackRecords` reads the topic from outside.
+
+    Order, epochs, ends and ``max_epochs_ahead`` are as in memory, and so are snapshots of the job: each contains the
+    pending feedback. No step waits for the topic: feedback that is not written waits in memory and then on disk, within
+    the ``feedback_limits`` of the iteration. Feedback for which the head has no memory stays in the topic.
+
+    **Several processes** share a loop when each starts the same flow with ``worker=(index, count)`` and one
+    ``run_id`` (see :meth:`Flow.start <streamiter.Flow.start>`): a feedback stream that is repartitioned
+    (``key_by``, ``rebalance``, ``broadcast``, ``partition_by``) goes to the heads of all of them, so the topic
+    needs a partition for each head of each.
+
+    Raises GraphError for an argument that is no stream or no topic.
+
+    >>> from streamiter import Flow, IterationBodyResult, iterate_unbounded_streams
+    >>> from streamiter.topics import MemoryBroker
+    >>> import asyncio
+    >>> topic = MemoryBroker().topic("loop")
+    >>> asyncio.run(topic.create())
+    >>> flow = Flow("count")
+    >>> def body(variables, data):
+    ...     counted = variables[0].map(lambda n: n + 1)
+    ...     return IterationBodyResult([feedback_through(counted.filter(lambda n: n < 3), topic)], [counted])
+    >>> [counted] = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    >>> collected = counted.collect()
+    >>> flow.run().state, collected.items
+    ('finished', [1, 2, 3])
+    """
+    if not isinstance(stream, Stream):
+        raise GraphError(
+            f"feedback_through: expected a stream, given {stream!r}; write feedback_through(stream, topic(…))"
+        )
+    if not isinstance(topic, Topic):
+        raise GraphError(
+            f'feedback_through: expected a topic, given {topic!r}; write feedback_through(stream, topic("kafka://…"))'
+        )
+    if getattr(topic, "bounded", False):
+        raise GraphError(
+            f"feedback_through: expected a topic with partitions and headers, given {topic.url}; use one of Kafka, "
+            "of an SQLite file or in memory"
+        )
+    return FeedbackThrough(stream, topic)
+
+
+def check_topic_is_free(head: Step, edges: Sequence[Edge], topic: Topic, steps: Sequence[Step]) -> None:
+    """Raise GraphError if another feedback stream goes through the same topic."""
+    for step in steps:
+        for edge in step.inputs:
+            other = edge.feedback_topic
+            if other is not None and (other.commit_domain, other.name) == (topic.commit_domain, topic.name):
+                raise GraphError(
+                    f"feedback_through: expected a topic of its own for the feedback to {head.name!r} "
+                    f"({edges[0].upstream.name!r}), given {topic.url}, which already has the feedback of "
+                    f"{edge.upstream.name!r}; create a topic for each feedback stream"
+                )
+
+
+@final
+class FeedbackRecords:
+    """A decoder for the topic of ``feedback_through``: ``flow.source(topic, decode=FeedbackRecords())``.
+
+    Each record is a dict with these keys:
+
+    - ``run``: the run of the job.
+    - ``producer``: the number of the subtask that feeds back.
+    - ``kind``: ``"data"``, ``"watermark"`` (the producer sends no more records of this epoch), ``"end of data"``,
+      ``"barrier"``, ``"suspend"`` or ``"start"``. A start also has the key ``step``, the name of the subtask.
+    - ``epoch``: None for barriers and starts.
+    - ``is_copy``: whether this control record exists only for programs that watch this partition.
+    - ``records``: the batch that is fed back, empty for control records.
+
+    ``structs`` are the classes of ``msgspec.Struct`` that may be among the records.
+
+    >>> import asyncio
+    >>> from streamiter import Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
+    >>> from streamiter.topics import MemoryBroker
+    >>> topic = MemoryBroker().topic("loop")
+    >>> asyncio.run(topic.create())
+    >>> loop, watch = Flow("loop"), Flow("watch")
+    >>> def body(variables, data):
+    ...     back = variables[0].map(lambda n: n + 1).filter(lambda n: n < 3)
+    ...     return IterationBodyResult([feedback_through(back, topic)], [])
+    >>> _ = iterate_unbounded_streams([loop.from_items([0])], [], body)
+    >>> _ = loop.run()
+    >>> fed_back = watch.source(topic, decode=FeedbackRecords(), stop="latest").collect()
+    >>> _ = watch.run()
+    >>> [(each["epoch"], each["records"]) for each in fed_back.items if each["kind"] == "data"]
+    [(1, [1]), (2, [2])]
+    """
+
+    def __init__(self, structs: Iterable[type[msgspec.Struct]] = ()) -> None:
+        self._plain_data = PlainData(structs)
+
+    def decode(self, batch: TopicBatch) -> list[dict[str, Any]]:
+        """Return one dict for each record of the topic."""
+        decoded: list[dict[str, Any]] = []
+        failures: dict[int, str] = {}
+        for index, (value, headers) in enumerate(zip(batch.values, batch.headers, strict=True)):
+            try:
+                decoded.append(self._record(batch.partition, value or b"", headers))
+            except (ValueError, PlainDataError) as error:
+                failures[index] = f"not a feedback record of a loop: {error}"
+        if failures:
+            raise DecodeError(failures)
+        return decoded
+
+    def _record(self, partition: int, value: bytes, headers: Headers) -> dict[str, Any]:
+        message = Message.from_headers(headers)
+        record = {
+            "run": message.run,
+            "producer": message.producer,
+            "kind": message.kind,
+            "epoch": message.epoch,
+            "is_copy": message.kind != DATA and message.home != partition,
+            "records": self._plain_data.decode_batch(value) if message.kind == DATA else [],
+        }
+        return {**record, "step": message.step} if message.step else record
