@@ -1,8 +1,8 @@
 """streamiter: learning on streams."""
 
 from streamiter.checkpoints.store import Checkpoints
-from streamiter.flow.flow import Flow
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.flow import Flow, connect
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.loop import for_each_round

@@ -18,10 +18,11 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
 from streamiter.flow.graph_checks import (
     check_codec,
+    check_count,
+    check_factory,
     check_function,
     check_holds_dead_letters,
     check_name,
-    check_parallelism,
     check_policy,
     check_service,
 )
@@ -45,7 +46,7 @@ class FlowUnderConstruction:
         if not name or not isinstance(name, str):
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
-        self.parallelism = check_parallelism(parallelism, step=name)
+        self.parallelism = check_count(parallelism, "a parallelism", step=name)
         self.plain_data = PlainData()
         self.graph = Graph()
         """For the engine: the steps and their names."""
@@ -367,8 +368,8 @@ def add_next_step(
     label = name or label
     edges = [edge for input_name, stream in inputs.items() for edge in stream.edges(input_name)]
     parallelism = options.get("parallelism")
-    parallelism = check_parallelism(
-        _default_parallelism(edges, flow) if parallelism is None else parallelism, step=label
+    parallelism = check_count(
+        _default_parallelism(edges, flow) if parallelism is None else parallelism, "a parallelism", step=label
     )
     dead_letter = options.get("dead_letter")
     policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
@@ -409,7 +410,30 @@ def add_next_step(
     return StepOutput(step)
 
 
-def may_emit_unasked(factory: OperatorFactory) -> bool:
+def add_operator(
+    inputs: Mapping[str, Outlets],
+    factory: OperatorFactory,
+    options: ProcessOptions,
+    keys: KeySelector | None = None,
+) -> StepOutput:
+    """Add a step with an operator of the user."""
+    check_options("process", options, ProcessOptions)
+    label = options.get("name") or label_of(factory)
+    if keys is None:
+        check_factory(factory, list(inputs), step=label)
+    service = options.pop("parameter_server", None)
+    return add_next_step(
+        inputs,
+        label,
+        factory,
+        options,
+        service=service,
+        keys=keys,
+        emits_unasked=_may_emit_unasked(factory),
+    )
+
+
+def _may_emit_unasked(factory: OperatorFactory) -> bool:
     """Return whether a user's operator may emit without a record: in a callback, at a timer or the end of an input."""
     if not isinstance(factory, type):
         return True  # Nothing is known of the operators that it makes.

@@ -1,7 +1,7 @@
 """The Flow: where streams begin, and where a job starts.
 
-Behind the class are the functions that algorithms made of several steps share: ``all_or_nothing``, ``step_names`` and
-checks of their arguments.
+Behind the class are ``connect``, which brings several streams to one step, and the functions that algorithms made of
+several steps share: ``all_or_nothing``, ``step_names`` and checks of their arguments.
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ import numpy as np
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
-from streamiter.flow.building import FlowUnderConstruction, StepOptions, add_dead_letters, check_options
+from streamiter.flow.building import (
+    FlowUnderConstruction,
+    ProcessOptions,
+    StepOptions,
+    add_dead_letters,
+    add_operator,
+    check_options,
+    check_same_flow,
+)
 from streamiter.flow.graph_checks import (
     check_codec,
+    check_count,
     check_factory,
+    check_input_names,
     check_name,
-    check_parallelism,
     check_policy,
     check_start,
     check_stop,
@@ -196,7 +205,9 @@ class Flow(FlowWithSources):
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
-        parallelism = check_parallelism(self.parallelism if parallelism is None else parallelism, step=label)
+        parallelism = check_count(
+            self.parallelism if parallelism is None else parallelism, "a parallelism", step=label
+        )
         unique_name = self.graph.unique_name(label, named=name is not None)
         step = self.graph.add(
             Step(
@@ -419,6 +430,56 @@ def listed_items(owner: str, items: Any) -> Batch:
             f"iterable of records, given {shortened(items)}; for one record write [record]"
         )
     return list(items)
+
+
+# -- several streams, several steps ------------------------------------------------------------------------
+
+
+class ConnectedStreams:
+    """Several streams on their way to one step, each to an input of its own name; ``connect`` returns them."""
+
+    def __init__(self, streams: dict[str, Stream]) -> None:
+        self._streams = streams
+
+    def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
+        """Add an operator with a method for each input.
+
+        The method is ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)``. Records of different
+        inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``; see
+        :class:`~streamiter.Operator`, and :func:`connect` for an example.
+        """
+        flow = next(iter(self._streams.values())).flow
+        return Stream(flow, add_operator(self._streams, factory, options))
+
+
+def connect(**streams: Stream) -> ConnectedStreams:
+    """Bring several streams to one step, each under the name of an input.
+
+    The name becomes part of a method's name; so ``input``, ``batch`` and names that end in ``_batch`` are not allowed.
+
+    >>> from streamiter import Flow, Operator
+    >>> class Tagged(Operator):
+    ...     def process_left(self, record, out):
+    ...         out.emit(("left", record))
+    ...     def process_right(self, record, out):
+    ...         out.emit(("right", record))
+    >>> flow = Flow("two inputs")
+    >>> both = connect(left=flow.from_items([1]), right=flow.from_items([2])).process(Tagged).collect()
+    >>> statistics = flow.run()
+    >>> sorted(both.items)
+    [('left', 1), ('right', 2)]
+    """
+    if not streams:
+        raise GraphError("connect: expected at least one stream, given none; write connect(name=stream)")
+    first = next(iter(streams.values()))
+    for name, stream in streams.items():
+        if not isinstance(stream, Stream):
+            raise GraphError(
+                f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)"
+            )
+        check_same_flow(first, stream, "connect")
+    check_input_names(streams)
+    return ConnectedStreams(dict(streams))
 
 
 P = ParamSpec("P")

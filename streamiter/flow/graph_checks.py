@@ -30,13 +30,11 @@ def check_name(name: str | None) -> None:
         )
 
 
-def check_parallelism(parallelism: int, *, step: str) -> int:
-    """Return the parallelism. Raises GraphError unless it is a whole number of at least 1."""
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
-        raise GraphError(
-            f"step {step!r}: expected a parallelism of at least 1, given {parallelism!r}; use a whole number"
-        )
-    return parallelism
+def check_count(count: int, what: str, *, step: str) -> int:
+    """Return ``count``. Raises GraphError unless it is a whole number of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise GraphError(f"step {step!r}: expected {what} of at least 1, given {count!r}; use a whole number")
+    return count
 
 
 def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> None:

@@ -1,7 +1,7 @@
 """The Stream: the output of a step, with the methods that add the next step.
 
-``KeyedStream`` is a stream whose records have keys, and ``ConnectedStreams`` are several streams on their way to one
-step. The methods check their own arguments; :mod:`streamiter.flow.building` does what all of them have in common.
+``KeyedStream`` is a stream whose records have keys. The methods check their own arguments; ``add_next_step`` of
+:mod:`streamiter.flow.building` does the rest.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from streamiter.flow.building import (
     StepOutput,
     add_collect,
     add_next_step,
+    add_operator,
     add_publisher,
     add_sink,
     check_bounded,
     check_options,
     check_same_flow,
     label_of,
-    may_emit_unasked,
 )
 from streamiter.flow.graph_checks import (
+    check_count,
     check_factory,
     check_field_or_function,
     check_function,
-    check_input_names,
     check_seconds,
 )
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
@@ -208,11 +208,7 @@ class Stream(Outlets):
         >>> flow.run().state, pairs.items
         ('finished', [[1, 2], [3, 4], [5]])
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise GraphError(
-                f"step {name or 'batch'!r}: expected a number of records of at least 1, given {n!r}; "
-                "use a whole number"
-            )
+        check_count(n, "a number of records", step=name or "batch")
         check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
         return self._add("batch", lambda: MiniBatch(n, timeout_s), {"name": name, "parallelism": parallelism})
 
@@ -237,7 +233,7 @@ class Stream(Outlets):
         >>> flow.run().state, differences.items
         ('finished', [3, 5, 7])
         """
-        return Stream(self._flow, _add_operator({SINGLE_INPUT: self}, factory, options))
+        return Stream(self._flow, add_operator({SINGLE_INPUT: self}, factory, options))
 
     def side_output(self, tag: OutputTag) -> Stream:
         """Return the records that the step emits with ``out.emit(record, tag=tag)``; other readers do not receive them.
@@ -275,7 +271,7 @@ class Stream(Outlets):
         ('finished', [('ann', 1), ('bo', 5), ('ann', 3)])
         """
         check_function(f, "key_by", ["record"])
-        return KeyedStream(self._flow, f, self._partitioned(ByKey(f)).outlets)
+        return KeyedStream(self, f)
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream:
         """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
@@ -291,8 +287,7 @@ class Stream(Outlets):
         ('finished', [1, 2, 4, 6])
         """
         check_function(f, "key_by_batch", ["batch"])
-        keyed = self._partitioned(ByKey(f, whole_batches=True)).outlets
-        return KeyedStream(self._flow, f, keyed, whole_batches=True)
+        return KeyedStream(self, f, whole_batches=True)
 
     def broadcast(self) -> Stream:
         """Send every record to every subtask of the next step.
@@ -510,15 +505,8 @@ class Stream(Outlets):
 class KeyedStream(Stream):
     """A stream whose records have keys: the next step can keep a state for each key."""
 
-    def __init__(
-        self,
-        flow: FlowWithSources,
-        key_of: Callable[[Any], Any],
-        outlets: Iterable[StepOutput],
-        *,
-        whole_batches: bool = False,
-    ) -> None:
-        super().__init__(flow, *outlets)
+    def __init__(self, stream: Stream, key_of: Callable[[Any], Any], *, whole_batches: bool = False) -> None:
+        super().__init__(stream.flow, *stream._partitioned(ByKey(key_of, whole_batches)).outlets)
         self._key_of = key_of
         self._whole_batches = whole_batches
 
@@ -536,15 +524,15 @@ class KeyedStream(Stream):
         ('finished', [3, 2, 3, 8])
         """
         check_function(f, "reduce", ["result", "record"], step=options.get("name"))
-        key_of = self._key_of
-        if not self._whole_batches:
-            return self._add_keyed("reduce", lambda: KeyedReduce(key_of, f, check_keys=check_keys), options)
-        if not isinstance(f, np.ufunc) or (f.nin, f.nout) != (2, 1) or f.signature:
+        is_ufunc = isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and not f.signature
+        if self._whole_batches and not is_ufunc:
             raise GraphError(
                 "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, "
                 f"given {f!r}; use key_by(f) for other functions"
             )
-        return self._add_keyed("reduce", lambda: KeyedReduceBatch(key_of, f, check_keys=check_keys), options)
+        kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
+        key_of, keyed = self._key_of, self._tolerant(options)
+        return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
 
     def stateful_map(
         self, f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, **options: Unpack[StepOptions]
@@ -565,7 +553,7 @@ class KeyedStream(Stream):
         if callable(initial):
             check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
         key_of = self._record_key("stateful_map")
-        return self._add_keyed(
+        return self._tolerant(options)._add(
             "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
         )
 
@@ -600,12 +588,7 @@ class KeyedStream(Stream):
         check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
         keys = KeySelector(self._record_key("process"), time_to_live_s)
         inputs = {SINGLE_INPUT: self._tolerant(options)}
-        return Stream(self._flow, _add_operator(inputs, factory, options, keys))
-
-    def _add_keyed(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
-        check_options(method, options)
-        inputs = {SINGLE_INPUT: self._tolerant(options)}
-        return Stream(self._flow, add_next_step(inputs, method, factory, options))
+        return Stream(self._flow, add_operator(inputs, factory, options, keys))
 
     def _tolerant(self, options: StepOptions) -> Stream:
         """Return the stream to a keyed step; a step that survives refused records also receives those without a key."""
@@ -620,73 +603,3 @@ class KeyedStream(Stream):
                 f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)"
             )
         return self._key_of
-
-
-class ConnectedStreams:
-    """Several streams on their way to one step, each to an input of its own name; ``connect`` returns them."""
-
-    def __init__(self, streams: dict[str, Stream]) -> None:
-        self._streams = streams
-
-    def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
-        """Add an operator with a method for each input.
-
-        The method is ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)``. Records of different
-        inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``; see
-        :class:`~streamiter.Operator`, and :func:`connect` for an example.
-        """
-        flow = next(iter(self._streams.values())).flow
-        return Stream(flow, _add_operator(self._streams, factory, options))
-
-
-def connect(**streams: Stream) -> ConnectedStreams:
-    """Bring several streams to one step, each under the name of an input.
-
-    The name becomes part of a method's name; so ``input``, ``batch`` and names that end in ``_batch`` are not allowed.
-
-    >>> from streamiter import Flow, Operator
-    >>> class Tagged(Operator):
-    ...     def process_left(self, record, out):
-    ...         out.emit(("left", record))
-    ...     def process_right(self, record, out):
-    ...         out.emit(("right", record))
-    >>> flow = Flow("two inputs")
-    >>> both = connect(left=flow.from_items([1]), right=flow.from_items([2])).process(Tagged).collect()
-    >>> statistics = flow.run()
-    >>> sorted(both.items)
-    [('left', 1), ('right', 2)]
-    """
-    if not streams:
-        raise GraphError("connect: expected at least one stream, given none; write connect(name=stream)")
-    first = next(iter(streams.values()))
-    for name, stream in streams.items():
-        if not isinstance(stream, Stream):
-            raise GraphError(
-                f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)"
-            )
-        check_same_flow(first, stream, "connect")
-    check_input_names(streams)
-    return ConnectedStreams(dict(streams))
-
-
-def _add_operator(
-    inputs: Mapping[str, Stream],
-    factory: OperatorFactory,
-    options: ProcessOptions,
-    keys: KeySelector | None = None,
-) -> StepOutput:
-    """Add a step with an operator of the user."""
-    check_options("process", options, ProcessOptions)
-    label = options.get("name") or label_of(factory)
-    if keys is None:
-        check_factory(factory, list(inputs), step=label)
-    service = options.pop("parameter_server", None)
-    return add_next_step(
-        inputs,
-        label,
-        factory,
-        options,
-        service=service,
-        keys=keys,
-        emits_unasked=may_emit_unasked(factory),
-    )

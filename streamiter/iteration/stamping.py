@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import GraphError, user_line
-from streamiter.flow.graph_checks import check_function, check_name, check_seconds
+from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
 from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
@@ -83,7 +83,8 @@ def epochs_every(
     check_name(name)
     step = name or "epochs_every"
     _check_one_of(records=records, seconds=seconds, marks=marks)
-    _check_records(records)
+    if records is not None:
+        check_count(records, "records", step=step)
     check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
     check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
@@ -132,13 +133,6 @@ def _check_one_of(**ways: Any) -> None:
         raise GraphError(
             f"epochs_every: expected one of {', '.join(ways)}, given {' and '.join(given) or 'none of them'}; "
             f"{'leave out all but one' if given else 'write epochs_every(stream, records=1000)'}"
-        )
-
-
-def _check_records(records: Any) -> None:
-    if records is not None and (isinstance(records, bool) or not isinstance(records, int) or records < 1):
-        raise GraphError(
-            f"epochs_every: expected records of at least 1, given {records!r}; use a whole number"
         )
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.flow.flow import all_or_nothing, check_stream, step_names
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
+from streamiter.flow.stream import Stream
 from streamiter.learn.rows import as_points, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot

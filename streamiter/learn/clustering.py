@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
-from streamiter.flow.graph_checks import check_parallelism
+from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
@@ -372,7 +372,7 @@ class KMeans:
         that of the fit before.
         """
         title = "KMeans.fit"
-        check_parallelism(parallelism, step=title)
+        check_count(parallelism, "a parallelism", step=title)
         flow = Flow(title, parallelism)
         if isinstance(points, Topic):
             records = read_topic(flow, points, decode, parallelism=parallelism)

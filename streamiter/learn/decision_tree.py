@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.flow.flow import Flow
-from streamiter.flow.graph_checks import check_parallelism
+from streamiter.flow.graph_checks import check_count
 from streamiter.learn.estimators import (
     examples_in_topic,
     no_path,
@@ -128,7 +128,7 @@ class DecisionTree:
         tree is kept.
         """
         title = f"{_NAME}.fit"
-        check_parallelism(parallelism, step=title)
+        check_count(parallelism, "a parallelism", step=title)
         if isinstance(features, Topic):
             refuse_arrays_with_topic(title, features, labels=labels, sample_weights=sample_weights)
             examples = _joined_examples(examples_in_topic(features, decode, extract, owner=title))

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import GraphError, ModelError, shortened
-from streamiter.flow.flow import all_or_nothing, check_stream, step_names
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce

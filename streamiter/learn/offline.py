@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from streamiter.errors import GraphError
-from streamiter.flow.flow import all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import terminate_after

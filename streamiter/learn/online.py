@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.flow.flow import all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.flow import Flow
-from streamiter.flow.graph_checks import check_parallelism
+from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import (
     labelled,
@@ -122,7 +122,7 @@ class OfflineModel(LinearModel):
         ('tolerance', [21.0])
         """
         title = f"{self._name}.fit"
-        check_parallelism(parallelism, step=title)
+        check_count(parallelism, "a parallelism", step=title)
         flow = Flow(title)
         checked: Callable[[Any], CheckedExamples]
         if isinstance(examples, Topic):

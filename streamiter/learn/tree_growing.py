@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.flow.flow import all_or_nothing
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.flow import all_or_nothing, connect
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.helpers import all_reduce, last_round

@@ -30,7 +30,8 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError
-from streamiter.flow.stream import ConnectedStreams, KeyedStream
+from streamiter.flow.flow import ConnectedStreams
+from streamiter.flow.stream import KeyedStream
 from streamiter.iteration import all_reduce, map_with
 from streamiter.learn import train_offline, train_online
 from streamiter.operators import Output

@@ -21,8 +21,8 @@ import msgspec
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
-from streamiter.flow.flow import Flow, listed_items
-from streamiter.flow.stream import Stream, connect
+from streamiter.flow.flow import Flow, connect, listed_items
+from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.stamping import epochs_every
