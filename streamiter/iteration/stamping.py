@@ -8,7 +8,8 @@ share an object, so that subtasks without input complete the same epochs: ``Stam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, final
+from functools import partial
+from typing import Any, Final, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import GraphError, user_line
@@ -95,6 +96,13 @@ def epochs_every(
             f"epochs_every: expected a stream outside an iteration body, given {stream.name!r} inside; "
             "stamp the data stream before it is passed to the iteration"
         )
+    factory: OperatorFactory
+    if seconds is not None:
+        factory = partial(TimedStamper, seconds)
+    elif marks is not None:
+        factory = partial(Stamper, groups_up_to_marks(marks), idle_timeout)
+    elif records is not None:
+        factory = partial(Stamper, groups_of(records), idle_timeout)
     edges = stream.edges()
     unique_name = flow.graph.unique_name(step, named=name is not None)
     stamper = flow.graph.add(
@@ -102,7 +110,7 @@ def epochs_every(
             name=unique_name,
             parallelism=stream.parallelism,
             where=user_line(),
-            factory=_factory(records, seconds, marks, idle_timeout),
+            factory=factory,
             edges=edges,
             has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
             bounded=stream.is_bounded,
@@ -111,20 +119,6 @@ def epochs_every(
         )
     )
     return Stream(flow, stamper)
-
-
-def _factory(
-    records: int | None,
-    seconds: float | None,
-    marks: Callable[[Any], object] | None,
-    idle_timeout: float | None,
-) -> OperatorFactory:
-    if seconds is not None:
-        return lambda: TimedStamper(seconds)
-    if marks is not None:
-        return lambda: Stamper(GroupsUpToMarks(marks), idle_timeout)
-    assert records is not None
-    return lambda: Stamper(GroupsOf(records), idle_timeout)
 
 
 def _check_one_of(**ways: Any) -> None:
@@ -146,8 +140,8 @@ class Stamper(Boundary):
 
     gives_epochs = True
 
-    def __init__(self, groups: EpochGrouping, idle_timeout_s: float | None) -> None:
-        self._groups = groups
+    def __init__(self, cut: CutEpochs, idle_timeout_s: float | None) -> None:
+        self._cut = cut
         self._idle_timeout_s = idle_timeout_s
         self._epoch = 0
         self._count = 0
@@ -172,7 +166,7 @@ class Stamper(Boundary):
         if self._idle:
             self._become_active()
         self._silence.interrupt()
-        for piece, ends_epoch in self._groups.cut(records, self._count, self._step):
+        for piece, ends_epoch in self._cut(records, self._count, self._step):
             if len(piece):
                 out.emit_batch(piece, self._epoch)
                 self._count += len(piece)
@@ -323,64 +317,59 @@ class TimedStamper(Boundary):
         return [dict(shared) for _ in range(parallelism)]
 
 
-class EpochGrouping(Protocol):
-    """A way to cut the records of a subtask into epochs. It keeps no state between two batches."""
+CutEpochs = Callable[[Batch, int, str], Iterator[tuple[Batch, bool]]]
+"""Cuts a batch into pieces (some may be empty), each with whether its epoch ends after it.
 
-    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """Return the pieces of a batch (some may be empty), each with whether its epoch ends after it.
-
-        ``count`` is the number of records that the epoch has already; ``step`` is for errors.
-        """
+Its arguments are the batch, the number of records that the epoch has already, and the name of the step for errors.
+It keeps no state between two batches."""
 
 
-@final
-class GroupsOf:
-    """Cuts groups of a number of records.
+def groups_of(size: int) -> CutEpochs:
+    """Return a function that cuts groups of a number of records.
 
-    >>> list(GroupsOf(3).cut(["b", "c", "d", "e"], 1, "stamp"))
+    >>> list(groups_of(3)(["b", "c", "d", "e"], 1, "stamp"))
     [(['b', 'c'], True), (['d', 'e'], False)]
     """
 
-    def __init__(self, records: int) -> None:
-        self._records = records
-
-    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`EpochGrouping`."""
+    def cut(batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
         start, length = 0, len(batch)
         while start < length:
             # A restored step may now make smaller groups than its current one is already.
-            missing = max(0, self._records - count)
+            missing = max(0, size - count)
             stop = min(length, start + missing)
             yield slice_batch(batch, start, stop), stop - start == missing
             start, count = stop, 0
 
+    return cut
 
-@final
-class GroupsUpToMarks:
-    """Cuts groups of the records between two marks; the marks are left out.
 
-    >>> list(GroupsUpToMarks(lambda record: record == "|").cut(["a", "b", "|", "c"], 0, "stamp"))
+def groups_up_to_marks(marks: Callable[[Any], object]) -> CutEpochs:
+    """Return a function that cuts groups of the records between two marks; the marks are left out.
+
+    >>> list(groups_up_to_marks(lambda record: record == "|")(["a", "b", "|", "c"], 0, "stamp"))
     [(['a', 'b'], True), (['c'], False)]
     """
 
-    def __init__(self, marks: Callable[[Any], object]) -> None:
-        self._marks = marks
-
-    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`EpochGrouping`."""
-        start = 0
-        for mark in self._places(batch, step):
-            yield slice_batch(batch, start, mark), True
-            start = mark + 1
-        yield slice_batch(batch, start, len(batch)) if start else batch, False
-
-    def _places(self, batch: Batch, step: str) -> list[int]:
-        marks = self._marks
+    def cut(batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
         records, progress = records_of(batch)
         try:
-            return [index for index, record in enumerate(records) if marks(record)]
+            places = [index for index, record in enumerate(records) if marks(record)]
         except Exception as error:
             fail_at(batch, progress, error, Output(step))
+        start = 0
+        for place in places:
+            yield slice_batch(batch, start, place), True
+            start = place + 1
+        yield slice_batch(batch, start, len(batch)) if start else batch, False
+
+    return cut
+
+
+@final
+class CatchUp(Control):
+    """Posted to a subtask: other subtasks of its step have completed later epochs."""
+
+    __slots__ = ()
 
 
 class _CatchUpPosts:
@@ -399,13 +388,6 @@ class _CatchUpPosts:
     def handled(self, subtask: int) -> None:
         """Note that a subtask handles ``CatchUp``, and may be sent the next."""
         self._unhandled.discard(subtask)
-
-
-@final
-class CatchUp(Control):
-    """Posted to a subtask: other subtasks of its step have completed later epochs."""
-
-    __slots__ = ()
 
 
 @final

@@ -51,7 +51,7 @@ from streamiter.topics.topic import Topic
             "epochs_every: expected one of records, seconds, marks, given records and seconds; leave out all but one",
         ),
         ({"idle_timeout": 1.0}, "expected one of records, seconds, marks, given none of them"),
-        ({"records": 0}, "epochs_every: expected records of at least 1, given 0; use a whole number"),
+        ({"records": 0}, "step 'epochs_every': expected records of at least 1, given 0; use a whole number"),
         ({"records": True}, "expected records of at least 1, given True"),
         (
             {"seconds": 0},
