@@ -46,34 +46,33 @@ _AHEAD_IN_BOUNDED = 0
 
 
 class IterationBuilder:
-    """Puts one iteration into the graph of a flow."""
+    """Puts one iteration into the graph of a flow. Raises GraphError for arguments that it cannot use."""
 
-    def __init__(
-        self, initial: list[Stream], data: list[Stream | Replayed], config: IterationConfig, *, bounded: bool
-    ) -> None:
-        self._initial = initial
-        self._data = data
-        self._config = config
+    def __init__(self, initial: object, data: object, config: object, *, bounded: bool) -> None:
+        self._initial, self._data = check_arguments(initial, data)
+        self._config = check_config(config)
         self._bounded = bounded
-        self._flow = initial[0].flow
+        self._flow = self._initial[0].flow
         self._where = user_line()
-        ahead = config.max_epochs_ahead
+        ahead = self._config.max_epochs_ahead
         if ahead is AS_THE_ENTRY_POINT_SAYS:
             ahead = _AHEAD_IN_BOUNDED if bounded else None
         self._ahead: int | None = ahead
-        check_inputs(initial, data, config, ahead, bounded=bounded)
+        check_inputs(self._initial, self._data, self._config, ahead, bounded=bounded)
 
     def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         """Return the output streams, as a list or a dict like the body's. If this raises, the flow is as before."""
+        check_body(body)
         with self._flow.all_or_nothing():
             return self._build(body)
 
     def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         streams = [stream_of(given) for given in self._data]
-        endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
         loop = self._loop = Loop(
             bounded=self._bounded,
-            has_plain_endless_data=endless,
+            has_plain_endless_data=any(
+                not stream.is_bounded and not is_stamped(stream) for stream in streams
+            ),
             limits=self._config.feedback_limits,
             max_epochs_ahead=self._ahead,
             has_stamped_data=any(is_stamped(stream) for stream in streams),
@@ -81,10 +80,8 @@ class IterationBuilder:
         variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
         data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
         is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
-        scope = RoundScope(whole_body=True) if is_per_round else None
-        with self._flow.body_of(loop, scope):
-            result = body(variables, data)
-        result = check_result(result, loop, self._initial, bounded=self._bounded)
+        with self._flow.body_of(loop, RoundScope(whole_body=True) if is_per_round else None):
+            result = check_result(body(variables, data), loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(
             loop.heads, self._initial, result.feedback_variable_streams, strict=True
         ):
@@ -112,30 +109,26 @@ class IterationBuilder:
         return variable
 
     def _add_entrance(self, number: int, given: Stream | Replayed) -> Stream:
-        loop, stream = self._loop, stream_of(given)
-        is_replayed = isinstance(given, Replayed)
-        stamped = is_stamped(stream)
-        epochs_seen = "epoch 0"
-        if is_replayed:
-            epochs_seen = "every epoch (replayed)"
-        elif stamped:
-            epochs_seen = "stamped epochs"
+        loop, config, ahead, stream = self._loop, self._config, self._ahead, stream_of(given)
+        is_replayed, stamped = isinstance(given, Replayed), is_stamped(stream)
+        epochs_seen = "stamped epochs" if stamped else "epoch 0"
+
+        def entrance() -> Entrance:
+            return Entrance(loop.coordinator, stamped=stamped, max_epochs_ahead=ahead)
+
+        def replayer() -> Replayer:
+            return Replayer(loop.coordinator, config.replay_memory_bytes)
+
         data = self._add(
             f"data {number}",
             stream.edges(),
             stream.parallelism,
-            self._replayer if is_replayed else lambda: self._entrance(stamped=stamped),
+            replayer if is_replayed else entrance,
             loop=loop,
-            epochs_seen=epochs_seen,
+            epochs_seen="every epoch (replayed)" if is_replayed else epochs_seen,
         )
         loop.add_entrance(data.steps[0], is_plain=not is_replayed and not stamped)
         return data
-
-    def _entrance(self, *, stamped: bool) -> Entrance:
-        return Entrance(self._loop.coordinator, stamped=stamped, max_epochs_ahead=self._ahead)
-
-    def _replayer(self) -> Replayer:
-        return Replayer(self._loop.coordinator, self._config.replay_memory_bytes)
 
     def _add_criteria_head(self, criteria: Stream) -> None:
         loop = self._loop
@@ -241,9 +234,7 @@ def iterate_unbounded_streams(
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
     """
-    initial, data = check_arguments(init_variable_streams, data_streams)
-    check_body(body)
-    return IterationBuilder(initial, data, check_config(config), bounded=False).build(body)
+    return IterationBuilder(init_variable_streams, data_streams, config, bounded=False).build(body)
 
 
 @overload
@@ -268,14 +259,11 @@ def iterate_bounded_streams_until_termination(
 ) -> list[Stream] | dict[str, Stream]:
     """Iterate over bounded data until nothing is fed back, or the termination criteria end it; source: FLIP-176.
 
-    ``body(variables, data)`` is called once, to build the graph of the loop. ``variables`` are streams of the initial
-    values followed by the feedback. ``data`` are the data streams: a plain stream arrives in epoch 0 only, and
-    ``replayed(stream)`` in every epoch. The body returns an :class:`IterationBodyResult`, and the iteration returns the
-    body's output streams, as a list or a dict.
+    ``body(variables, data)`` is called once, to build the graph of the loop, as in :func:`iterate_unbounded_streams`. A
+    plain data stream arrives in epoch 0 only, and ``replayed(stream)`` in every epoch.
 
-    Records of the initial variables and of the data have epoch 0. A record that a step emits has the epoch of the
-    record that it was emitted for, and each way round the loop adds one. Epoch e is complete when all its feedback has
-    come back and the data has ended. The iteration ends at the first complete epoch from 1 on that brought no feedback,
+    Records have epochs as in :func:`iterate_unbounded_streams`. Epoch e is complete when all its feedback has arrived
+    and the data has ended. The iteration ends at the first complete epoch from 1 on that brought no feedback,
     or no record of ``termination_criteria`` if the body returns them. The feedback of this last epoch is still handled,
     and the resulting records are output.
 
@@ -294,6 +282,4 @@ def iterate_bounded_streams_until_termination(
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
     """
-    initial, data = check_arguments(init_variable_streams, data_streams)
-    check_body(body)
-    return IterationBuilder(initial, data, check_config(config), bounded=True).build(body)
+    return IterationBuilder(init_variable_streams, data_streams, config, bounded=True).build(body)

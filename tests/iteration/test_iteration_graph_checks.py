@@ -522,7 +522,7 @@ def test_a_listener_outside_hears_of_stamped_records() -> None:
 @pytest.mark.parametrize("records", [0, -3, True, 2.0, "5"])
 def test_groups_of_no_records_are_refused(records: Any) -> None:
     """A stamper that never counts up."""
-    with refused(f"epochs_every: expected records of at least 1, given {records!r}"):
+    with refused(f"step 'epochs_every': expected records of at least 1, given {records!r}"):
         epochs_every(Flow("stamps").from_items([]), records=records)
     with refused("epochs_every: expected a stream, given 5"):
         epochs_every(5, records=1)  # type: ignore[arg-type]
