@@ -33,7 +33,7 @@ from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import Topic
 
 PROGRAM = Path(__file__).with_name("topic_loop_program.py")
-KILLS = 4
+KILLS = 2
 TOKENS, MOST = 40, 100
 # Far above what anything here takes on a busy machine.
 DEADLINE_S = 120.0

@@ -153,7 +153,7 @@ def check_body(seed: int) -> None:
     assert sorted(collected.items) == expected(starts)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(50))
 def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: int) -> None:
     """A deadlock, a lost or doubled record, or an epoch too early, in an arrangement that nobody had thought of."""
     check_body(seed)

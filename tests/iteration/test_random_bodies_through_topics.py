@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
 from iteration.iteration_support import callbacks, check_listener, ended, run_shuffled
+from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, Stream, feedback_through
@@ -77,9 +78,13 @@ async def through_topics(seed: int) -> MadeBody:
     return made
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_synchronous_loop_gives_the_same_through_topics(seed: int) -> None:
     """A watermark that came back before the records of its epoch, from another partition."""
+    check_same_as_in_memory(seed)
+
+
+def check_same_as_in_memory(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
     through = run_shuffled(through_topics(seed), seed + 1_000)
     assert through.outputs() == direct.outputs()
@@ -103,9 +108,13 @@ async def restored(seed: int, turns: int) -> MadeBody | None:
     return made
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
     """Feedback that lay in the topic at the barrier belongs to the log of a head, once."""
+    check_any_snapshot(seed)
+
+
+def check_any_snapshot(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
     restored_runs = [
         run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)
@@ -147,11 +156,24 @@ async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
     return made
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_loop_through_topics_goes_on_after_any_crashes(seed: int) -> None:
     """Feedback in the topic behind the last barrier of the dead run came back to the next one."""
+    check_any_crashes(seed)
+
+
+def check_any_crashes(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
     crashed_runs = [run_shuffled(crashed_again_and_again(seed, turns), seed) for turns in (20, 100, 400)]
     gone_on = [made.outputs() for made in crashed_runs if made is not None]
     assert gone_on == [direct.outputs()] * len(gone_on)
     assert gone_on
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("check", [check_same_as_in_memory, check_any_snapshot, check_any_crashes])
+def test_any_loop_through_topics_passes_the_same_checks(
+    check: Callable[[int], None], for_each_soak_seed: ForEachSeed
+) -> None:
+    """The same for arrangements that no other run has had."""
+    for_each_soak_seed(lambda seed: check(seed + 1_000))

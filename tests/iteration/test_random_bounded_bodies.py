@@ -16,7 +16,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 
-SEEDS, SEEDS_OF_STOPS = 90, 40
+SEEDS, SEEDS_OF_STOPS = 30, 16
 
 
 def limits(seed: int) -> ChannelLimits:
@@ -46,9 +46,16 @@ def test_what_a_synchronous_loop_gives_does_not_depend_on_the_schedule(seed: int
 
 
 @pytest.mark.soak
-def test_what_any_loop_gives_does_not_depend_on_the_schedule(for_each_soak_seed: ForEachSeed) -> None:
+@pytest.mark.parametrize("check", ["schedules", "ahead", "any_moment", "stop"])
+def test_any_loop_passes_the_same_checks(check: str, for_each_soak_seed: ForEachSeed) -> None:
     """The same for arrangements that no other run has had."""
-    for_each_soak_seed(lambda seed: check_schedules(seed + SEEDS))
+    checks = {
+        "schedules": check_schedules,
+        "ahead": check_ahead,
+        "any_moment": check_any_moment,
+        "stop": check_stop,
+    }
+    for_each_soak_seed(lambda seed: checks[check](seed + SEEDS))
 
 
 def check_schedules(seed: int) -> None:
@@ -73,6 +80,10 @@ def check_same(free: MadeBody, synchronous: MadeBody) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_feedback_that_runs_ahead_gives_the_same_in_every_round(seed: int) -> None:
     """A record that overtook its epoch was counted to another one, or its callback came before it."""
+    check_ahead(seed)
+
+
+def check_ahead(seed: int) -> None:
     check_same(finished(seed, seed + 2_000, [1, 2, None][seed % 3]), finished(seed, seed))
 
 
@@ -98,6 +109,10 @@ async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) 
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) -> None:
     """In the middle of an epoch, of a replay, of a round or of the end: each record and callback once."""
+    check_any_moment(seed)
+
+
+def check_any_moment(seed: int) -> None:
     expected, chosen = finished(seed, seed), random.Random(seed)
     ahead = chosen.choice([0, 0, 1, None])
     for _ in range(3):
@@ -128,6 +143,10 @@ async def stopped(
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_can_be_stopped_at_any_moment(seed: int) -> None:
     """Drained it goes through its end, suspended it stands where it is; neither may wait for what does not come."""
+    check_stop(seed)
+
+
+def check_stop(seed: int) -> None:
     chosen = random.Random(seed)
     for ahead in (0, chosen.choice([1, None])):
         turns, schedule = chosen.randrange(200), chosen.randrange(10**6)
