@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-import operator
-import pickle
-import re
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial, wraps
-from typing import Any, get_args, get_type_hints
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import CLICKS, Fed, Pass, in_body, stream
 
 from streamiter import (
     Flow,
     IterationBodyResult,
-    IterationConfig,
-    IterationListener,
     Json,
     Operator,
     OutputTag,
     Stream,
     connect,
-    epochs_every,
     iterate_unbounded_streams,
-    topic,
 )
 from streamiter.errors import GraphError
-from streamiter.flow.flow import ConnectedStreams
-from streamiter.flow.stream import KeyedStream
-from streamiter.iteration import all_reduce, map_with
-from streamiter.learn import train_offline, train_online
 from streamiter.operators import Output
 from streamiter.operators.source import Source
-
-
-class Pass(Operator):
-    def process(self, record: Any, out: Output) -> None:
-        out.emit(record)
-
-
-class Left(Operator):
-    def process_left(self, record: Any, out: Output) -> None: ...
 
 
 class ByBatch(Operator):
@@ -78,21 +57,9 @@ class Client:
     async def __call__(self, record: Any) -> Any: ...
 
 
-NOT_AWAITED = (
-    "expected a plain function, given the coroutine function fetch; await it in an Operator with "
-    "async def process(self, record, out) and .process(…)"
-)
-
-
-def stream() -> Stream:
-    return Flow("f").from_items([1])
-
-
 def unbounded() -> Stream:
     return Flow("f").from_source(Fed, name="clicks")
 
-
-CLICKS = topic("memory://clicks")
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "flow without a name": (
@@ -251,14 +218,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: stream().map(3),  # type: ignore[arg-type]
         "map: expected a function, given 3; write a function or a lambda",
     ),
-    "map with a coroutine function": (
-        lambda: stream().map(fetch),
-        f"map: {NOT_AWAITED}",
-    ),
-    "filter with a coroutine function": (
-        lambda: stream().filter(fetch),
-        f"filter: {NOT_AWAITED}",
-    ),
     "flat_map with an asynchronous generator": (
         lambda: stream().flat_map(pages),
         "flat_map: expected a plain function, given the asynchronous generator function pages; await it in an "
@@ -273,46 +232,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: stream().map(Client()),
         "map: expected a plain function, given the coroutine function Client; await it in an Operator with "
         "async def process(self, record, out) and .process(…)",
-    ),
-    "map_batch with a coroutine function": (
-        lambda: stream().map_batch(fetch),
-        f"map_batch: {NOT_AWAITED}",
-    ),
-    "filter_batch with a coroutine function": (
-        lambda: stream().filter_batch(fetch),
-        f"filter_batch: {NOT_AWAITED}",
-    ),
-    "key_by with a coroutine function": (
-        lambda: stream().key_by(fetch),
-        f"key_by: {NOT_AWAITED}",
-    ),
-    "key_by_batch with a coroutine function": (
-        lambda: stream().key_by_batch(fetch),
-        f"key_by_batch: {NOT_AWAITED}",
-    ),
-    "partition_by with a coroutine function": (
-        lambda: stream().partition_by(fetch),  # type: ignore[arg-type]
-        f"partition_by: {NOT_AWAITED}",
-    ),
-    "reduce with a coroutine function": (
-        lambda: stream().key_by(int).reduce(fetch),
-        f"reduce: {NOT_AWAITED}",
-    ),
-    "stateful_map with a coroutine function": (
-        lambda: stream().key_by(int).stateful_map(fetch, 0),  # type: ignore[arg-type]
-        f"stateful_map: {NOT_AWAITED}",
-    ),
-    "reduce_all with a coroutine function": (
-        lambda: stream().reduce_all(fetch),
-        f"reduce_all: {NOT_AWAITED}",
-    ),
-    "sort with a coroutine function": (
-        lambda: stream().sort(fetch),
-        f"sort: {NOT_AWAITED}",
-    ),
-    "sink key that is a coroutine function": (
-        lambda: stream().sink(CLICKS, key=fetch),  # type: ignore[arg-type]
-        f"sink key: {NOT_AWAITED}",
     ),
     "process with a coroutine function": (
         lambda: stream().process(fetch),  # type: ignore[arg-type]
@@ -508,6 +427,30 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+NOT_AWAITED: list[tuple[str, Callable[[], Any]]] = [
+    ("map", lambda: stream().map(fetch)),
+    ("filter", lambda: stream().filter(fetch)),
+    ("map_batch", lambda: stream().map_batch(fetch)),
+    ("filter_batch", lambda: stream().filter_batch(fetch)),
+    ("key_by", lambda: stream().key_by(fetch)),
+    ("key_by_batch", lambda: stream().key_by_batch(fetch)),
+    ("partition_by", lambda: stream().partition_by(fetch)),  # type: ignore[arg-type]
+    ("reduce", lambda: stream().key_by(int).reduce(fetch)),
+    ("stateful_map", lambda: stream().key_by(int).stateful_map(fetch, 0)),  # type: ignore[arg-type]
+    ("reduce_all", lambda: stream().reduce_all(fetch)),
+    ("sort", lambda: stream().sort(fetch)),
+    ("sink key", lambda: stream().sink(CLICKS, key=fetch)),  # type: ignore[arg-type]
+]
+CASES |= {
+    f"{name} with a coroutine function": (
+        build,
+        f"{name}: expected a plain function, given the coroutine function fetch; await it in an Operator with "
+        "async def process(self, record, out) and .process(…)",
+    )
+    for name, build in NOT_AWAITED
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: str) -> None:
     """Message texts are what a newcomer reads first: each is pinned whole."""
@@ -516,240 +459,6 @@ def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: st
         build()
     assert str(caught.value) == f"{message} (at test_graph_errors.py:{build.__code__.co_firstlineno})"
     assert "; " in message, "what to do"
-
-
-def two(first: Any, second: Any) -> Any: ...
-
-
-def none() -> Any: ...
-
-
-WRONG_SIGNATURES: list[tuple[Callable[[Any], Any], str, str, str]] = [
-    (lambda f: stream().map(f), "map", "record", "two"),
-    (lambda f: stream().filter(f), "filter", "record", "two"),
-    (lambda f: stream().flat_map(f), "flat_map", "record", "two"),
-    (lambda f: stream().map_batch(f), "map_batch", "batch", "two"),
-    (lambda f: stream().filter_batch(f), "filter_batch", "batch", "two"),
-    (lambda f: stream().key_by(f), "key_by", "record", "two"),
-    (lambda f: stream().key_by_batch(f), "key_by_batch", "batch", "two"),
-    (lambda f: stream().partition_by(f), "partition_by", "record", "two"),
-    (lambda f: stream().sort(f), "sort", "record", "two"),
-    (lambda f: stream().join(stream(), on=("id", f)), "join", "record", "two"),
-    (lambda f: stream().sink(CLICKS, key=f), "sink key", "record", "two"),
-    (lambda f: epochs_every(stream(), marks=f), "epochs_every(marks)", "record", "two"),
-    (lambda f: stream().reduce_all(f), "reduce_all", "result, record", "none"),
-    (lambda f: stream().key_by(str).reduce(f), "reduce", "result, record", "none"),
-    (lambda f: stream().key_by(str).stateful_map(f, 0), "stateful_map", "state, record", "none"),
-    (lambda f: stream().key_by(str).stateful_map(two, f), "stateful_map(initial=)", "", "two"),
-    (lambda f: train_online(stream(), f, mode="synchronous", extract=str), "train_online(model)", "", "two"),
-    (
-        lambda f: train_online(stream(), none, mode="synchronous", extract=f),
-        "train_online(extract=)",
-        "mini_batch",
-        "two",
-    ),
-    (lambda f: train_offline(stream(), none, extract=f, rounds=1), "train_offline(extract=)", "batch", "two"),
-    (lambda f: _in_body(lambda _, x: all_reduce(x, f)), "all_reduce", "result, record", "none"),
-    (lambda f: _in_body(lambda _, x: map_with(x, x, f)), "map_with", "value, batch", "none"),
-]
-
-
-@pytest.mark.parametrize(
-    ("build", "method", "takes", "given"), WRONG_SIGNATURES, ids=[case[1] for case in WRONG_SIGNATURES]
-)
-def test_a_function_that_takes_other_arguments_is_refused_where_it_is_given(
-    build: Callable[[Any], Any], method: str, takes: str, given: str
-) -> None:
-    """The job was started, and failed with its first record; in a cluster that is minutes later."""
-    shown = {
-        "two": "two(first, second): missing a required argument: 'first'"
-        if not takes
-        else "two(first, second): missing a required argument: 'second'",
-        "none": "none(): too many positional arguments",
-    }[given]
-    with pytest.raises(GraphError) as caught:
-        build({"two": two, "none": none}[given])
-    around = f"lambda {takes}: …" if takes else "lambda: …"
-    assert caught.value.args[0] == (
-        f"{method}: expected a function that is called as f({takes}), given {shown}; write def f({takes}), or "
-        f"{around} around it"
-    )
-    assert caught.value.where.startswith("test_graph_errors.py:")
-
-
-def test_the_error_of_a_wrong_signature_names_the_step_that_the_user_named() -> None:
-    """In a flow with ten maps the word map says little."""
-    with pytest.raises(
-        GraphError, match=r"^step 'double', map: expected a function that is called as f\(record\)"
-    ):
-        stream().map(two, name="double")
-
-
-class Callable_(Operator):
-    """Many things can be called."""
-
-    def method(self, record: Any) -> Any: ...
-
-    @classmethod
-    def of_class(cls, record: Any) -> Any: ...
-
-    @staticmethod
-    def static(record: Any) -> Any: ...
-
-    def __call__(self, record: Any, *others: Any, key: int = 0) -> Any: ...
-
-
-@wraps(two)
-def passes_a_second(record: Any) -> Any:
-    return two(record, None)
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        str,
-        int,
-        len,
-        max,
-        print,
-        str.upper,
-        np.sqrt,
-        np.asarray,
-        operator.itemgetter(0),
-        partial(two, 1),
-        partial(two, second=1),
-        Callable_().method,
-        Callable_.of_class,
-        Callable_.static,
-        Callable_(),
-        np.vectorize(two),
-        passes_a_second,
-    ],
-)
-def test_whatever_can_be_called_with_a_record_is_let_through(f: Any) -> None:
-    """Of functions in C nothing is known; a decorator has the arguments of its wrapper, whatever it says."""
-    stream().map(f)
-    stream().key_by(f).reduce(max)
-    stream().map_batch(f)
-
-
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        (partial(Pass, 1), None),
-        (
-            lambda factor: Pass(),
-            "<lambda>(factor): missing a required argument: 'factor'; write lambda: f(…)",
-        ),
-        (two, "two(first, second): missing a required argument: 'first'; write lambda: two(…)"),
-    ],
-)
-def test_a_factory_that_needs_arguments_is_refused_where_it_is_given(
-    factory: Any, reason: str | None
-) -> None:
-    """It was called when the job started, far from the line that gave it."""
-
-    class Scaled(Pass):
-        def __init__(self, factor: int) -> None: ...
-
-    expected = reason or "Scaled(factor): missing a required argument: 'factor'; write lambda: Scaled(…)"
-    given = Scaled if reason is None else factory
-    with pytest.raises(GraphError) as caught:
-        stream().process(given, name="scale")
-    assert caught.value.args[0] == (
-        "step 'scale': expected a class or a callable without arguments that makes a new Operator, given "
-        + expected
-    )
-    with pytest.raises(GraphError, match="that makes a new Source, given two"):
-        Flow("f").from_source(two)
-
-
-WRONG_METHODS: list[tuple[str, Any, str, str]] = [
-    ("process", lambda self, record: None, "record, out", "too many positional arguments"),
-    ("process", lambda self, record, out, more: None, "record, out", "missing a required argument: 'more'"),
-    ("open", lambda self: None, "context", "too many positional arguments"),
-    ("finish", lambda self: None, "out", "too many positional arguments"),
-    ("close", lambda self, out: None, "", "missing a required argument: 'out'"),
-    ("snapshot", lambda self, out: None, "", "missing a required argument: 'out'"),
-    ("restore", lambda self: None, "state", "too many positional arguments"),
-    ("wanted_inputs", lambda self, name: None, "", "missing a required argument: 'name'"),
-    ("input_ended", lambda self, out: None, "name, out", "too many positional arguments"),
-    ("on_timer", lambda self, out: None, "payload, out", "too many positional arguments"),
-    ("redistribute", lambda self, states: None, "states, parallelism", "too many positional arguments"),
-    (
-        "on_epoch_watermark_incremented",
-        lambda self, epoch, out: None,
-        "epoch_watermark, context, out",
-        "too many positional arguments",
-    ),
-    ("on_iteration_terminated", lambda self, out: None, "context, out", "too many positional arguments"),
-]
-
-
-@pytest.mark.parametrize(("method", "written", "takes", "reason"), WRONG_METHODS)
-def test_a_method_of_an_operator_that_takes_other_arguments_is_refused(
-    method: str, written: Any, takes: str, reason: str
-) -> None:
-    """A callback of the wrong form failed the job in the first epoch, ``restore`` after the first crash."""
-    listens = method.startswith("on_") and method != "on_timer"
-    made = type("Trainer", (Pass, IterationListener) if listens else (Pass,), {method: written})
-    message = f"expected Trainer.{method} to be called as {method}({takes}), given <lambda>("
-
-    def add(flow: Flow, stream: Stream, factory: Any) -> None:
-        stream.process(factory, name="train")
-
-    with pytest.raises(GraphError) as caught:
-        _in_body(lambda flow, variable: add(flow, variable, made))
-    text = caught.value.args[0]
-    assert text.startswith(f"step 'train': {message}")
-    assert f": {reason}; write def {method}(self" in text
-    flow = Flow("f")
-    items = flow.from_items([1])
-    iterate_unbounded_streams(
-        [items],
-        [],
-        lambda variables, _: add(flow, variables[0], lambda: made()) or IterationBodyResult(variables, []),
-    )
-    with pytest.raises(GraphError) as caught:
-        flow.run()
-    assert caught.value.args[0].startswith(f"step 'train': {message}")
-
-
-def test_a_method_of_a_source_that_takes_other_arguments_is_refused() -> None:
-    """The positions are what a source resumes from; without the argument it failed when it was opened."""
-
-    class Opens(Source):
-        def open(self, context: Any) -> None: ...  # type: ignore[override]
-
-    message = "step 'in': expected Opens.open to be called as open(context, positions), given open("
-    flow = Flow("f")
-    with pytest.raises(GraphError, match=re.escape(message)):
-        flow.from_source(Opens, name="in")
-    flow.from_source(lambda: Opens(), name="in")
-    with pytest.raises(GraphError, match=re.escape(message)):
-        flow.run()
-
-
-def test_wanted_inputs_is_a_method() -> None:
-    """A tuple in its place was called with the first record."""
-
-    class Wants(Pass):
-        wanted_inputs = ("input",)
-
-    with pytest.raises(
-        GraphError, match=r"expected Wants.wanted_inputs to be a method, given \('input',\); write def"
-    ):
-        stream().process(Wants)
-
-
-def _in_body(step: Callable[[Flow, Stream], Any]) -> None:
-    flow = Flow("f")
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        step(flow, variables[0])
-        return IterationBodyResult(variables, variables)
-
-    iterate_unbounded_streams([flow.from_items([0])], [], body)
 
 
 @pytest.mark.parametrize(
@@ -777,7 +486,7 @@ def test_sources_and_sinks_stay_outside_iteration_bodies(
 ) -> None:
     """A source inside would be read once and ended, or never: it is refused by name."""
     with pytest.raises(GraphError) as caught:
-        _in_body(step)
+        in_body(step)
     assert str(caught.value) == f"{message} (at test_graph_errors.py:{step.__code__.co_firstlineno})"
 
 
@@ -799,157 +508,13 @@ def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
         "output_streams and use the streams that the iteration returns",
     )
     with pytest.raises(GraphError) as caught:
-        _in_body(lambda _, __: None) or iterate_unbounded_streams(
+        in_body(lambda _, __: None) or iterate_unbounded_streams(
             [outside], [], lambda variables, _: IterationBodyResult([outside.map(str)], variables)
         )
     assert caught.value.args == (
         "step 'map': expected streams that come in through the body's arguments, given 'outside' from outside; "
         "pass it as a data stream",
     )
-
-
-def test_a_name_that_is_taken_is_told_with_the_line_that_has_it() -> None:
-    """State is found again by the name of its step: two of one name would share it."""
-    flow = Flow("f")
-    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    source = flow.from_items([1], name="prices")
-    with pytest.raises(GraphError) as caught:
-        source.map(str, name="prices")
-    assert str(caught.value) == (
-        f"step 'prices': expected a name of its own, given one that test_graph_errors.py:{line} already uses; "
-        f"choose another (at test_graph_errors.py:{line + 2})"
-    )
-
-
-def in_a_helper() -> None:
-    stream().map(3)  # type: ignore[arg-type]
-
-
-def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
-    """A traceback through the engine hides the one line that can be changed; methods of dataclasses have no file."""
-    with pytest.raises(GraphError) as caught:
-        in_a_helper()
-    assert caught.value.where == f"test_graph_errors.py:{in_a_helper.__code__.co_firstlineno + 1}"
-    line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
-    with pytest.raises(GraphError) as caught:
-        IterationConfig(max_epochs_ahead=-1)
-    assert str(caught.value).endswith(f"None asynchronous (at test_graph_errors.py:{line})")
-
-
-def test_the_place_stays_when_an_error_is_copied() -> None:
-    """On its way between processes an error is made again elsewhere: it told of that line, or of both."""
-    with pytest.raises(GraphError) as caught:
-        in_a_helper()
-    copied = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copied), copied.where) == (str(caught.value), caught.value.where)
-
-
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (lambda: 3, "step 'in': expected its factory to give a Source, given int; derive it from "),
-        (
-            lambda: 1 / 0,
-            "step 'in': expected its factory to work without arguments, given ZeroDivisionError: ",
-        ),
-    ],
-)
-def test_what_is_found_out_at_the_start_names_the_line_that_added_the_step(
-    factory: Any, message: str
-) -> None:
-    """The line that runs the flow is right; the mistake is where the step is."""
-    flow = Flow("f")
-    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    flow.from_source(factory, name="in")
-    with pytest.raises(GraphError) as caught:
-        flow.run()
-    assert str(caught.value).startswith(message)
-    assert str(caught.value).endswith(f" (at test_graph_errors.py:{line})")
-
-
-# Steps that call a function of the user for each record (or batch), or take records that may be bad.
-MAY_REFUSE = [
-    (Stream, "map"),
-    (Stream, "filter"),
-    (Stream, "flat_map"),
-    (Stream, "map_batch"),
-    (Stream, "filter_batch"),
-    (Stream, "process"),
-    (Stream, "reduce_all"),
-    (Stream, "sort"),
-    (Stream, "join"),
-    (Stream, "sink"),
-    (KeyedStream, "reduce"),
-    (KeyedStream, "stateful_map"),
-    (KeyedStream, "process"),
-    (ConnectedStreams, "process"),
-    (Flow, "source"),
-]
-NEVER_REFUSES = [(Stream, "batch"), (Stream, "publish_model"), (Stream, "collect")]
-IN_ONE_SUBTASK = {"reduce_all", "sort", "join", "publish_model"}
-
-
-@pytest.mark.parametrize(("kind", "method"), MAY_REFUSE + NEVER_REFUSES)
-def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
-    """An option that some steps have and others have not is a TypeError on every second line."""
-    function = getattr(kind, method)
-    options = set(inspect.signature(function).parameters)
-    if "options" in options:
-        [shared] = get_args(get_type_hints(function)["options"])
-        options |= set(shared.__annotations__)
-    assert "name" in options
-    assert ("parallelism" in options) == (method not in IN_ONE_SUBTASK)
-    may_refuse = (kind, method) in MAY_REFUSE
-    assert ("on_error" in options, "dead_letter" in options) == (may_refuse, may_refuse)
-
-
-def mistyped_options() -> dict[str, Callable[[Stream], object]]:
-    """Calls with an option that the step does not have."""
-    return {
-        "map": lambda items: items.map(str, nmae="text"),
-        "process": lambda items: items.process(Pass, nmae="plain"),
-        "sort": lambda items: items.sort(nmae="sorted"),
-        "sink": lambda items: items.sink(CLICKS, nmae="written"),
-        "reduce": lambda items: items.key_by(str).reduce(max, nmae="largest"),
-        "source": lambda items: items.flow.source(CLICKS, nmae="clicks"),
-    }
-
-
-@pytest.mark.parametrize("method", mistyped_options())
-def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> None:
-    """A mistyped name was an error that named the option, and adds no step to the flow."""
-    flow = Flow("f")
-    items = flow.from_items([1])
-    with pytest.raises(
-        TypeError, match=rf"^{method}\(\) got an unexpected keyword argument 'nmae'; its options are .*name="
-    ):
-        mistyped_options()[method](items)
-    assert len(flow.steps) == 1
-
-
-def test_a_step_with_one_subtask_has_no_parallelism() -> None:
-    """``sort`` holds all records in memory; several subtasks would give several sorted parts."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'parallelism'"):
-        Flow("f").from_items([1]).sort(parallelism=2)  # type: ignore[call-arg]
-
-
-def test_names_that_nobody_chose_are_numbered() -> None:
-    """Two maps in a flow must not be an error."""
-    flow = Flow("f")
-    mapped = flow.from_items([1]).map(str).map(int)
-    mapped.map(str, name="map-4").map(int)
-    assert [step.name for step in flow.steps] == ["items", "map", "map-2", "map-4", "map-3"]
-
-
-def test_a_step_knows_the_user_s_own_line() -> None:
-    """Also where the step was added by a helper of ours, such as ``connect`` or ``collect``."""
-    flow = Flow("f")
-    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    items = flow.from_items([1])
-    items.map(str)
-    connect(left=items).process(Left)
-    items.collect()
-    assert [step.where for step in flow.steps] == [f"test_graph_errors.py:{line + n}" for n in range(4)]
 
 
 async def test_run_in_a_running_loop_says_what_to_write() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 
 from streamiter import Columns, Flow, Operator, OutputTag, Stream, connect
 from streamiter.errors import JobFailed, RejectRecords

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from models.model_case import PATIENCE_S, MakeTopic, all_records, compacted, large_update, selected, write
 from support.waiting import until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.probe import Life, ProbeSource, Valve, turns

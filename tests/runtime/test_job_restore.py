@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime.probe import tasks_left, turns

@@ -7,7 +7,7 @@ import itertools
 from typing import Any, Literal
 
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 
 from streamiter import Flow, Operator, connect

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from runtime.probe import tasks_left, turns
 
 from streamiter import Flow, Operator, OutputTag, connect

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from flow.fed_source import Fed
+from flow.small_flows import Fed
 from runtime.probe import Valve
 
 from streamiter import Flow, Operator, connect

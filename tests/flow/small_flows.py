@@ -1,10 +1,13 @@
-"""A source that a test feeds by hand."""
+"""Small flows for tests of graphs: a source that is fed, an operator that passes on, and the body of a loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams, topic
+from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 
@@ -39,3 +42,27 @@ class Fed(Source):
     def end(self) -> None:
         """Nothing more."""
         self._batches.put_nowait(None)
+
+
+class Pass(Operator):
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+CLICKS = topic("memory://clicks")
+
+
+def stream() -> Stream:
+    """A stream of a new flow."""
+    return Flow("f").from_items([1])
+
+
+def in_body(step: Callable[[Flow, Stream], Any]) -> None:
+    """Call ``step`` in the body of an iteration of a new flow, with the flow and the variable."""
+    flow = Flow("f")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step(flow, variables[0])
+        return IterationBodyResult(variables, variables)
+
+    iterate_unbounded_streams([flow.from_items([0])], [], body)

@@ -1,0 +1,173 @@
+"""Each step of a graph has a name, its options, and the line of the user that added it."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from flow.small_flows import CLICKS, Pass, stream
+
+from streamiter import (
+    Flow,
+    IterationConfig,
+    Operator,
+    Stream,
+    connect,
+)
+from streamiter.errors import GraphError
+from streamiter.flow.flow import ConnectedStreams
+from streamiter.flow.stream import KeyedStream
+from streamiter.operators import Output
+
+
+class Left(Operator):
+    def process_left(self, record: Any, out: Output) -> None: ...
+
+
+def test_a_name_that_is_taken_is_told_with_the_line_that_has_it() -> None:
+    """State is found again by the name of its step: two of one name would share it."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    source = flow.from_items([1], name="prices")
+    with pytest.raises(GraphError) as caught:
+        source.map(str, name="prices")
+    assert str(caught.value) == (
+        f"step 'prices': expected a name of its own, given one that test_steps_in_the_graph.py:{line} already uses; "
+        f"choose another (at test_steps_in_the_graph.py:{line + 2})"
+    )
+
+
+def in_a_helper() -> None:
+    stream().map(3)  # type: ignore[arg-type]
+
+
+def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
+    """A traceback through the engine hides the one line that can be changed; methods of dataclasses have no file."""
+    with pytest.raises(GraphError) as caught:
+        in_a_helper()
+    assert caught.value.where == f"test_steps_in_the_graph.py:{in_a_helper.__code__.co_firstlineno + 1}"
+    line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
+    with pytest.raises(GraphError) as caught:
+        IterationConfig(max_epochs_ahead=-1)
+    assert str(caught.value).endswith(f"None asynchronous (at test_steps_in_the_graph.py:{line})")
+
+
+def test_the_place_stays_when_an_error_is_copied() -> None:
+    """On its way between processes an error is made again elsewhere: it told of that line, or of both."""
+    with pytest.raises(GraphError) as caught:
+        in_a_helper()
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.where) == (str(caught.value), caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: 3, "step 'in': expected its factory to give a Source, given int; derive it from "),
+        (
+            lambda: 1 / 0,
+            "step 'in': expected its factory to work without arguments, given ZeroDivisionError: ",
+        ),
+    ],
+)
+def test_what_is_found_out_at_the_start_names_the_line_that_added_the_step(
+    factory: Any, message: str
+) -> None:
+    """The line that runs the flow is right; the mistake is where the step is."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    flow.from_source(factory, name="in")
+    with pytest.raises(GraphError) as caught:
+        flow.run()
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith(f" (at test_steps_in_the_graph.py:{line})")
+
+
+def test_a_step_knows_the_user_s_own_line() -> None:
+    """Also where the step was added by a helper of ours, such as ``connect`` or ``collect``."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    items = flow.from_items([1])
+    items.map(str)
+    connect(left=items).process(Left)
+    items.collect()
+    assert [step.where for step in flow.steps] == [f"test_steps_in_the_graph.py:{line + n}" for n in range(4)]
+
+
+# -- names and options ----------------------------------------------------------------------------------------
+
+# Steps that call a function of the user for each record (or batch), or take records that may be bad.
+MAY_REFUSE = [
+    (Stream, "map"),
+    (Stream, "filter"),
+    (Stream, "flat_map"),
+    (Stream, "map_batch"),
+    (Stream, "filter_batch"),
+    (Stream, "process"),
+    (Stream, "reduce_all"),
+    (Stream, "sort"),
+    (Stream, "join"),
+    (Stream, "sink"),
+    (KeyedStream, "reduce"),
+    (KeyedStream, "stateful_map"),
+    (KeyedStream, "process"),
+    (ConnectedStreams, "process"),
+    (Flow, "source"),
+]
+NEVER_REFUSES = [(Stream, "batch"), (Stream, "publish_model"), (Stream, "collect")]
+IN_ONE_SUBTASK = {"reduce_all", "sort", "join", "publish_model"}
+
+
+@pytest.mark.parametrize(("kind", "method"), MAY_REFUSE + NEVER_REFUSES)
+def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
+    """An option that some steps have and others have not is a TypeError on every second line."""
+    function = getattr(kind, method)
+    options = set(inspect.signature(function).parameters)
+    if "options" in options:
+        [shared] = get_args(get_type_hints(function)["options"])
+        options |= set(shared.__annotations__)
+    assert "name" in options
+    assert ("parallelism" in options) == (method not in IN_ONE_SUBTASK)
+    may_refuse = (kind, method) in MAY_REFUSE
+    assert ("on_error" in options, "dead_letter" in options) == (may_refuse, may_refuse)
+
+
+def mistyped_options() -> dict[str, Callable[[Stream], object]]:
+    """Calls with an option that the step does not have."""
+    return {
+        "map": lambda items: items.map(str, nmae="text"),
+        "process": lambda items: items.process(Pass, nmae="plain"),
+        "sort": lambda items: items.sort(nmae="sorted"),
+        "sink": lambda items: items.sink(CLICKS, nmae="written"),
+        "reduce": lambda items: items.key_by(str).reduce(max, nmae="largest"),
+        "source": lambda items: items.flow.source(CLICKS, nmae="clicks"),
+    }
+
+
+@pytest.mark.parametrize("method", mistyped_options())
+def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> None:
+    """A mistyped name was an error that named the option, and adds no step to the flow."""
+    flow = Flow("f")
+    items = flow.from_items([1])
+    with pytest.raises(
+        TypeError, match=rf"^{method}\(\) got an unexpected keyword argument 'nmae'; its options are .*name="
+    ):
+        mistyped_options()[method](items)
+    assert len(flow.steps) == 1
+
+
+def test_a_step_with_one_subtask_has_no_parallelism() -> None:
+    """``sort`` holds all records in memory; several subtasks would give several sorted parts."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'parallelism'"):
+        Flow("f").from_items([1]).sort(parallelism=2)  # type: ignore[call-arg]
+
+
+def test_names_that_nobody_chose_are_numbered() -> None:
+    """Two maps in a flow must not be an error."""
+    flow = Flow("f")
+    mapped = flow.from_items([1]).map(str).map(int)
+    mapped.map(str, name="map-4").map(int)
+    assert [step.name for step in flow.steps] == ["items", "map", "map-2", "map-4", "map-3"]
