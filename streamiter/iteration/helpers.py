@@ -54,17 +54,16 @@ def all_reduce(
     """
     _check_body_stream(stream, "all_reduce(stream)")
     check_function(f, "all_reduce", ["result", "record"], step=name)
-
-    def make_parts() -> ReduceEpoch:
-        return ReduceEpoch(f)
-
-    def make_whole() -> ReduceEpoch:
-        return ReduceEpoch(f, of_subtasks=True)
-
-    make_parts.__name__ = "all_reduce parts"
-    make_whole.__name__ = "all_reduce"
+    make_parts = _named("all_reduce parts", lambda: ReduceEpoch(f))
     parts = stream.process(make_parts, name=f"{name} parts" if name else None)
+    make_whole = _named("all_reduce", lambda: ReduceEpoch(f, of_subtasks=True))
     return parts.process(make_whole, name=name, parallelism=1).broadcast()
+
+
+def _named(label: str, make: Callable[[], Operator]) -> Callable[[], Operator]:
+    """Return the function, with the name of a step that the user has not named."""
+    make.__name__ = label
+    return make
 
 
 class ReduceEpoch(Operator, IterationListener):
@@ -133,12 +132,7 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
     ('finished', [5])
     """
     _check_body_stream(stream, "last_round(stream)")
-
-    def make() -> LastRound:
-        return LastRound()
-
-    make.__name__ = "last_round"
-    return stream.process(make, name=name)
+    return stream.process(_named("last_round", lambda: LastRound()), name=name)
 
 
 class LastRound(Operator, IterationListener):
@@ -205,22 +199,16 @@ def map_with(
     _check_body_stream(data, "map_with(data, variable, f)")
     loop = _check_body_stream(variable, "map_with(data, variable, f)")
     check_function(f, "map_with", ["value", "batch"], step=name)
-
     if variable.emits_at_end:
         raise GraphError(
             f"{name or 'map_with'}: expected a variable whose values arrive while the iteration runs, given "
             f"{variable.name!r}, whose records arrive only when it has ended; {for_each_epoch(bounded=loop.bounded)}"
         )
-
-    def make() -> MapWith:
-        return MapWith(f)
-
-    make.__name__ = "map_with"
     check_same_flow(variable, data, "connect")
     output = add_next_step(
         {"variable": variable.broadcast(), "data": data},
         name or "map_with",
-        make,
+        lambda: MapWith(f),
         {"name": name, "parallelism": data.parallelism if parallelism is None else parallelism},
         emits_at_end=data.emits_at_end,  # It emits for data only.
     )
@@ -302,11 +290,7 @@ def terminate_after(
         raise GraphError(
             f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"
         )
-
-    def make() -> TerminateAfter:
-        return TerminateAfter(rounds, tolerance)
-
-    make.__name__ = "terminate_after"
+    make = _named("terminate_after", lambda: TerminateAfter(rounds, tolerance))
     return stream.process(make, name=name, parallelism=1)
 
 
