@@ -195,6 +195,42 @@ class Witness(Operator, IterationListener):
         self._log.append((kind, value, self.context.epoch))
 
 
+class WithEpoch(Operator):
+    """Each record with the epoch it has here."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit((record, self._context.epoch))
+
+
+def tagged(stream: Stream, **options: Any) -> Stream:
+    return stream.process(WithEpoch, **options)
+
+
+def with_coroutines(kind: type[T]) -> type[T]:
+    """The same operator, whose methods are coroutine functions that give way first."""
+
+    def gives_way(plain: Callable[..., None]) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def method(self: Any, *arguments: Any) -> None:
+            await asyncio.sleep(0)
+            plain(self, *arguments)
+
+        return method
+
+    methods = [
+        "open",
+        "process",
+        "input_ended",
+        "on_epoch_watermark_incremented",
+        "on_iteration_terminated",
+        "finish",
+        "close",
+    ]
+    return type(f"Async{kind.__name__}", (kind,), {name: gives_way(getattr(kind, name)) for name in methods})
+
+
 def callbacks(log: Sequence[tuple[Any, ...]]) -> list[int]:
     """The epochs of the callbacks in a log, in order."""
     return [entry[1] for entry in log if entry[0] == "callback"]

@@ -20,6 +20,8 @@ from iteration.iteration_support import (
     ended,
     run,
     run_shuffled,
+    tagged,
+    with_coroutines,
 )
 from support.waiting import until
 
@@ -43,20 +45,6 @@ from streamiter.runtime.plan import ChannelLimits
 SEEDS = range(5)
 CRITERIA = OutputTag("criteria")
 AHEAD = [0, 1, 2, None]
-
-
-class WithEpoch(Operator):
-    """Each record with the epoch it has here."""
-
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process(self, record: Any, out: Any) -> None:
-        out.emit((record, self._context.epoch))
-
-
-def tagged(stream: Stream, **options: Any) -> Stream:
-    return stream.process(WithEpoch, **options)
 
 
 def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]:
@@ -583,36 +571,7 @@ def test_outputs_go_on_downstream_and_into_a_following_iteration(seed: int, foll
 # -- operators of all kinds --------------------------------------------------------------------------------
 
 
-class AsyncWitness(Witness):
-    """All that it does is done by coroutine functions."""
-
-    async def open(self, context: Any) -> None:
-        await asyncio.sleep(0)
-        super().open(context)
-
-    async def process(self, record: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().process(record, out)
-
-    async def input_ended(self, name: str, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().input_ended(name, out)
-
-    async def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
-
-    async def on_iteration_terminated(self, context: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().on_iteration_terminated(context, out)
-
-    async def finish(self, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().finish(out)
-
-    async def close(self) -> None:
-        await asyncio.sleep(0)
-        super().close()
+AsyncWitness = with_coroutines(Witness)
 
 
 class ThreadWitness(Witness):

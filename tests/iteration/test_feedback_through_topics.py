@@ -345,6 +345,20 @@ async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_
         await flow.start()
 
 
+async def endless_loop(through: Topic) -> Job:
+    """A job with a loop that has gone round a few times and never ends."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], variables)
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    collected = passed.collect()
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 2)
+    return job
+
+
 async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None:
     """Created in passing, it would have one partition where more are needed."""
     through = await make_topic(name="missing")
@@ -361,15 +375,7 @@ async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None
 async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> None:
     """The loop stood still without a word, since nothing came back any more."""
     through = await make_topic()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([feedback_through(variables[0], through)], variables)
-
-    flow = Flow("loop")
-    [passed] = iterate(flow.from_items([0]), [], body, None)
-    collected = passed.collect()
-    job = await flow.start()
-    await until(lambda: len(collected.items) > 2)
+    job = await endless_loop(through)
     await through.delete()
     with pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
         await ended(job)
@@ -380,15 +386,7 @@ async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> 
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=3.0, request_timeout_s=1.0)
     await through.create()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([feedback_through(variables[0], through)], variables)
-
-    flow = Flow("loop")
-    [passed] = iterate(flow.from_items([0]), [], body, None)
-    collected = passed.collect()
-    job = await flow.start()
-    await until(lambda: len(collected.items) > 2)
+    job = await endless_loop(through)
     broker.kill()
     with pytest.raises(JobFailed, match=r"'variable 0'.*loop"):
         await ended(job)
@@ -430,15 +428,7 @@ async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) ->
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=100 * BROKER_PATIENCE_S)
     await through.create()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([feedback_through(variables[0], through)], variables)
-
-    flow = Flow("loop")
-    [passed] = iterate(flow.from_items([0]), [], body, None)
-    collected = passed.collect()
-    job = await flow.start()
-    await until(lambda: len(collected.items) > 2)
+    job = await endless_loop(through)
     broker.pause()
     try:
         statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
@@ -678,7 +668,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     ),
     (
         loop_of(lambda v, t: IterationBodyResult([feedback_through(s, t) for s in v], v)),
-        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*'variable 0' goes",
+        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*of 'variable 0'",
     ),
     (
         loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, run_shuffled
+from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, run_shuffled, with_coroutines
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (
@@ -483,36 +483,7 @@ def test_rejected_records_go_to_the_dead_letters_in_every_round(seed: int) -> No
     run_shuffled(main(), seed)
 
 
-class AsyncLife(OneLife):
-    """All of its methods are coroutine functions."""
-
-    async def open(self, context: Any) -> None:
-        await asyncio.sleep(0)
-        super().open(context)
-
-    async def process(self, record: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().process(record, out)
-
-    async def input_ended(self, name: str, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().input_ended(name, out)
-
-    async def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
-
-    async def on_iteration_terminated(self, context: Any, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().on_iteration_terminated(context, out)
-
-    async def finish(self, out: Any) -> None:
-        await asyncio.sleep(0)
-        super().finish(out)
-
-    async def close(self) -> None:
-        await asyncio.sleep(0)
-        super().close()
+AsyncLife = with_coroutines(OneLife)
 
 
 class ThreadLife(OneLife):

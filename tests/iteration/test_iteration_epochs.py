@@ -9,12 +9,14 @@ from iteration.iteration_support import (
     SMALL,
     Endless,
     Log,
+    WithEpoch,
     Witness,
     callbacks,
     check_listener,
     cut_items,
     ended,
     run,
+    tagged,
 )
 from support.waiting import until
 
@@ -33,20 +35,6 @@ from streamiter import (
 from streamiter.testing import VirtualClock
 
 SIDE = OutputTag("side")
-
-
-class WithEpoch(Operator):
-    """Each record with the epoch it has here."""
-
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process(self, record: Any, out: Any) -> None:
-        out.emit((record, self._context.epoch))
-
-
-def tagged(stream: Stream, **options: Any) -> Stream:
-    return stream.process(WithEpoch, **options)
 
 
 @pytest.mark.parametrize("seed", range(3))
