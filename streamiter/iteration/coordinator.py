@@ -1,7 +1,7 @@
-"""The coordinator of a running loop: it passes on what heads and entrances report, and tells them what follows.
+"""The coordinator of a running loop: heads and entrances report to it, and it posts decisions to them.
 
-``LoopProgress`` decides; the coordinator posts its decisions to the tasks, keeps them back during a checkpoint, and
-lets in new input while much feedback waits.
+``LoopProgress`` decides. The coordinator keeps decisions back during a checkpoint, and throttles new input while much
+feedback waits.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class RestoredEpochs:
     post: Post
     """Posts a control record to the member."""
     advanced: int
-    """The last epoch that it was told is complete."""
+    """The last complete epoch that it was told of."""
     ended_in: int | None
     """The epoch in which it was told that the iteration ends, or None."""
     report: Callable[[], None]
-    """Makes it report again what it had reported and what was not acknowledged."""
+    """Makes it repeat the reports that were not acknowledged."""
     released: int | None = None
     """The last epoch that was released to it; None for an entrance."""
 
@@ -219,7 +219,7 @@ class LoopCoordinator:
             self._post(self._heads, Release(released))
 
     def _log_end(self, epoch: int) -> None:
-        """Log an end that the user may not have wanted: often a data stream should have been replayed."""
+        """Log an end that the user may not expect: often a data stream should be replayed."""
         if self._progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
             _log.warning(
                 "the iteration at %s ended in epoch %d: %s; to send its data in every epoch, pass replayed(stream)",
@@ -285,7 +285,7 @@ class LoopCoordinator:
         self._tell(self._progress.all_reported())
 
     def _repeat(self, member: RestoredEpochs, released: int, complete: int, ended_in: int | None) -> None:
-        """Tell a member what others were told before the snapshot, and it was not."""
+        """Post to a member the decisions that other members received before the snapshot, and this one did not."""
         if member.released is not None and member.released < released:
             member.post(Release(released))
         for epoch in range(member.advanced + 1, complete + 1):

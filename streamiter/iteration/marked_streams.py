@@ -107,7 +107,7 @@ def replayed(stream: Stream) -> Replayed:
 
 @final
 class _ReplayNext(Control):
-    """Posted to itself: send the next batch, after other tasks have had a turn and the last batch has found room."""
+    """Posted by a replayer to itself: send the next batch, after a turn of the other tasks."""
 
     __slots__ = ()
 
@@ -256,7 +256,7 @@ class _ReplayShare:
             yield [entry]
 
     def count_sent(self) -> int:
-        """Return how many of its batches come first because they were sent."""
+        """Return the number of its batches that were sent, which are its first ones."""
         return sum(1 for _ in self._dealt(are_sent=True))
 
     def _dealt(self, *, are_sent: bool) -> Iterator[Any]:

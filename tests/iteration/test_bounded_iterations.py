@@ -42,7 +42,7 @@ from streamiter.errors import JobFailed
 from streamiter.iteration import map_with
 from streamiter.runtime.plan import ChannelLimits
 
-SEEDS = range(5)
+SEEDS = range(3)
 CRITERIA = OutputTag("criteria")
 AHEAD = [0, 1, 2, None]
 

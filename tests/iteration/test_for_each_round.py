@@ -289,7 +289,7 @@ def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop
     assert sorted(found.items) == [(epoch, row) for epoch in range(3) for row in (epoch, epoch + 10)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) -> None:
     """Rounds ahead, the last record of the one input and its end were there at once: the other came in between."""
     lives = Lives()
@@ -304,7 +304,7 @@ def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) 
     assert found.items == [(epoch, epoch) for epoch in range(8)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("ahead", [4, None])
 def test_what_had_run_beyond_the_end_comes_in_the_order_in_which_it_is_wanted(
     seed: int, ahead: int | None
@@ -546,7 +546,7 @@ def test_a_failure_in_a_round_names_the_step_and_closes_it_once(place: str) -> N
     assert [life.count("close") for life in lives] == [1, 1]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_an_aborted_job_closes_the_operator_of_the_round_once_and_to_its_end(seed: int) -> None:
     """Aborted while it was being closed, it was left half closed."""
     closed: list[str] = []

@@ -40,7 +40,7 @@ def rounds(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted((number, left) for number, times in items for left in range(times + 1))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
     """Some ended while the barrier was on its way: after the restore their consumers waited for them for ever."""
