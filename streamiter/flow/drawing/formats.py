@@ -130,47 +130,27 @@ _KINDS = ("data", "feedback", "criteria", "service")
 # The distance of the two upright lines in a service from its ends.
 _SIDE = 6.0
 
-_LIGHT = {
-    "canvas": "#ffffff",
-    "text": "#1f2328",
-    "muted": "#59636e",
-    "box": "#f6f8fa",
-    "box border": "#afb8c1",
-    "operator": "#ffffff",
-    "operator border": "#6e7781",
-    "source": "#ddf0ff",
-    "source border": "#0969da",
-    "sink": "#dcf7e3",
-    "sink border": "#1a7f37",
-    "iteration": "#fff4d4",
-    "iteration border": "#9a6700",
-    "service": "#ffe9dc",
-    "service border": "#bc4c00",
-    "data link": "#57606a",
-    "feedback link": "#bf3989",
-    "criteria link": "#8250df",
-    "service link": "#bc4c00",
-}
-_DARK = {
-    "canvas": "#0d1117",
-    "text": "#f0f6fc",
-    "muted": "#9aa4af",
-    "box": "#161b22",
-    "box border": "#484f58",
-    "operator": "#21262d",
-    "operator border": "#848d97",
-    "source": "#0c2d4d",
-    "source border": "#58a6ff",
-    "sink": "#0f3320",
-    "sink border": "#3fb950",
-    "iteration": "#3a2d0a",
-    "iteration border": "#d29922",
-    "service": "#3d1f0a",
-    "service border": "#f0883e",
-    "data link": "#9aa4af",
-    "feedback link": "#f778ba",
-    "criteria link": "#be8fff",
-    "service link": "#f0883e",
+# The light and the dark colour.
+_COLOURS = {
+    "canvas": ("#ffffff", "#0d1117"),
+    "text": ("#1f2328", "#f0f6fc"),
+    "muted": ("#59636e", "#9aa4af"),
+    "box": ("#f6f8fa", "#161b22"),
+    "box border": ("#afb8c1", "#484f58"),
+    "operator": ("#ffffff", "#21262d"),
+    "operator border": ("#6e7781", "#848d97"),
+    "source": ("#ddf0ff", "#0c2d4d"),
+    "source border": ("#0969da", "#58a6ff"),
+    "sink": ("#dcf7e3", "#0f3320"),
+    "sink border": ("#1a7f37", "#3fb950"),
+    "iteration": ("#fff4d4", "#3a2d0a"),
+    "iteration border": ("#9a6700", "#d29922"),
+    "service": ("#ffe9dc", "#3d1f0a"),
+    "service border": ("#bc4c00", "#f0883e"),
+    "data link": ("#57606a", "#9aa4af"),
+    "feedback link": ("#bf3989", "#f778ba"),
+    "criteria link": ("#8250df", "#be8fff"),
+    "service link": ("#bc4c00", "#f0883e"),
 }
 
 
@@ -178,9 +158,9 @@ def svg(picture: Picture, *, for_screens: bool = True) -> str:
     """Return the picture as SVG; with ``for_screens`` it is dark on a screen with a dark theme."""
     layout = lay_out(picture)
     width, height = _number(layout.width), _number(layout.height)
-    style = _style(_LIGHT)
+    style = _style(0)
     if for_screens:
-        style += f"@media (prefers-color-scheme: dark) {{\n{_style(_DARK)}}}\n"
+        style += f"@media (prefers-color-scheme: dark) {{\n{_style(1)}}}\n"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="streamiter" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(printable(picture.title))} '
@@ -199,7 +179,8 @@ def svg(picture: Picture, *, for_screens: bool = True) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _style(colours: dict[str, str]) -> str:
+def _style(theme: Literal[0, 1]) -> str:
+    colours = {name: pair[theme] for name, pair in _COLOURS.items()}
     rules = {
         ".canvas": f"fill: {colours['canvas']}",
         "text": f"fill: {colours['text']}",

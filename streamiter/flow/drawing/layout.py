@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from streamiter.flow.drawing.arrange import Arc, Arrangement, Back, Item, LevelRun, Point, Rectangle, arrange
-from streamiter.flow.drawing.picture import Box, Link, Node, Picture
+from streamiter.flow.drawing.picture import Link, Node, Picture
 
 MARGIN = 20.0
 _TITLE_HEIGHT = 36.0
@@ -98,8 +98,8 @@ def lay_out(picture: Picture) -> DrawingLayout:
     sizes = _Sizes(
         picture,
         nodes=[node_caption(node) for node in picture.nodes],
-        labels=[label_caption(link) for link in picture.links],
-        headings=[heading_caption(box) for box in picture.boxes],
+        labels=[_one_line(link.label, _LABEL_SIZE, _LABEL_WIDTH) for link in picture.links],
+        headings=[_one_line(box.heading, _HEADING_SIZE, _HEADING_WIDTH) for box in picture.boxes],
     )
     insides = [_inside(sizes, number) for number in range(len(picture.boxes))]
     around = _outside(sizes, insides)
@@ -107,7 +107,7 @@ def lay_out(picture: Picture) -> DrawingLayout:
     boxes = [around.place(("box", number)) for number in range(len(insides))]
     for inner, box in zip(insides, boxes, strict=True):
         _move_into(inner, box)
-    title = title_caption(picture.title, max(_TITLE_WIDTH, around.arrangement.width))
+    title = _one_line(picture.title, _TITLE_SIZE, max(_TITLE_WIDTH, around.arrangement.width))
     return DrawingLayout(
         width=2 * MARGIN + max(title.width, around.arrangement.width),
         height=2 * MARGIN + _TITLE_HEIGHT + around.arrangement.height,
@@ -365,22 +365,8 @@ def node_caption(node: Node) -> Caption:
     return Caption(tuple(lines), printable(", ".join((node.name, *node.notes))) if shortened else "")
 
 
-def label_caption(link: Link) -> Caption:
-    """Return the label of a link, in one line."""
-    return _one_line(link.label, _LABEL_SIZE, _LABEL_WIDTH)
-
-
-def heading_caption(box: Box) -> Caption:
-    """Return the heading of a box, in one line."""
-    return _one_line(box.heading, _HEADING_SIZE, _HEADING_WIDTH)
-
-
-def title_caption(title: str, width: float) -> Caption:
-    """Return the title of a drawing in one line, at most this wide."""
-    return _one_line(title, _TITLE_SIZE, width)
-
-
 def _one_line(text: str, size: float, width: float) -> Caption:
+    """Return the text in one line, at most this wide."""
     fitted = fit(text, size, width, lines=1)
     return Caption(
         tuple(CaptionLine(line, size) for line in fitted.lines), printable(text) if fitted.shortened else ""
