@@ -256,7 +256,7 @@ def check_round_scope(label: str, stream: Outlets, scope: RoundScope | None) -> 
 
 
 def matched(edges: Iterable[Edge], parallelism: int) -> list[Edge]:
-    """Return the edges to a step of this parallelism: records are dealt out in turn if subtasks differ in number."""
+    """Return the edges to a step of this parallelism; if the numbers of subtasks differ, records go to all in turn."""
     return [
         replace(edge, partitioning=Rebalance())
         if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism
@@ -278,7 +278,7 @@ def check_same_flow(stream: Outlets, other: Outlets, method: str) -> None:
 
 
 def check_bounded(stream: Outlets, method: str) -> None:
-    """Raise GraphError for a stream that never ends: the result of ``method`` would never come."""
+    """Raise GraphError for a stream that never ends: ``method`` would never emit its result."""
     if not stream.is_bounded:
         otherwise = (
             'read the topic with stop="latest", or use key_by(…).reduce(…) for running results'
@@ -297,6 +297,9 @@ def check_outside_loops(stream: Outlets, method: str, label: str) -> None:
             f"step {label!r}: expected no {method} inside an iteration body, given one; return the stream "
             "in output_streams and put the sink behind the iteration"
         )
+
+
+# -- the next step -----------------------------------------------------------------------------------------
 
 
 class GatheringOptions(TypedDict, total=False):
@@ -450,7 +453,7 @@ def label_of(factory: OperatorFactory) -> str:
 
 
 def _check_class(operator: type[Operator], step: Step) -> None:
-    """Raise GraphError for an operator that cannot work, as far as its class tells."""
+    """Raise GraphError if the class of an operator shows that it cannot work in this step."""
     check_can_listen(operator, step.hears_of_epochs, step=step.name)
     if step.loop is not None:
         step.loop.check_operator(step, operator)

@@ -311,7 +311,7 @@ def _loss(record: Any) -> float:
         pass
     raise ConfigurationError(
         f"terminate_after(stream, …): tolerance expected records that are numbers, given {shortened(record)}; write "
-        "terminate_after(stream.map(f), …) with an f that gives the loss of a record"
+        "terminate_after(stream.map(f), …) with an f that returns the loss of a record"
     )
 
 

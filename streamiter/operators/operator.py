@@ -39,8 +39,7 @@ class Operator:
     It may define further methods:
 
     - ``wanted_inputs() -> names``: returns the inputs to read next. The engine calls it again after each record, or
-    after
-      each batch of an input that is handled by batches. If all named inputs have ended, the engine reads every input.
+      after each batch of an input that is handled by batches. If all named inputs have ended, it reads every input.
     - ``input_ended(name, out)``: the input has ended at this instance.
     - ``on_timer(payload, out)``: a timer that was set with ``context.set_timer`` is due.
     - ``redistribute(states, parallelism) -> states``: distributes the snapshots of all old subtasks over another number
