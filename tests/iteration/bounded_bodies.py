@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from iteration.iteration_support import Dawdle, Log, Witness, cut_items
+from iteration.iteration_support import Dawdle, Log, Witness, callbacks, check_listener, cut_items
 
 from streamiter import (
     Flow,
@@ -30,6 +30,7 @@ from streamiter import (
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
 from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.plan import ChannelLimits
 
 SEEN = OutputTag("seen")
 ROUNDS_MAX = 5
@@ -199,6 +200,11 @@ class PassKeyed(Operator):
         out.emit(record)
 
 
+def limits(seed: int) -> ChannelLimits:
+    """Channels of one to three records."""
+    return ChannelLimits(records=1 + seed % 3)
+
+
 @dataclass
 class MadeBody:
     """A flow around one loop, and what its steps tell."""
@@ -208,6 +214,15 @@ class MadeBody:
     has_criteria: bool
     log: Log = field(default_factory=dict)
     in_order: set[str] = field(default_factory=set)
+
+    def heard(self) -> dict[Any, list[int]]:
+        """The epochs of the callbacks of each listener."""
+        return {instance: callbacks(entries) for instance, entries in self.log.items()}
+
+    def check_listeners(self) -> None:
+        """The rules that hold for every listener."""
+        for (name, _), entries in self.log.items():
+            check_listener(entries, in_order=name in self.in_order)
 
     def outputs(self) -> list[list[Any]]:
         return [sorted(collected.items) for collected in self.seen]

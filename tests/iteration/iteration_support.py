@@ -41,10 +41,10 @@ def run_shuffled(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
         return runner.run(main)
 
 
-async def ended(job: Job) -> JobStatistics:
+async def ended(job: Job, patience_s: float = PATIENCE_S) -> JobStatistics:
     """The job's end; if it does not come, what its tasks wait for."""
     try:
-        return await asyncio.wait_for(job.wait(), PATIENCE_S)
+        return await asyncio.wait_for(job.wait(), patience_s)
     except TimeoutError:
         reasons = map(blocked_by, job._tasks)
         waiting = [reason for reason in reasons if reason] or ["nothing: no task has input"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from iteration import iteration_support
 from iteration.iteration_support import (
     SMALL,
     Dawdle,
@@ -55,12 +56,7 @@ Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
 
 async def ended(job: Job) -> JobStatistics:
-    try:
-        return await asyncio.wait_for(job.wait(), BROKER_PATIENCE_S)
-    except TimeoutError:
-        statistics = job.statistics()
-        await job.stop("abort")
-        raise AssertionError(f"the loop does not end: {statistics.loops}") from None
+    return await iteration_support.ended(job, BROKER_PATIENCE_S)
 
 
 async def run(flow: Flow, **options: Any) -> JobStatistics:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from iteration.bounded_bodies import MadeBody, Maker
-from iteration.iteration_support import callbacks, check_listener, ended, run_shuffled
+from iteration.bounded_bodies import MadeBody, Maker, limits
+from iteration.iteration_support import ended, run_shuffled
 from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
@@ -18,7 +18,6 @@ from streamiter import Checkpoints, Flow, IterationBodyResult, Stream, feedback_
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 
 RARELY_S = 100.0
@@ -56,14 +55,6 @@ async def topics(seed: int) -> MemoryBroker:
     return broker
 
 
-def limits(seed: int) -> ChannelLimits:
-    return ChannelLimits(records=1 + seed % 3)
-
-
-def heard(made: MadeBody) -> dict[Any, list[int]]:
-    return {instance: callbacks(entries) for instance, entries in made.log.items()}
-
-
 async def in_memory(seed: int) -> MadeBody:
     made = Maker(seed, ahead=0).make()
     await ended(await made.flow.start(channel_limits=limits(seed)))
@@ -73,8 +64,7 @@ async def in_memory(seed: int) -> MadeBody:
 async def through_topics(seed: int) -> MadeBody:
     made = ThroughTopics(seed, await topics(seed), ahead=0).make()
     await ended(await made.flow.start(channel_limits=limits(seed)))
-    for (name, _), entries in made.log.items():
-        check_listener(entries, in_order=name in made.in_order)
+    made.check_listeners()
     return made
 
 
@@ -88,7 +78,7 @@ def check_same_as_in_memory(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
     through = run_shuffled(through_topics(seed), seed + 1_000)
     assert through.outputs() == direct.outputs()
-    assert heard(through) == heard(direct)
+    assert through.heard() == direct.heard()
 
 
 async def restored(seed: int, turns: int) -> MadeBody | None:

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-from iteration.bounded_bodies import MadeBody, Maker
-from iteration.iteration_support import callbacks, check_listener, ended, run, run_shuffled
+from iteration.bounded_bodies import MadeBody, Maker, limits
+from iteration.iteration_support import callbacks, ended, run, run_shuffled
 from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.plan import ChannelLimits
 
 SEEDS, SEEDS_OF_STOPS = 30, 16
-
-
-def limits(seed: int) -> ChannelLimits:
-    return ChannelLimits(records=1 + seed % 3)
-
-
-def check_listeners(made: MadeBody) -> None:
-    for (name, _), entries in made.log.items():
-        check_listener(entries, in_order=name in made.in_order)
-
-
-def heard(made: MadeBody) -> dict[Any, list[int]]:
-    return {instance: callbacks(entries) for instance, entries in made.log.items()}
 
 
 def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
     made = Maker(seed, ahead=ahead, sources_seed=schedule).make()
     run(made.flow, seed=schedule, limits=limits(schedule))
-    check_listeners(made)
+    made.check_listeners()
     return made
 
 
@@ -61,12 +47,12 @@ def test_any_loop_passes_the_same_checks(check: str, for_each_soak_seed: ForEach
 def check_schedules(seed: int) -> None:
     first, second = finished(seed, seed), finished(seed, seed + 1_000)
     assert second.outputs() == first.outputs()
-    assert heard(second) == heard(first)
+    assert second.heard() == first.heard()
 
 
 def check_same(free: MadeBody, synchronous: MadeBody) -> None:
     """What runs ahead has other neighbours, and other callbacks between, but the same records in each epoch."""
-    assert heard(free) == heard(synchronous)
+    assert free.heard() == synchronous.heard()
     if not free.has_criteria:
         assert free.outputs() == synchronous.outputs()
         return
@@ -124,7 +110,7 @@ def check_any_moment(seed: int) -> None:
             snapshot = taken or snapshot
         made = Maker(seed, ahead=ahead, sources_seed=seed).make()
         run_shuffled(restored(made, snapshot, schedule + 1), schedule + 1)
-        check_listeners(made)
+        made.check_listeners()
         if ahead == 0:
             assert made.outputs() == expected.outputs()
         check_same(made, expected)
@@ -152,7 +138,7 @@ def check_stop(seed: int) -> None:
         turns, schedule = chosen.randrange(200), chosen.randrange(10**6)
         made = Maker(seed, ahead=ahead).make()
         assert run_shuffled(stopped(made, "drain", turns, schedule), schedule) == "finished"
-        check_listeners(made)
+        made.check_listeners()
         made = Maker(seed, ahead=ahead).make()
         state = run_shuffled(stopped(made, "suspend", turns, schedule), schedule)
         assert state in ("suspended", "finished")
