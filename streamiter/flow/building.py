@@ -70,6 +70,16 @@ class FlowUnderConstruction:
         """For the engine: the part of the body that is being built and gives each epoch its own operators, or None."""
         return self._round_scope
 
+    def add_step(self, step: Step, *, is_named: bool, label_lasts: bool = False) -> Step:
+        """For the engine: add a step, and return it; its name gets a number if another step has that name.
+
+        ``is_named``: the user chose the name, so GraphError is raised if it is taken. ``label_lasts``: the name says
+        which step it is, whatever other steps the flow has.
+        """
+        name = self.graph.unique_name(step.name, named=is_named)
+        lasts = (is_named or label_lasts) and not self.graph.is_numbered(name)
+        return self.graph.add(replace(step, name=name, has_lasting_name=lasts))
+
     @contextlib.contextmanager
     def body_of(self, loop: StepLoop, round_scope: RoundScope | None = None) -> Iterator[None]:
         """For the engine: all steps that are added in this block belong to the body of ``loop``, and to this part."""
@@ -357,8 +367,8 @@ def add_next_step(
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
-    ``label`` names the step if the options do not; ``label_lasts``: the label says which step it is, whatever other
-    steps the flow has. ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
+    ``label`` names the step if the options do not; ``label_lasts`` is that of ``FlowUnderConstruction.add_step``.
+    ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
     before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
     ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
     body is being built.
@@ -367,7 +377,6 @@ def add_next_step(
     flow = streams[0].flow
     name = options.get("name")
     check_name(name)
-    is_named = name is not None
     label = name or label
     edges = [edge for input_name, stream in inputs.items() for edge in stream.edges(input_name)]
     parallelism = options.get("parallelism")
@@ -386,9 +395,8 @@ def add_next_step(
             not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)
         )
     with flow.all_or_nothing():
-        unique_name = flow.graph.unique_name(label, named=is_named)
         step = Step(
-            name=unique_name,
+            name=label,
             parallelism=parallelism,
             where=user_line(),
             factory=factory,
@@ -396,7 +404,6 @@ def add_next_step(
             keys=keys,
             policy=policy,
             service=service,
-            has_lasting_name=(is_named or label_lasts) and not flow.graph.is_numbered(unique_name),
             loop=loop,
             round_scope=round_scope,
             bounded=all(stream.is_bounded for stream in streams),
@@ -405,9 +412,9 @@ def add_next_step(
             shape=shape,
             epochs_seen=epochs_seen,
         )
+        step = flow.add_step(step, is_named=name is not None, label_lasts=label_lasts)
         if isinstance(factory, type):
             _check_class(factory, step)
-        step = flow.graph.add(step)
         if dead_letter is not None:
             add_dead_letters(flow, step, dead_letter)
     return StepOutput(step)

@@ -208,22 +208,17 @@ class Flow(FlowWithSources):
         parallelism = check_count(
             self.parallelism if parallelism is None else parallelism, "a parallelism", step=label
         )
-        unique_name = self.graph.unique_name(label, named=name is not None)
-        step = self.graph.add(
-            Step(
-                name=unique_name,
-                has_lasting_name=(name is not None or label_lasts)
-                and not self.graph.is_numbered(unique_name),
-                parallelism=parallelism,
-                where=user_line(),
-                factory=operator,
-                source=source,
-                policy=policy,
-                bounded=bounded,
-                shape="source",
-            )
+        step = Step(
+            name=label,
+            parallelism=parallelism,
+            where=user_line(),
+            factory=operator,
+            source=source,
+            policy=policy,
+            bounded=bounded,
+            shape="source",
         )
-        return Stream(self, step)
+        return Stream(self, self.add_step(step, is_named=name is not None, label_lasts=label_lasts))
 
     # -- running ---------------------------------------------------------------------------------------
 

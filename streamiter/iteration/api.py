@@ -165,22 +165,18 @@ class IterationBuilder:
         epochs_seen: str = "",
     ) -> Stream:
         prefix = "" if self._config.name is None else f"{self._config.name}: "
-        name = self._flow.graph.unique_name(prefix + label, named=False)
-        step = self._flow.graph.add(
-            Step(
-                name=name,
-                has_lasting_name=not self._flow.graph.is_numbered(name),
-                parallelism=parallelism,
-                where=self._where,
-                factory=factory,
-                edges=matched(edges, parallelism),
-                loop=loop,
-                bounded=all(stream_of(given).is_bounded for given in self._data),
-                shape="iteration",
-                epochs_seen=epochs_seen,
-            )
+        step = Step(
+            name=prefix + label,
+            parallelism=parallelism,
+            where=self._where,
+            factory=factory,
+            edges=matched(edges, parallelism),
+            loop=loop,
+            bounded=all(stream_of(given).is_bounded for given in self._data),
+            shape="iteration",
+            epochs_seen=epochs_seen,
         )
-        return Stream(self._flow, step)
+        return Stream(self._flow, self._flow.add_step(step, is_named=False, label_lasts=True))
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
         through = feedback.topic if isinstance(feedback, FeedbackThrough) else None

@@ -104,21 +104,17 @@ def epochs_every(
     elif records is not None:
         factory = partial(Stamper, groups_of(records), idle_timeout)
     edges = stream.edges()
-    unique_name = flow.graph.unique_name(step, named=name is not None)
-    stamper = flow.graph.add(
-        Step(
-            name=unique_name,
-            parallelism=stream.parallelism,
-            where=user_line(),
-            factory=factory,
-            edges=edges,
-            has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
-            bounded=stream.is_bounded,
-            stamped=True,
-            shape="iteration",
-        )
+    stamper = Step(
+        name=step,
+        parallelism=stream.parallelism,
+        where=user_line(),
+        factory=factory,
+        edges=edges,
+        bounded=stream.is_bounded,
+        stamped=True,
+        shape="iteration",
     )
-    return Stream(flow, stamper)
+    return Stream(flow, flow.add_step(stamper, is_named=name is not None))
 
 
 def _check_one_of(**ways: Any) -> None:
