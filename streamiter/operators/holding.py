@@ -42,6 +42,18 @@ class MiniBatch(Operator, IterationListener):
 
     If all records of a mini-batch arrived in arrays, or ``Columns``, of one type, the mini-batch has that type: a slice
     without a copy where one transport batch held all of them. Otherwise it is a list.
+
+    >>> from streamiter.operators import MiniBatch, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> step = MiniBatch(2)
+    >>> step.process_batch([1, 2, 3, 4, 5], out)
+    >>> results
+    [[1, 2], [3, 4]]
+    >>> step.finish(out)
+    >>> out.flush()
+    >>> results
+    [[1, 2], [3, 4], [5]]
     """
 
     needs_epochs = False
@@ -215,6 +227,16 @@ class ReduceAll(Operator):
     ``f`` must not change its arguments. A record for which it raises follows the step's policy.
 
     State: the value so far.
+
+    >>> from streamiter.operators import Output, ReduceAll
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> largest = ReduceAll(max)
+    >>> largest.process_batch([3, 9, 4], out)
+    >>> largest.finish(out)
+    >>> out.flush()
+    >>> results
+    [9]
     """
 
     def __init__(self, f: Callable[[Any, Any], Any]) -> None:
@@ -273,6 +295,15 @@ class Sort(Operator):
     record for which ``key`` raises follows the step's policy.
 
     State: all records, in memory.
+
+    >>> from streamiter.operators import Output, Sort
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> by_length = Sort(len)
+    >>> by_length.process_batch(["not", "to", "or", "be"], out)
+    >>> by_length.finish(out)
+    >>> results
+    ['to', 'or', 'be', 'not']
     """
 
     def __init__(self, key: str | Callable[[Any], Any] | None = None, *, reverse: bool = False) -> None:
@@ -315,6 +346,17 @@ class Join(Operator):
     no key. A record for which ``on`` raises, or returns a key that cannot be hashed, follows the step's policy.
 
     Inputs: ``left`` and ``right``. State: all records, in memory.
+
+    >>> from streamiter.operators import Join, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> join = Join(on=("user", "id"))
+    >>> join.process_left_batch([{"user": 7, "page": "/"}, {"user": 8, "page": "/"}], out)
+    >>> join.process_right_batch([{"id": 7, "name": "ann"}], out)
+    >>> join.finish(out)
+    >>> out.flush()
+    >>> results
+    [({'user': 7, 'page': '/'}, {'id': 7, 'name': 'ann'})]
     """
 
     def __init__(self, on: KeyOf | tuple[KeyOf, KeyOf]) -> None:

@@ -110,6 +110,14 @@ class KeyedReduce(KeyedOperator):
     for which ``key_of`` or ``f`` raises follows the step's policy and does not change the state.
 
     State: a value for each key, for ever.
+
+    >>> from streamiter.operators import KeyedReduce, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> parity_sums = KeyedReduce(lambda x: x % 2, lambda total, x: total + x)
+    >>> parity_sums.process_batch([1, 2, 3, 4], out)
+    >>> results
+    [1, 2, 4, 6]
     """
 
     def __init__(
@@ -163,6 +171,14 @@ class StatefulMap(KeyedOperator):
     place.
 
     State: one for each key, for ever.
+
+    >>> from streamiter.operators import Output, StatefulMap
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> numbered = StatefulMap(str.lower, lambda count, word: (count + 1, (word, count + 1)), 0)
+    >>> numbered.process_batch(["to", "be", "To"], out)
+    >>> results
+    [('to', 1), ('be', 1), ('To', 2)]
     """
 
     def __init__(
@@ -233,6 +249,14 @@ class KeyedReduceBatch(KeyedOperator):
     are reduced one by one, in order, whatever the size of the batches.
 
     State: a value for each key, for ever.
+
+    >>> from streamiter.operators import KeyedReduceBatch, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.append, None)
+    >>> parity_sums = KeyedReduceBatch(lambda batch: batch % 2, np.add)
+    >>> parity_sums.process_batch(np.array([1, 2, 3, 4]), out)
+    >>> results
+    [array([1, 2, 4, 6])]
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The operators without state: map, filter and flat_map, for records and for batches.
-
-Examples are at the methods of ``Stream`` that add them.
-"""
+"""The operators without state: map, filter and flat_map, for records and for batches."""
 
 from __future__ import annotations
 
@@ -33,6 +30,13 @@ class Map(Operator):
     """Emits ``f(record)`` for each record, in order, as lists.
 
     A record for which ``f`` raises follows the step's policy.
+
+    >>> from streamiter.operators import Map, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> Map(lambda x: 10 * x).process_batch([1, 2, 3], out)
+    >>> results
+    [10, 20, 30]
     """
 
     is_stateless = True
@@ -55,6 +59,14 @@ class MapBatch(Operator):
     If ``f`` returns a table of pandas, polars or Arrow, the records are the rows of the table. Raises
     ``FunctionResultError`` (a ``TypeError``) where it returns anything but a table, a list, a numpy array or
     ``Columns``.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import MapBatch, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.append, None)
+    >>> MapBatch(np.square).process_batch(np.array([1, 2, 3]), out)
+    >>> results
+    [array([1, 4, 9])]
     """
 
     is_stateless = True
@@ -71,6 +83,14 @@ class Filter(Operator):
     """Emits the records for which ``predicate(record)`` is true, in order, in the kind of batch in which they arrived.
 
     A record for which the predicate raises follows the step's policy.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import Filter, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.append, None)
+    >>> Filter(lambda x: x > 1).process_batch(np.array([1, 2, 3]), out)
+    >>> results
+    [array([2, 3])]
     """
 
     is_stateless = True
@@ -109,6 +129,16 @@ class FilterBatch(Operator):
 
     ``f`` returns one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to refuse single
     records. Raises ``FunctionResultError`` (a ``TypeError``) for any other mask.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import FilterBatch, Output
+    >>> from streamiter.records import Columns
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> clicks = Columns({"user": ["ann", "bob"], "price": [3, 0]})
+    >>> FilterBatch(lambda batch: batch["price"] > 0).process_batch(clicks, out)
+    >>> results
+    [{'user': np.str_('ann'), 'price': np.int64(3)}]
     """
 
     is_stateless = True
@@ -149,6 +179,13 @@ class FlatMap(Operator):
     The iterable is consumed piece by piece, so it may have any length. If ``f`` or its iterable raises, the record
     follows the step's policy. No item of a record that is skipped or becomes a dead letter is emitted, unless the
     record fails after more than 1024 items. The items of a table of pandas, polars or Arrow are its rows.
+
+    >>> from streamiter.operators import FlatMap, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> FlatMap(str.split).process_batch(["to be", "or not"], out)
+    >>> results
+    ['to', 'be', 'or', 'not']
     """
 
     is_stateless = True
