@@ -18,7 +18,7 @@ __all__ = ["as_json", "as_markdown", "write"]
 Results = Mapping[str, Sequence[Figure]]
 """Figures by the name of their benchmark."""
 
-_HEADER = ("", "figure", "spread", "beside", "ratio", "spread", "ratio by CPU time", "target", "")
+_HEADER = ("", "figure", "spread", "compared with", "ratio", "spread", "ratio by CPU time", "target", "")
 _PACKAGES = ("streamiter", "aiokafka", "numpy", "orjson", "msgspec", "uvloop")
 
 
