@@ -1,4 +1,4 @@
-"""What is deferred as it comes back from a store, and the files that are kept for it."""
+"""Deferred state as a store returns it, and the files that are kept for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a process of its own does with a directory of checkpoints, for tests that kill it or measure it.
+"""The work of a child process in a directory of checkpoints, for tests that kill or measure the process.
 
-``directory_store_child.py <what> <directory> <run>``; it says on stdout what it has done.
+``directory_store_child.py <work> <directory> <run>``; it prints its results on stdout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain data for property tests, and what it means that two values are exactly the same."""
+"""Plain data for property tests, and the exact equality of two values."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ BITS = [np.dtype(text) for text in ("<f4", ">f8", "<i2", ">u8", "<c16", "|S3", "
 
 
 def many(random: Random, make: Callable[[Random], Any], most: int = 4) -> list[Any]:
-    """Up to so many of what ``make`` gives."""
+    """Return up to this many values of ``make``."""
     return [make(random) for _ in range(random.randint(0, most))]
 
 
 def some_text(random: Random) -> str:
-    """With lone surrogates, and at times longer than what the shortest head of an encoding can tell."""
+    """Return a text with lone surrogates, sometimes longer than the shortest header of an encoding can say."""
     length = random.choice((0, 1, 2, 3, 5, 31, 32)) if random.random() < 0.95 else 300
     return "".join(random.choices(CHARACTERS, k=length))
 

@@ -1,4 +1,4 @@
-"""Snapshots to store, and what was read back of them."""
+"""Snapshots to store, and the snapshots that were read back."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ async def save_and_commit(
 
 
 async def ids(store: CheckpointStore, flow: str | None = "clicks") -> list[CheckpointId]:
-    """What the store lists."""
+    """Return the ids that the store lists."""
     return [each.id for each in await store.list(flow)]

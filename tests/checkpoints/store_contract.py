@@ -171,7 +171,7 @@ class StoreContract:
             await store.open("clicks", CheckpointId(7, "a"))
 
     async def test_snapshots_are_listed_oldest_first(self, make_store: MakeStore) -> None:
-        """Numbers of more digits come later, whatever the order of their names."""
+        """Numbers with more digits come later, in any order of their names."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 9, 10, 10**10, 10**11)
@@ -204,7 +204,7 @@ class StoreContract:
     # ---- claims and commits
 
     async def test_nothing_is_known_of_a_new_flow(self, make_store: MakeStore) -> None:
-        """That is what tells a first run from one that has lost its state."""
+        """A job uses it to tell a first run from a run that has lost its state."""
         store = make_store()
         assert await store.pointer("clicks") is None
         assert await store.list() == await store.list("clicks") == []
@@ -212,7 +212,7 @@ class StoreContract:
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
     async def test_a_new_run_goes_on_from_what_is_committed(self, make_store: MakeStore) -> None:
-        """Not from what was only saved: its outputs were taken back."""
+        """A run must not resume from a snapshot that was only saved: its outputs were aborted."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)
@@ -230,7 +230,7 @@ class StoreContract:
         await save_and_commit(store, 2)
 
     async def test_beginning_anew_forgets_what_was_committed(self, make_store: MakeStore) -> None:
-        """It must not go on from there after a crash before its own first checkpoint."""
+        """The run must not resume from that checkpoint after a crash before its own first checkpoint."""
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1)
@@ -284,7 +284,7 @@ class StoreContract:
         assert await ids(new) == []
 
     async def test_a_new_run_may_commit_what_the_last_one_saved(self, make_store: MakeStore) -> None:
-        """The outputs' commit record names it, and the crash came before the store was told."""
+        """The commit record of the outputs names the snapshot, and the crash came before the store was informed."""
         old = make_store()
         await old.claim("clicks", "a")
         await save_and_commit(old, 1)
@@ -295,7 +295,7 @@ class StoreContract:
         assert await new.pointer("clicks") == CommitPointer("b", saved)
 
     async def test_what_was_not_saved_cannot_be_committed(self, make_store: MakeStore) -> None:
-        """The next run would have nothing to go on from."""
+        """The next run would have no snapshot to resume from."""
         store = make_store()
         await store.claim("clicks", "a")
         with pytest.raises(
@@ -305,7 +305,7 @@ class StoreContract:
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
     async def test_nothing_is_stored_without_a_claim(self, make_store: MakeStore) -> None:
-        """A mistake of ours that would leave two runs side by side."""
+        """An error in the engine would let two runs write at the same time."""
         store = make_store()
         for call in (
             store.save(header(1), []),
@@ -332,7 +332,9 @@ class StoreContract:
         assert [each.number for each in removed] == [number for number in range(1, 6) if number not in kept]
 
     async def test_orphans_are_removed(self, make_store: MakeStore) -> None:
-        """What a run saved and did not come to commit: going on from it would skip outputs that were taken back."""
+        """A run saved a snapshot and did not commit it: a later run that resumed from it would skip aborted
+        outputs.
+        """
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)
@@ -361,7 +363,7 @@ class StoreContract:
         assert await store.prune("clicks", keep=3) == [orphan]
 
     async def test_one_given_up_between_two_commits_may_be_kept(self, make_store: MakeStore) -> None:
-        """Its run went on from it, so it is as good as any."""
+        """The run of this snapshot resumed from it, so it is as valid as any other."""
         store = make_store()
         await store.claim("clicks", "a")
         await save(store, 1)
@@ -369,7 +371,7 @@ class StoreContract:
         assert await store.prune("clicks", keep=2) == []
 
     async def test_nothing_is_removed_while_nothing_is_committed(self, make_store: MakeStore) -> None:
-        """Begun anew by mistake, there is a way back until the first checkpoint."""
+        """A run that was started fresh by mistake can be undone until its first checkpoint."""
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1, 2)

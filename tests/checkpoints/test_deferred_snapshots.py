@@ -1,4 +1,4 @@
-"""A snapshot of a cache or a queue is read later, while the job goes on, and still holds what it held."""
+"""A snapshot of a cache or queue is read later, while the job continues, and has its original content."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
 @pytest.mark.parametrize("taken", [0, 3, 17, 20])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_queue_is_refilled_as_it_was_whatever_became_of_it(make_queue, taken, closed):
-    """The loop goes round many times while a checkpoint is written: its files are read and begun anew."""
+    """The loop makes many rounds while a checkpoint is written: its files are read and overwritten."""
     queue = filled(make_queue(memory_limit_bytes=50_000, disk_limit_bytes=1_600_000), blocks(taken + 20))
     for _ in range(taken):
         queue.take()
@@ -127,7 +127,7 @@ def test_a_queue_is_refilled_as_it_was_whatever_became_of_it(make_queue, taken, 
 
 
 def test_a_file_that_is_read_to_its_end_is_not_begun_anew_while_a_snapshot_needs_it(make_queue):
-    """Other batches were written over those of the snapshot."""
+    """Other batches were written over the batches of the snapshot."""
     queue = filled(make_queue(), blocks(3))
     snapshot = queue.snapshot()
     records_of(queue)
@@ -158,7 +158,7 @@ def make(request, make_cache, make_queue):
 
 
 def test_files_go_away_when_both_the_owner_and_the_snapshot_are_done(make, tmp_path):
-    """Files without names are seen by nobody: a leak would fill the disk until the process ends."""
+    """Files without names are invisible: a leak would fill the disk until the process ends."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     held = unnamed_files()
@@ -208,7 +208,7 @@ def test_the_segments_of_a_queue_go_away_as_they_are_read(make_queue):
 
 
 def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
-    """A checkpoint that fails where nobody thought of it; pytest fails for the warning of a file left open."""
+    """A checkpoint fails at an unexpected point; pytest fails for the warning about a file that was left open."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     begun, snapshot = kept.snapshot(), kept.snapshot()
@@ -223,7 +223,7 @@ def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
 
 
 def test_a_snapshot_released_while_it_is_read_is_an_error_and_not_less_state(make):
-    """A checkpoint that is given up must not be stored with what was read so far."""
+    """A checkpoint that is given up must not be stored with only the frames that were read so far."""
     before = unnamed_files()
     kept = filled(make(), blocks(20, records=MIB // 8))
     snapshot = kept.snapshot()
@@ -270,7 +270,7 @@ def test_small_entries_share_a_frame_and_large_ones_have_their_own(make_queue):
 
 
 def test_a_snapshot_and_its_frames_take_memory_for_some_batches_only(make_cache, make_queue):
-    """What was encoded all at once at the barrier took as much memory as the data, and stopped all records."""
+    """State that was encoded completely at the barrier took as much memory as the data, and stopped all records."""
     for kept in (make_cache(10**9), make_queue(10**9), make_cache(), make_queue(disk_limit_bytes=10**9)):
         filled(kept, blocks(40, records=MIB // 8))
         gc.collect()

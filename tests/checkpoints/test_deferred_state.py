@@ -1,4 +1,4 @@
-"""State that is deferred stands in the encoding as a reference, in order, and is let go of where encoding fails."""
+"""Deferred state is a reference in the encoding, in order, and is released if encoding fails."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ PLAIN = PlainData([Click, Point])
 
 
 class Values(Deferred):
-    """Plain values as deferred state, which tells whether it was released."""
+    """Plain values as deferred state that knows whether it was released."""
 
     def __init__(self, *values):
         self.values = values
@@ -90,7 +90,7 @@ def test_a_piece_before_a_lone_surrogate_is_one_piece():
 
 @random_examples(some_state)
 def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refused(state):
-    """A record that refers to state which nobody stores is lost."""
+    """A record that refers to state which is not stored is lost."""
     found = []
     materialized(state, found)
     data, _ = PLAIN.encode_state(state)
@@ -122,7 +122,7 @@ def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
 
 
 def test_state_that_holds_itself_is_refused_and_its_deferred_pieces_released():
-    """Looking for what is to be released would go round for ever."""
+    """A search for the state to release would never end."""
     piece = Values(1)
     circle = []
     circle.append(circle)
@@ -174,7 +174,7 @@ def test_pieces_out_of_order_are_refused():
 
 
 def test_what_the_resolver_raises_is_raised_as_it_is():
-    """A checksum that does not fit would be told of as damaged plain data, and the file not named."""
+    """A wrong checksum would be reported as damaged plain data, without the name of the file."""
     data, _ = PLAIN.encode_state([Values()])
 
     def resolve(number):

@@ -1,4 +1,4 @@
-"""The store in a directory: the contract, the directory itself, and others who use it at the same time."""
+"""The store in a directory: the contract, the directory, and several processes that use it at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class TestDirectoryStore(StoreContract):
-    """What every store must do."""
+    """The checks for every store."""
 
 
 # ---- the directory
@@ -174,7 +174,7 @@ async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
 async def test_a_save_that_is_cancelled_as_it_ends_leaves_nothing(
     make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file had its name already when the job was aborted: nobody would ever commit or remove it."""
+    """The file already had its name when the job was aborted: no run would ever commit or remove it."""
     store = make_store()
     await store.claim("clicks", "a")
     loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> No
 
 
 async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStore, folder: Path) -> None:
-    """A run that is not in the record could claim the flow once more, and take it from a newer one."""
+    """A run that is not in the record could claim the flow again, and take it from a newer run."""
     runs = [f"run{number}" for number in range(20)]
     await asyncio.gather(*(make_store().claim("clicks", run) for run in runs))
     record = FlowFolder(folder.parent, "clicks").record()
@@ -220,7 +220,7 @@ async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStor
 async def test_whoever_looks_meanwhile_sees_what_was_committed_or_what_is(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """Half a record would be told as damage, to a tool or to the next run."""
+    """A tool or the next run would report half a record as damage."""
     store = make_store()
     await store.claim("clicks", "a")
     committed = await save_and_commit(store, 1)

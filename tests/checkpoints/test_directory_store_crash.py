@@ -56,7 +56,9 @@ async def killed(directory: Path, run: str, commits: int, more_turns: int) -> in
 
 
 async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: Path) -> None:
-    """Whatever it was doing, saving, committing or pruning: the next run goes on from what was said to be committed."""
+    """The process dies while it saves, commits or prunes; the next run resumes from the checkpoint that is
+    recorded as committed.
+    """
     chance = random.Random(14)
     for attempt in range(8):
         run = f"run{attempt}"
@@ -86,7 +88,9 @@ async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: 
 
 
 async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tmp_path: Path) -> None:
-    """An orchestrator starts the new one before the old one has gone: two that go on would tear the state."""
+    """An orchestrator starts the new process before the old one has ended: two running processes would corrupt
+    the state.
+    """
     async with contextlib.AsyncExitStack() as started:
         processes = {
             run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")

@@ -18,7 +18,7 @@ from streamiter.errors import CheckpointError
 async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The list is there to choose another one from."""
+    """The list shows the snapshots from which a user can choose another one."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
@@ -32,7 +32,7 @@ async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
 async def test_content_that_is_damaged_is_found_by_verifying_and_by_reading(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """What the list says is good has only been looked at from outside."""
+    """The list checks only the header of a snapshot."""
     store = make_store()
     await store.claim("clicks", "a")
     await save(store, 1)
@@ -69,7 +69,7 @@ async def test_a_renamed_or_copied_snapshot_is_refused(make_store: MakeStore, fo
 
 
 async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder: Path) -> None:
-    """A flipped bit in a number would go on from another checkpoint, or fence the wrong run."""
+    """With a flipped bit in a number the job would resume from another checkpoint, or fence the wrong run."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -96,7 +96,7 @@ async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder
 
 
 async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder: Path) -> None:
-    """Its message says how: begin anew, or remove it and choose."""
+    """The message says how: start fresh, or remove the record and choose a checkpoint."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -124,7 +124,7 @@ async def test_a_record_of_a_newer_version_is_told_from_a_damaged_one(
 async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """Not in the second try either: that would begin anew without being told to."""
+    """Neither may the second try: it would start fresh without being asked to."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)

@@ -43,7 +43,7 @@ async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: Sm
 
 
 async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk) -> None:
-    """Half of a snapshot must not count, nor fill the disk; what is committed stays, and there is a way on."""
+    """Half a snapshot must neither count nor fill the disk; the committed snapshot stays, and the job can continue."""
     disk, give_more_room = small_disk
     store = DirectoryStore(disk)
     await store.claim("clicks", "a")

@@ -71,7 +71,7 @@ def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
 
 @random_examples(encoded_and_segment_bytes)
 def test_any_batch_is_read_by_its_position(example, tmp_path):
-    """A replay reads each batch once in each round, and what it reads may be changed."""
+    """A replay reads each batch once in each round, and a reader may change the batches that it has read."""
     given, _ = example
     batches = disk_batches(tmp_path)
     positions = [batches.append(encoded) for encoded in given]

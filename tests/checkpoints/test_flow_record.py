@@ -1,4 +1,4 @@
-"""What a store knows of runs and commits, and the checkpoint that a job goes on from, against the whole history."""
+"""The runs and commits in a store, and the checkpoint from which a job resumes, compared with the whole history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.runtime.checkpointing.restore import Restore, check_restore_opti
 
 @dataclass
 class History:
-    """Runs that follow each other, the snapshots that they took, and those of them that they committed."""
+    """Runs that follow each other, their snapshots, and which of these were committed."""
 
     record: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
     late: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
@@ -66,7 +66,7 @@ def histories(random: Random) -> History:
 
 @random_examples(histories)
 def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History) -> None:
-    """A restart went on from a snapshot of a run whose outputs had been taken back."""
+    """A restart resumed from a snapshot of a run whose outputs had been aborted."""
     pointer = history.record.pointer
     assert pointer is not None
     assert (pointer.run, pointer.committed) == (history.runs[-1], history.last)
@@ -86,7 +86,7 @@ def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History)
 
 @random_examples(lambda random: (histories(random), random.randint(1, 4), random.random() < 0.5))
 def test_what_is_removed_is_never_needed(example: tuple[History, int, bool]) -> None:
-    """The snapshot that a job would have gone on from was pruned, or those of a lost run filled the disk."""
+    """The snapshot from which a job would have resumed was pruned, or snapshots of a lost run filled the disk."""
     history, keep, newer = example
     last = history.last
     removed = history.record.removable(history.taken, keep=keep, newer=newer)
@@ -116,7 +116,7 @@ def test_runs_are_forgotten_after_a_hundred() -> None:
 
 
 def test_a_commit_of_a_run_that_was_forgotten_or_lost_is_taken_down() -> None:
-    """The record was lost with its disk: what the topic says is the truth, of whichever run it is."""
+    """The record was lost with its disk: the commit record in the topic is true, for any run."""
     lost = FlowRecord("clicks", is_lost=True).claimed_by("b")
     assert lost.pointer is None
     found = lost.with_commit(CheckpointId(7, "a"))
@@ -135,7 +135,7 @@ def headers(history: History) -> list[SnapshotHeader]:
 
 @random_examples(lambda random: (histories(random), random.random() < 0.5))
 def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool]) -> None:
-    """The topic of the outputs says what was committed, where there is one; the store says it otherwise."""
+    """The topic of the outputs says what was committed, if there is one; otherwise the store says it."""
     history, has_topic = example
     chosen = choose_checkpoint(
         "clicks",
@@ -152,7 +152,7 @@ def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool
 def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     example: tuple[History, int, bool],
 ) -> None:
-    """Two runs have used the number, and one of them was fenced: what it had written was taken back."""
+    """Two runs have used the number, and one of them was fenced: its outputs were aborted."""
     history, number, is_late = example
     of_number = [each for each in history.taken if each.number == number]
     good = [each for each in of_number if history.led_to_commit(each)]
@@ -217,7 +217,7 @@ def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
 
 @pytest.mark.parametrize("commits_in", [None, "topic commits"])
 def test_a_job_begins_anew_where_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
-    """The first start of a flow, and one that is told to forget all."""
+    """The first start of a flow, and a start that is asked to ignore all checkpoints."""
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None
         assert (
@@ -230,7 +230,7 @@ def test_a_job_begins_anew_where_nothing_is_stored_or_nothing_is_wanted(commits_
 
 @pytest.mark.parametrize("restore", ["last", None, 0, 7])
 def test_options_of_restore_are_accepted(restore: Restore) -> None:
-    """The check that the next test is about, on what it is not about."""
+    """These options must pass the check of the next test."""
     check_restore_option("clicks", restore)
 
 

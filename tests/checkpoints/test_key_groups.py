@@ -1,4 +1,4 @@
-"""Keys: what may be one, their bytes, and the groups that state lies in."""
+"""Keys: which values are valid, their bytes, and the groups in which their state is stored."""
 
 import enum
 import re
@@ -108,7 +108,7 @@ OTHER_CLASS = "it would come back as another class; use the plain value (.value 
     ],
 )
 def test_what_is_no_key_is_refused_with_the_reason(key, reason):
-    """A float key loses its state at the first rounding, and nobody sees it."""
+    """A float key loses its state at the first rounding, without an error."""
     for function in (
         normalize_key,
         encode_key,
@@ -124,7 +124,7 @@ def test_what_is_no_key_is_refused_with_the_reason(key, reason):
 
 
 def test_a_bad_key_among_others_is_shown():
-    """One bad key in a batch of thousands; whoever has the records names the record."""
+    """One bad key in a batch of thousands; the caller has the records, and names the record."""
     with pytest.raises(PlainDataError, match=r"^key 1\.5: "):
         check_keys([1, "a", 1.5, 2.5])
 
@@ -219,7 +219,7 @@ STABLE = [
 
 @pytest.mark.parametrize(("key", "encoded", "group"), STABLE)
 def test_bytes_and_groups_never_change(key, encoded, group):
-    """Keyed state of a checkpoint lies under both; changed, it would be there and never be found."""
+    """Keyed state of a checkpoint is stored under both: if they changed, the state would never be found."""
     assert encode_key(key).hex() == encoded
     assert key_group(key) == group
 

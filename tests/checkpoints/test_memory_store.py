@@ -1,4 +1,4 @@
-"""The store in memory keeps the contract, and what it holds outlives event loops."""
+"""The store in memory follows the contract, and its content outlives event loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamiter.checkpoints.store import MemoryStore
 
 
 class TestMemoryStore(StoreContract):
-    """What every store must do."""
+    """The checks for every store."""
 
     @pytest.fixture
     def make_store(self) -> MakeStore:

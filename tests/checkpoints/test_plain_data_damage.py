@@ -129,13 +129,13 @@ def test_the_error_says_whether_bytes_are_missing_or_follow():
     ],
 )
 def test_bytes_of_no_dtype_are_refused_with_the_reason(data, reason):
-    """The one line in which a damaged checkpoint shows what it held in place of a type."""
+    """It is the only error text that shows the bytes which a damaged checkpoint has instead of a type."""
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         unpack_dtype(data)
 
 
 def test_a_c_type_of_another_layout_is_read_as_what_its_text_says():
-    """A long has 32 bits where the checkpoint comes from, and 64 here: its arrays are those of 32 bits."""
+    """A long has 32 bits on the machine of the checkpoint, and 64 here: its arrays have 32 bits."""
     assert unpack_dtype(msgpack.packb(["char", "<i8", "q"])).char == "q"
     assert unpack_dtype(msgpack.packb(["char", "<i4", "q"])) == np.dtype("<i4")
 

@@ -1,4 +1,4 @@
-"""What is not plain data is refused, and the error leads to it."""
+"""A value that is not plain data is refused, and the error names its place."""
 
 import collections
 import dataclasses
@@ -108,7 +108,7 @@ FOREIGN = [{1}, bytearray(b"a"), msgpack.Timestamp(1)]
 
 @random_examples(lambda random: (some_plain_value(random), random.choice(FOREIGN)))
 def test_a_foreign_value_is_found_beside_any_plain_one(example):
-    """The look for what msgpack takes unasked goes by levels; it must miss none."""
+    """The search for values that msgpack accepts silently goes level by level; it must find all of them."""
     value, foreign = example
     with pytest.raises(PlainDataError, match="given"):
         PLAIN.encode((value, {"a": [value, Click("u", more=(value, foreign))]}))
@@ -173,7 +173,7 @@ def test_paths_read_like_the_code_that_gets_there(value, path):
 
 
 def test_the_caller_names_what_it_encodes():
-    """State and records fail with the same kind of error; the first word tells which."""
+    """State and records fail with the same kind of error; the first word says which of them failed."""
     with pytest.raises(PlainDataError, match=r"^state\[0\]: "):
         PLAIN.encode([{1}], name="state")
 

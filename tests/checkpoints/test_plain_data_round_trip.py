@@ -1,4 +1,4 @@
-"""What goes into the encoding comes out of it: value and exact type."""
+"""Values survive the encoding with their exact types."""
 
 import math
 
@@ -27,7 +27,7 @@ PLAIN = PlainData([Click, Point])
 
 @random_examples(some_plain_value)
 def test_any_plain_value_survives_with_its_exact_types(value):
-    """A restored state that differs in one type trains on differently, and nobody sees why."""
+    """A restored state that differs in one type continues to train differently, without an error."""
     encoded = PLAIN.encode(value)
     decoded = PLAIN.decode(encoded)
     assert same(decoded, value)
@@ -52,7 +52,7 @@ def test_any_numpy_scalar_survives_with_its_class(scalar):
 
 @random_examples(some_structured_dtype)
 def test_any_structured_dtype_survives_with_gaps_and_titles(dtype):
-    """A dtype told by its ``descr`` loses offsets, alignment or titles."""
+    """A dtype that is stored as its ``descr`` loses offsets, alignment or titles."""
     assert same_dtype(unpack_dtype(pack_dtype(dtype)), dtype)
 
 
@@ -76,7 +76,7 @@ def test_a_batch_that_is_decoded_where_it_lies_is_the_same(batch):
 
 @pytest.mark.parametrize("name_length", range(1, 17, 3))
 def test_large_arrays_stay_where_they_lie_aligned_and_writable(name_length):
-    """What lies before them shifts them; numpy is slow, and others fail, on numbers that lie askew."""
+    """The bytes before an array shift the array; on unaligned numbers numpy is slow, and other programs fail."""
     columns = Columns(
         {
             "x" * name_length: np.zeros(4095, "i1"),
@@ -95,7 +95,7 @@ def test_large_arrays_stay_where_they_lie_aligned_and_writable(name_length):
 
 
 def test_arrays_that_lie_askew_or_read_only_are_copied():
-    """Memory that somebody else has made."""
+    """The memory was made by another program."""
     array = np.arange(4095.0)
     encoded = PLAIN.encode_batch(array)
     shifted, _ = in_own_memory(b"-" + encoded)
@@ -116,7 +116,7 @@ def test_special_floats_keep_every_bit(value):
     "array", [np.arange(6).reshape(2, 3).T, np.arange(10)[::-2], np.zeros((3, 1)).repeat(2, 1)[:, ::2]]
 )
 def test_strides_are_no_part_of_an_array(array):
-    """Views are common in batches; written as their memory lies they would come back permuted."""
+    """Views are common in batches; written in the order of their memory they would come back permuted."""
     decoded = PLAIN.decode(PLAIN.encode(array))
     assert np.array_equal(decoded, array)
     assert decoded.flags.c_contiguous
@@ -153,7 +153,7 @@ def test_read_only_void_scalars_stay_hashable():
 
 
 def test_the_order_of_several_arrays_in_one_value_survives():
-    """Contents lie apart from the value they belong to; mixed up, weights would turn into slots."""
+    """Contents are stored apart from their value; if they were mixed up, weights would become optimizer state."""
     value = {
         "w": np.arange(1000.0),
         "tags": (np.arange(3), [np.float32(1), np.ones(2)]),
@@ -163,7 +163,7 @@ def test_the_order_of_several_arrays_in_one_value_survives():
 
 
 def test_arrays_before_a_lone_surrogate_are_stored_once():
-    """Such a string is met halfway and makes the packing begin anew."""
+    """Such a string is found in the middle, and packing starts again."""
     value = [np.arange(1000.0), Columns({"x": [1, 2]}), "\ud800", np.ones(3)]
     encoded = PLAIN.encode(value)
     assert same(PLAIN.decode(encoded), value)
@@ -177,7 +177,7 @@ def test_columns_keep_the_order_of_their_names():
 
 
 def test_nesting_survives_up_to_the_limit():
-    """What can be written must be readable; msgpack's two limits differ between its versions."""
+    """A value that can be written must be readable; the two limits of msgpack differ between its versions."""
     nested: tuple = ()
     for _ in range(499):
         nested = (nested,)
@@ -225,7 +225,9 @@ def test_the_encoding_of_version_one_can_be_read_for_ever():
 
 
 def test_several_threads_may_use_one_encoding():
-    """Operators with ``runs_in_thread`` snapshot beside the event loop; a shared packer would mix them up."""
+    """Operators with ``runs_in_thread`` take snapshots while the event loop encodes; a shared packer would mix
+    them up.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     values = [{"n": number, "t": (number,) * 50, "a": np.full(50, number)} for number in range(40)]
@@ -241,7 +243,7 @@ def test_registered_structs_may_hold_each_other():
 
 
 def test_a_field_added_with_a_default_reads_older_data():
-    """A record gains a field, and the job must go on from its last checkpoint."""
+    """A record type gets a new field, and the job must resume from its last checkpoint."""
     old = msgspec.defstruct("Event", ["a"])
     new = msgspec.defstruct("Event", ["a", ("b", int, 5)])
     assert PlainData([new]).decode(PlainData([old]).encode(old(1))) == new(1, 5)

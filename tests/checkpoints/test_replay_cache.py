@@ -1,4 +1,4 @@
-"""The replay cache: what was kept comes back in order, as it was, as often as wanted, within the limits."""
+"""The replay cache returns its batches in order, unchanged, as often as needed, within its limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def replayed(cache):
 
 
 def joined(batches):
-    """Neighbours made one wherever that is possible, so that only the cuts between batches are lost."""
+    """Join neighbouring batches wherever possible, so that only the cuts between batches are lost."""
     runs = []
     for batch in batches:
         if not len(batch):
@@ -145,7 +145,7 @@ def test_what_comes_out_joined_is_what_went_in_joined_every_time(directory, batc
     data=st.data(),
 )
 def test_reading_between_appends_changes_no_batch_that_was_read(directory, batches, memory_limit_bytes, data):
-    """A replay that goes on from a number must find there what it would have found before."""
+    """A replay that resumes at a number must find the same batch there as before."""
     with closed_after(memory_limit_bytes, directory) as cache:
         seen = {}
         for batch in batches:
@@ -166,7 +166,7 @@ def test_reading_between_appends_changes_no_batch_that_was_read(directory, batch
 def test_a_restored_cache_has_the_same_batches_at_the_same_numbers(
     directory, batches, limit_before, limit_after
 ):
-    """A replayer goes on in the middle of an epoch, by number, and maybe with other limits."""
+    """A replayer resumes in the middle of an epoch, by number, and maybe with other limits."""
     with closed_after(limit_before, directory) as cache, closed_after(limit_after, directory) as restored:
         snapshot = filled(cache, batches).snapshot()
         filled(restored, [[1, 2, 3]]).restore(decoded_frames(snapshot))
@@ -362,7 +362,7 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_has_changed_nothing(m
 
 
 def test_without_room_on_disk_the_memory_limit_is_the_end(make_cache):
-    """A read-only system has nowhere to write; also a single small batch must be told at once."""
+    """A read-only system has no disk to write to; a single small batch must also be reported at once."""
     cache = make_cache(memory_limit_bytes=2000, disk_limit_bytes=0)
     cache.append(np.ones(200))
     with pytest.raises(LoopOverflow, match="at most 0 bytes"):
@@ -383,7 +383,7 @@ def test_a_snapshot_of_a_full_cache_fits_into_an_empty_one(make_cache, memory_li
 
 
 def test_a_snapshot_does_not_change_afterwards(make_cache):
-    """It is written while the stream goes on."""
+    """The snapshot is written while the stream continues."""
     cache = filled(make_cache(memory_limit_bytes=50_000), arrays(20))
     before, snapshot = list(cache.snapshot().frames()), cache.snapshot()
     filled(cache, arrays(20))
@@ -445,7 +445,7 @@ def test_a_large_batch_with_a_record_that_is_refused_leaves_no_piece(make_cache)
 
 
 def test_a_full_disk_is_told_and_changes_nothing(make_cache, small_disk):
-    """Half a batch written must not be read back as one; with room again it goes on."""
+    """Half a written batch must not be read as a batch; when the disk has room again, writing continues."""
     disk, grow = small_disk
     cache = make_cache(directory=disk)
     given = [np.full((3000, 20), float(number)) for number in range(20)]
@@ -483,7 +483,7 @@ def only_new(before):
 
 @needs_proc
 def test_a_file_that_was_cut_is_an_error_and_not_less_data(make_cache):
-    """A disk that loses blocks; training must not go on with fewer records."""
+    """A disk lost blocks; training must not continue with fewer records."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(3, records=3000))
     os.truncate(only_new(before), 40_000)
@@ -495,7 +495,7 @@ def test_a_file_that_was_cut_is_an_error_and_not_less_data(make_cache):
 @needs_proc
 @pytest.mark.parametrize("position", [0, 1, 12, 18, 24, 36])
 def test_a_file_that_was_damaged_is_an_error(make_cache, position):
-    """Zeros where a batch begins: what happens to files on failing disks."""
+    """A batch begins with zeros, as in files on failing disks."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(1, records=3000))
     with open(only_new(before), "r+b") as file:
@@ -521,7 +521,7 @@ def test_a_batch_of_another_length_is_an_error(make_cache):
 
 @needs_proc
 def test_closing_lets_go_of_the_file_and_nothing_is_left_in_the_directory(make_cache, tmp_path):
-    """Files without names are seen by nobody: a leak would fill the disk until the process ends."""
+    """Files without names are invisible: a leak would fill the disk until the process ends."""
     before = unnamed_files()
     caches = [filled(make_cache(), arrays(3, records=3000)) for _ in range(5)]
     assert len(unnamed_files()) == len(before) + 5

@@ -1,4 +1,4 @@
-"""The file of a snapshot: whatever is wrong with it is told, and nothing that is damaged is given."""
+"""The file of a snapshot: every kind of damage is reported, and no damaged content is returned."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def contents(snapshot: SnapshotFile) -> Iterator[bytes]:
 
 
 def refusal(path: Path) -> str:
-    """What is said of a file that must be refused; ``verify`` and reading say the same or the like."""
+    """Return the message for a file that must be refused; ``verify`` and reading raise similar messages."""
     with pytest.raises(CheckpointError) as refused:
         read_everything(path)
     with pytest.raises(CheckpointError):  # noqa: PT012 opening refuses some, reading others
@@ -112,7 +112,7 @@ def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
-    """docs/checkpoint-format.md is for those who have nothing else; this reader uses nothing else."""
+    """docs/checkpoint-format.md must be enough to write a reader; this reader uses nothing else."""
     whole = file.read_bytes()
     assert (whole[:24], whole[24:28]) == (b"\x93streamiter checkpoint\r\n", (1).to_bytes(4, "little"))
     assert int.from_bytes(whole[28:32], "little") == zlib.crc32(whole[:28])
@@ -163,7 +163,7 @@ def refusal_of(path: Path, content: bytes) -> str:
 
 
 def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
-    """A disk that lost what it had said was stored."""
+    """A disk lost the end of a file that it had confirmed."""
     whole = file.read_bytes()
     for length in range(len(whole)):
         said = refusal_of(file, whole[:length])
@@ -180,7 +180,7 @@ def test_more_bytes_at_the_end_are_refused(file: Path) -> None:
 
 
 def test_a_block_of_zeros_is_refused(file: Path) -> None:
-    """What a file system shows after a power failure, where the size was stored and the content was not."""
+    """After a power failure a file system shows zeros, because the size was stored and the content was not."""
     whole = file.read_bytes()
     for start in range(0, len(whole), 16):
         length = len(whole[start : start + 16])
@@ -188,7 +188,7 @@ def test_a_block_of_zeros_is_refused(file: Path) -> None:
 
 
 def test_what_is_damaged_is_named(file: Path) -> None:
-    """With which part, one can tell what was lost."""
+    """With the name of the part, a user knows which state was lost."""
     whole = file.read_bytes()
     position = whole.index(b"third")
     said = refusal_of(file, whole[:position] + b"T" + whole[position + 1 :])
@@ -234,7 +234,7 @@ FORGED: dict[str, Callable[[dict[str, object]], object]] = {
 
 @pytest.mark.parametrize("said", FORGED)
 def test_a_manifest_that_does_not_fit_is_refused(file: Path, said: str) -> None:
-    """Written by another program, or by a mistake of ours: the checksums are right."""
+    """The manifest was written by another program, or by an error of the engine: its checksums are right."""
     assert said in refusal_of(file, with_manifest(file.read_bytes(), FORGED[said]))
 
 
@@ -246,7 +246,7 @@ def test_a_forged_length_takes_no_memory(file: Path) -> None:
 
 
 def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
-    """What a later version of this format may add."""
+    """A later version of this format may add fields."""
     file.write_bytes(with_manifest(file.read_bytes(), lambda manifest: manifest.update(more=[1, 2])))
     assert read_everything(file) == [b"positions", b"", *FRAMES]
 
@@ -281,7 +281,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_after_closing(file: Path) -> None:
-    """The number of a closed file is the next file's; its bytes would be taken for ours."""
+    """The number of a closed file is used for the next file; its bytes would be taken for the snapshot."""
     snapshot = SnapshotFile(file)
     frames = snapshot.frames("größe/0", 0)
     snapshot.close_now()
@@ -290,13 +290,13 @@ def test_nothing_is_read_after_closing(file: Path) -> None:
 
 
 def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    """JSON would hold what no reader takes."""
+    """The JSON would contain a text that no reader accepts."""
     with pytest.raises(ConfigurationError, match="expected names of text, given one with half a character"):
         pack_manifest(header(1, notes={"name": "\ud800"}), [])
 
 
 def test_an_abandoned_file_is_gone(tmp_path: Path) -> None:
-    """Nothing half written stays, whatever was under way."""
+    """No incomplete file stays, at any point of the writing."""
     path = tmp_path / "x.partial"
     writer = SnapshotWriter(path)
     writer.abandon()

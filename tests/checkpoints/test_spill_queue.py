@@ -1,4 +1,4 @@
-"""The spill queue: strictly first in, first out, within its limits, whatever lies on disk."""
+"""The spill queue: strictly first in, first out, within its limits, with any part of it on disk."""
 
 import collections
 import dataclasses
@@ -68,7 +68,7 @@ def drained(queue):
 
 
 class QueueBesideADeque:
-    """A spill queue beside a plain deque; a tiny limit, so that it goes to disk and back all the time."""
+    """A spill queue compared with a plain deque; a small limit makes the queue use the disk often."""
 
     def __init__(self, directory, memory_limit_bytes, disk_limit_bytes):
         self.directory = directory
@@ -136,7 +136,7 @@ class QueueBesideADeque:
             self.snapshots.pop()[0].release()
 
     def check(self):
-        """It counts and bounds what it holds."""
+        """Check the counts and the limits of the queue."""
         statistics = self.queue.statistics()
         assert len(self.queue) == statistics.items == len(self.expected)
         assert statistics.records == self.records
@@ -237,7 +237,7 @@ def test_below_the_memory_limit_the_very_objects_come_back_and_no_file_is_made(m
 
 
 def test_batches_that_just_fill_the_memory_limit_stay_in_memory(make_queue):
-    """A limit is what may be used, not what must not be reached."""
+    """The limit is the largest allowed size."""
     first, second = batches(2)
     queue = make_queue(memory_limit_bytes=size_bytes(first) + size_bytes(second))
     queue.put(first)
@@ -287,7 +287,7 @@ def test_control_records_take_no_disk(make_queue):
 
 
 def test_batches_that_come_while_others_are_on_disk_wait_behind_them(make_queue):
-    """Memory has room again, but what is on disk is older."""
+    """Memory has room again, but the batches on disk are older."""
     queue = make_queue()
     fed = batches(6)
     for batch in fed[:4]:
@@ -299,7 +299,7 @@ def test_batches_that_come_while_others_are_on_disk_wait_behind_them(make_queue)
 
 
 def test_disk_use_stays_bounded_for_a_queue_that_is_never_empty(make_queue):
-    """A loop that lags by a constant runs for weeks; what has been read must be given back."""
+    """A loop with a constant lag runs for weeks; space of batches that were read must be released."""
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
     for batch in batches(20):
         queue.put(batch)
@@ -329,7 +329,7 @@ def open_file_bytes():
     not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names"
 )
 def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
-    """Files without names are seen by nobody: a leak would fill the disk until the process ends."""
+    """Files without names are invisible: a leak would fill the disk until the process ends."""
     before = open_file_bytes()
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
     for batch in batches(50):
@@ -360,7 +360,7 @@ def test_a_queue_works_on_after_it_has_been_empty(make_queue):
 
 
 def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(make_queue):
-    """The job fails naming the step; what the queue held must still be there for a last snapshot."""
+    """The job fails and names the step; the queue must keep its batches for a last snapshot."""
     queue = make_queue(memory_limit_bytes=1000, disk_limit_bytes=2000)
     for batch in batches(3):
         queue.put(batch)
@@ -408,7 +408,7 @@ def test_a_directory_that_cannot_be_made_is_told(make_queue, tmp_path):
 
 
 def test_a_batch_that_is_not_plain_data_is_refused_when_it_must_be_written(make_queue):
-    """The step is named, the record, and the path; the queue goes on."""
+    """The error names the step, the record and the path; the queue continues."""
     queue = make_queue(memory_limit_bytes=0)
     queue.put(DataBatch([{1}]))
     with pytest.raises(
@@ -442,7 +442,7 @@ def test_a_snapshot_of_a_full_queue_fits_into_an_empty_one(make_queue):
 
 
 def test_a_snapshot_changes_nothing(make_queue):
-    """Checkpoints come while the loop goes on."""
+    """Checkpoints are taken while the loop continues."""
     queue = make_queue()
     for item in [*batches(5), EpochWatermark(4)]:
         queue.put(item)
@@ -515,7 +515,7 @@ def test_batches_of_no_bytes_count_as_well(make_queue):
 
 
 def test_statistics_tell_peaks_and_totals(make_queue):
-    """What the dashboard shows after the lag is gone."""
+    """A dashboard shows them after the lag has ended."""
     queue = make_queue()
     for item in [*batches(5), EpochWatermark(4)]:
         queue.put(item)

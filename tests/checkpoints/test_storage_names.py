@@ -25,7 +25,7 @@ CHARACTERS_OF_NAMES = [character for character in CHARACTERS if not "\ud800" <= 
 
 
 def some_name(random: Random) -> str:
-    """Of signs that mean something to a file system, and now and then of any."""
+    """Return a name of characters with a meaning in file systems, and sometimes of any characters."""
     if random.random() < 0.7:
         return "".join(random.choices(CHARACTERS_OF_NAMES, k=random.choice((0, 1, 1, 2, 3, 8))))
     return "".join(chr(random.randrange(0xD800)) for _ in range(random.randint(0, 4)))
@@ -51,7 +51,7 @@ def test_no_two_names_share_a_file(names: tuple[str, str]) -> None:
 
 @random_examples(lambda random: (random.randrange(10 ** random.randint(1, 13)), some_name(random) or "run"))
 def test_the_name_of_a_file_tells_which_snapshot_it_is(example: tuple[int, str]) -> None:
-    """What is to be removed is found by names, without reading files that may be damaged."""
+    """Snapshots to remove are found by their names, without reading files that may be damaged."""
     number, run = example
     assert checkpoint_of(snapshot_name(CheckpointId(number, run))) == CheckpointId(number, run)
 
@@ -80,7 +80,7 @@ def test_only_a_name_that_is_too_long_is_shortened_to_the_limit() -> None:
 
 
 def test_half_a_character_is_refused_by_name() -> None:
-    """The error of the encoder names neither the flow nor what to do."""
+    """The encoder's own error names neither the flow nor a remedy."""
     with pytest.raises(ConfigurationError) as raised:
         storage_name("a\ud800")
     assert str(raised.value) == (
@@ -100,5 +100,5 @@ def test_half_a_character_is_refused_by_name() -> None:
     ],
 )
 def test_files_of_others_are_no_snapshots(name: str) -> None:
-    """Pruning must not touch what it did not write."""
+    """Pruning must not remove files that the store did not write."""
     assert checkpoint_of(name) is None
