@@ -1,4 +1,4 @@
-"""Flows that are stopped anywhere and go on with another parallelism."""
+"""Flows that are stopped at any point and resume with another parallelism."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeFlow = Callable[[MemoryBroker, int], Flow]
 
 
 async def written(topic: Topic) -> list[Any]:
-    """What a reader of committed records sees now."""
+    """Return the records that a reader of committed records sees now."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     values: list[Any] = []
     while (batch := await reader.read()) is not None:
@@ -77,7 +77,7 @@ async def new_broker() -> MemoryBroker:
 
 
 class Stops:
-    """Runs a flow with one parallelism after the other; each goes on where the one before was stopped."""
+    """Runs a flow with several parallelisms in turn; each run resumes where the last one was stopped."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -94,7 +94,7 @@ class Stops:
         await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
 
     async def crash(self, job: Job) -> None:
-        """Let it go on a little after a checkpoint, and then stop at once."""
+        """Let the job continue a little after a checkpoint, and then stop it at once."""
         with contextlib.suppress(CheckpointError):  # It has ended.
             await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
             for _ in range(self.random.randrange(30)):
@@ -110,7 +110,7 @@ class Stops:
         await ended(job)
 
     async def _started_anew(self, make_flow: Callable[[int], Flow], before: int, after: int) -> Job:
-        """With the parallelism ``after``; where it is too early for that, do what the error says."""
+        """Start with the parallelism ``after``; if it is too early for that, follow the advice of the error."""
         while True:
             try:
                 return await self.start(make_flow(after))
@@ -126,7 +126,7 @@ class Stops:
 
 
 def outputs(make_flow: MakeFlow, parallelisms: Sequence[int], *, turns: int, seed: int) -> list[Any]:
-    """What is committed in the end, run in an event loop whose order the seed decides."""
+    """Return what is committed at the end, in an event loop whose order depends on the seed."""
 
     async def main() -> list[Any]:
         broker = await new_broker()

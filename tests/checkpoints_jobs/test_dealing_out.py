@@ -1,4 +1,4 @@
-"""What is dealt out anew: nothing is lost, nothing comes twice, and all is where the flow would send it."""
+"""Redistributed state: nothing is lost or doubled, and every record is where the flow would send it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def some_states(random: Random) -> list[dict[Any, int]]:
 
 @random_examples(lambda random: (some_states(random), random.randint(1, 4)))
 def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], int]) -> None:
-    """The state of a key lay at one subtask, and its records came to another, which began anew."""
+    """The state of a key was at one subtask, and its records came to another subtask, which started without state."""
     given_states, subtasks = example
     states = [
         {(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(given_states)
@@ -105,7 +105,7 @@ def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int])
 
 @random_examples(lambda random: (some_batches(random), random.choice(SHARING), some_count(random)))
 def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited, Partitioning, int]) -> None:
-    """What had waited was all given to the first subtask, or to those of other keys."""
+    """All waiting records went to the first subtask, or to the subtasks of other keys."""
     given_batches, partitioning, subtasks = example
     dealt = list(deal(given_batches, partitioning, subtasks))
     records = [(subtask, record) for subtask, batch in dealt for record in batch]
@@ -126,7 +126,7 @@ def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited
 def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
     example: tuple[Waited, Partitioning, int],
 ) -> None:
-    """Each new subtask goes through all that waited by itself: they must agree on who gets what."""
+    """Each new subtask reads all waiting records separately: they must agree on the subtask of each record."""
     given_batches, partitioning, subtasks = example
     encoded = len(given_batches) % 2 == 1
     waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
@@ -167,7 +167,9 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
 
 @random_examples(some_batches)
 def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
-    """What was dealt out decoded, and what was passed on encoded, have one form in a snapshot."""
+    """Records that were redistributed decoded, and records that were passed on encoded, have the same form in a
+    snapshot.
+    """
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
     frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
     for _ in range(2):

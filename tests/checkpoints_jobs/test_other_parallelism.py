@@ -1,4 +1,4 @@
-"""A job that goes on with another parallelism ends as one that was never stopped."""
+"""A job that resumes with another parallelism has the same result as a job that was never stopped."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def in_batches_at_the_source(broker: MemoryBroker, parallelism: int) -> Flow:
 @pytest.mark.parametrize("make_flow", [in_batches, in_batches_at_the_source])
 @everywhere
 def test_what_is_left_over_of_mini_batches_is_not_lost(make_flow: Any, before: int, after: int) -> None:
-    """Of three subtasks that became one, the left-over records of two were gone, or made a batch of five."""
+    """Three subtasks became one: the left-over records of two were lost, or made a batch of five."""
     got = outputs(make_flow, times(before, after), turns=TURNS, seed=before * 10 + after)
     assert Counter(number for batch in got for number in batch) == Counter(range(NUMBERS))
     assert all(len(batch) <= 3 for batch in got)
@@ -115,7 +115,7 @@ def at_the_end(broker: MemoryBroker, parallelism: int) -> Flow:
 
 @everywhere
 def test_steps_that_keep_all_they_get_keep_it(before: int, after: int) -> None:
-    """A sum of all records was that of one subtask."""
+    """The sum of all records became the sum of one subtask."""
     got = outputs(at_the_end, times(before, after), turns=TURNS, seed=before * 10 + after)
     pairs = Counter((a, b) for kind, *pair in got if kind == "pair" for a, b in [pair])
     assert pairs == Counter((a, b) for a in range(NUMBERS) for b in range(NUMBERS) if a % 20 == b % 20)
@@ -138,7 +138,7 @@ class LeftFirst(Operator):
 @pytest.mark.parametrize("how", ["forward", "rebalance", "key", "function"])
 @everywhere
 def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int, after: int) -> None:
-    """What a gate held of an input that was not wanted was given to a subtask that was not there any more."""
+    """Records that a gate held for an unwanted input went to a subtask that did not exist any more."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("left first", parallelism=parallelism)
@@ -216,7 +216,7 @@ def test_only_some_steps_change(before: int, after: int) -> None:
 
 
 class Remind(Operator):
-    """Ten seconds after the first record of a key, tells how many came."""
+    """Ten seconds after the first record of a key, emits the number of its records."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -283,7 +283,7 @@ class Countdown(Source):
 
 
 class Total(Operator):
-    """Emits the number of records so far at the end; a user has said what becomes of it."""
+    """Emits the number of records so far at the end; it has a ``redistribute`` of its own."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -322,7 +322,7 @@ def test_sources_and_operators_of_users_share_out_what_they_keep(before: int, af
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 async def test_partitions_of_a_file_change_hands(before: int, after: int, tmp_path: Path) -> None:
-    """A partition that another subtask had read was new to the one that got it, and was read from its beginning."""
+    """A partition that another subtask had read was new to its next subtask, which read it from the beginning."""
     url = f"sqlite:///{tmp_path}/topics.db"
     source, out = topic(f"{url}?topic=in"), topic(f"{url}?topic=out")
     await source.create(partitions=PARTITIONS)
@@ -344,7 +344,7 @@ async def test_partitions_of_a_file_change_hands(before: int, after: int, tmp_pa
 
 
 async def test_collected_items_stay() -> None:
-    """What the subtasks had collected before was gone."""
+    """Items that the subtasks had collected before were lost."""
     stops = Stops(0)
     broker = await new_broker()
 

@@ -1,4 +1,4 @@
-"""A loop that goes on with another parallelism ends as one that was never stopped."""
+"""A loop that resumes with another parallelism has the same result as a loop that was never stopped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Seen(Operator):
 
 
 def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
-    """Each record is a number and how often it still goes round; it tells how often it has."""
+    """Each record is a number and its remaining rounds; it emits the number of rounds that it has made."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("going round", parallelism=parallelism)
@@ -133,7 +133,7 @@ ROUNDS = 4
 
 
 def in_rounds(*, per_round: bool) -> Any:
-    """All data in every epoch, or what a step that begins anew in each tells of it."""
+    """All data in every epoch, or the results of a per-round step for it."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("rounds", parallelism=parallelism)
@@ -167,7 +167,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_small_pieces")
 @everywhere
 def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> None:
-    """In the round under way, and in all later ones, the data of a replayer was missing or came twice."""
+    """In the current round and in all later rounds, data of a replayer was missing or came twice."""
     got = outputs(in_rounds(per_round=False), [before, after], turns=500, seed=before * 10 + after)
     assert Counter(map(tuple, got)) == Counter(
         (epoch, number) for epoch in range(ROUNDS) for number in range(NUMBERS)
@@ -177,7 +177,7 @@ def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> Non
 @pytest.mark.usefixtures("_small_pieces")
 @everywhere
 def test_a_step_that_begins_anew_in_each_round_goes_on_in_the_one_under_way(before: int, after: int) -> None:
-    """The operators of the round under way were forgotten, and those of the next began with what they had kept."""
+    """The operators of the current round were lost, and the operators of the next round started with their state."""
     got = outputs(in_rounds(per_round=True), [before, after], turns=500, seed=before * 10 + after)
     totals: Counter[int] = Counter()
     for epoch, kind, total, *_ in got:
@@ -189,7 +189,7 @@ def test_a_step_that_begins_anew_in_each_round_goes_on_in_the_one_under_way(befo
 
 
 async def test_around_a_loop_through_a_topic_parallelism_may_change() -> None:
-    """The heads' gates were made anew, and what lay in the topic for them was forgotten."""
+    """The gates of the heads were made again, and their records in the topic were forgotten."""
     broker, stops = await new_broker(), Stops(0)
     await broker.topic("loop").create(partitions=2)
     tokens, rounds = 6, 60
@@ -234,7 +234,7 @@ class InOrder(Operator):
 
 @everywhere
 def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: int) -> None:
-    """What a fast subtask had brought of later epochs was gone with the subtask before which it waited."""
+    """Records of later epochs that a fast subtask had sent were lost with the subtask where they waited."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("in order", parallelism=parallelism)
@@ -260,7 +260,7 @@ def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: in
 
 @everywhere
 def test_a_loop_does_not_end_while_something_is_in_it(before: int, after: int) -> None:
-    """What heads had counted of an epoch was forgotten: it seemed to have brought nothing, and the loop ended."""
+    """The counts of heads for an epoch were lost: the epoch seemed to have no feedback, and the loop ended."""
     tokens, rounds = 5, 30
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:

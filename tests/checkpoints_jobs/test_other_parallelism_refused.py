@@ -1,4 +1,4 @@
-"""What cannot go on with another parallelism says why, and what to do."""
+"""An error explains why a job cannot resume with another parallelism, and what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ MakeFlow = Callable[[MemoryBroker, int], Flow]
 
 
 async def refused(make_flow: MakeFlow, before: int, after: int, *, records_in: tuple[str, int]) -> str:
-    """Stop with one parallelism once a step has handled so many records; what starting with another says."""
+    """Stop with one parallelism after a step has handled this many records; return the error of a start with
+    another one.
+    """
     broker, stops = await new_broker(), Stops(0)
     job = await stops.start(make_flow(broker, before))
     step, count = records_in
@@ -51,7 +53,7 @@ async def refused(make_flow: MakeFlow, before: int, after: int, *, records_in: t
 
 
 class Kept(Operator):
-    """Keeps what nobody has said how to share out."""
+    """Keeps state without a ``redistribute``."""
 
     def __init__(self, shared: Any = None) -> None:
         if shared is not None:
@@ -78,7 +80,7 @@ def keeping(shared: Any = None) -> MakeFlow:
 
 
 async def test_state_that_nobody_can_share_out() -> None:
-    """A counter began anew at some subtasks, and went on at others."""
+    """A counter started again at some subtasks, and continued at others."""
     message = await refused(keeping(), 3, 2, records_in=("keep", NUMBERS))
     assert message == (
         "flow 'kept', checkpoint 1, step 'keep': expected the parallelism 3 that it had, given 2; its state cannot be "
@@ -178,7 +180,7 @@ async def test_listeners_that_have_heard_of_different_epochs() -> None:
 
 
 async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
-    """Records of an epoch that a listener had heard the end of came to it afterwards."""
+    """Records of an epoch came to a listener that had already heard of the end of this epoch."""
     message = await refused(listening(at_listener=False), 2, 3, records_in=("last", NUMBERS))
     assert message == (
         "flow 'listening', checkpoint 1, step 'listen': it has reached epoch 66, but some of the subtasks of 'pass' "
@@ -206,7 +208,7 @@ def held_back(between: str | None) -> MakeFlow:
 
 
 async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> None:
-    """They were given to an input of that number, whatever came there."""
+    """The records went to the input with the same number, although it had become another input."""
     message = await refused(held_back("second"), 1, 2, records_in=("left first", NUMBERS))
     assert message == (
         "flow 'held back', checkpoint 1, step 'left first': records from 'first' wait before it, which it does not "
@@ -215,7 +217,7 @@ async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> No
 
 
 async def test_records_that_wait_before_a_step_that_is_gone() -> None:
-    """They were gone with it."""
+    """The records were lost with the step."""
     message = await refused(held_back(None), 1, 2, records_in=("left first", NUMBERS))
     assert message == (
         "flow 'held back', checkpoint 1, step 'left first': records wait before it, which is now chained to another or "
@@ -224,7 +226,7 @@ async def test_records_that_wait_before_a_step_that_is_gone() -> None:
 
 
 async def test_feedback_in_another_topic() -> None:
-    """What lay in the topic of before was never read."""
+    """Records in the old topic were never read."""
     broker, stops = await new_broker(), Stops(0)
     for name in ("loop", "other loop"):
         await broker.topic(name).create(partitions=4)
@@ -265,7 +267,7 @@ async def taken(make_flow: MakeFlow, parallelism: int) -> JobSnapshot:
 
 
 async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int) -> str:
-    """What going on from there with this parallelism says."""
+    """Return the error of a start with this parallelism."""
     states: dict[str, Any] = {}
     for task, state in snapshot.items():
         states[f"task {task}"] = state
@@ -318,7 +320,7 @@ async def test_replayers_that_are_further_than_others() -> None:
 
 
 async def test_rounds_that_are_further_than_others() -> None:
-    """The state of one round became that of another."""
+    """The state of one round was used for another round."""
     make_flow = in_rounds(per_round=True)
     snapshot = await taken(make_flow, 3)
     for subtask in range(3):
@@ -345,7 +347,7 @@ def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
-    """A step heard twice that an input has ended, and flushed what was not complete."""
+    """A step heard twice that an input had ended, and emitted an incomplete result."""
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]
     gate["data_ended"] = [int(origin[0] == "left") for origin in gate["ports"]]
