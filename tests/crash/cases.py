@@ -92,7 +92,7 @@ def trainer(case: Case, run: str, **options: Any) -> Program:
 
 
 def training_pieces(events: int, partitions: int) -> Pieces:
-    """What `training.py` reads, dealt out to the partitions."""
+    """Return the events that `training.py` reads, divided among the partitions."""
     random = Random(1)
     rows = [
         {"n": n, "x": [random.random() for _ in range(3)], "y": random.randint(0, 1)} for n in range(events)
@@ -124,7 +124,7 @@ def example_trainer(case: Case, run: str, **environment: str) -> Program:
 
 
 def flight_pieces(flights: int) -> Pieces:
-    """What the example reads: every flight leaves and arrives, under its name as key."""
+    """Return the events that the example reads: a departure and an arrival for every flight, with its name as key."""
     random = Random(1)
     events: list[dict[str, Any]] = []
     for number in range(flights + _FLIGHTS_UNDER_WAY):

@@ -37,7 +37,9 @@ class Death(Protocol):
         """Whether the process may have come to its end by itself."""
 
     async def come(self, process: Process, start_s: float) -> None:
-        """Kill it in time, or tell it what leads it to its place; a process starts in about ``start_s`` seconds."""
+        """Kill the process in time, or give it the arguments for its place; a process starts in about
+        ``start_s`` seconds.
+        """
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class AtPlace:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether only a run that goes on from a checkpoint comes there."""
+        """Return whether only a run that resumes from a checkpoint reaches this place."""
         return self.place.function.endswith("._load")
 
     async def come(self, process: Process, start_s: float) -> None:
@@ -109,11 +111,11 @@ class Stopping(_Timed):
 
 
 def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
-    """So many deaths in random order; of ten, seven are at places.
+    """Return this many deaths in random order; seven of ten are at places.
 
-    Right before a commit and right after it are always among the ten: whatever is done in the wrong order shows
-    there. All other places come in turn. ``commit`` are the places of a commit, those two first; where none of them is
-    in a transaction, there is none.
+    The moments right before and right after a commit are always among ten deaths, because errors in the order
+    of actions show there. The other places are used in turn. ``commit`` has the places of a commit, these two
+    first; it is empty if no place is in a transaction.
     """
     has_transactions = any(_is_of_transaction(place) for place in commit)
     restore, checkpoint, committing, shutdown = (

@@ -21,7 +21,7 @@ class Feed:
         self._pieces = list(reversed(pieces))
 
     async def during(self, is_over: Callable[[], bool], lives_left: int) -> None:
-        """A fair share of what is left, piece by piece, as long as this life lasts."""
+        """Write a share of the remaining events, piece by piece, while this run lives."""
         writer = await self._topic.open_writer()
         for _ in range(len(self._pieces) // (lives_left + 1)):
             if is_over():

@@ -19,9 +19,9 @@ __all__ = ["Story"]
 
 @dataclass(frozen=True)
 class Story:
-    """One program and what happens to it; ``seed`` says how it dies, ``commit`` where its commits can be hit.
+    """One program and its deaths; ``seed`` decides how it dies, ``commit`` where its commits can be hit.
 
-    ``last`` is the program with what makes it end when it has read all there is.
+    ``last`` is the program with the option that makes it end after all events.
     """
 
     program: Program
@@ -31,7 +31,7 @@ class Story:
     commit: Sequence[Place]
 
     async def tell(self, kills: int) -> None:
-        """Let it die so many times, then let it come to its end. An error tells the story so far."""
+        """Let the program die this many times, then let it end. An error contains the deaths so far."""
         told = [
             f"seed {self.seed}, {kills} kills; again: STREAMITER_CRASH_KILLS={kills} make soak SEED={self.seed}"
         ]

@@ -1,7 +1,8 @@
-"""Runs a program that sends itself a signal when it comes to a place in the engine.
+"""Runs a program that sends itself a signal at a place in the engine.
 
-``python mortal.py before|after FUNCTION NUMBER SIGNAL PROGRAM …``: at its NUMBER-th call (from 1) of FUNCTION, as
-`places.py` has them. What runs up to there, and what the disk and the broker have by then, is real.
+``python mortal.py before|after FUNCTION NUMBER SIGNAL PROGRAM …``: at the NUMBER-th call (from 1) of FUNCTION,
+with the names of `places.py`. Everything up to this call is real, also the content of the disk and of the
+broker.
 """
 
 from __future__ import annotations

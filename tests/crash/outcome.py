@@ -1,4 +1,4 @@
-"""What readers of committed records see in the end."""
+"""The records that readers of committed records see at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMES = ("created_at",)
 
 
 class Update(NamedTuple):
-    """All of a record but what tells the time."""
+    """All fields of a record except the times."""
 
     key: bytes | None
     value: bytes | None
@@ -40,7 +40,7 @@ async def updates_in(topic: Topic) -> list[Update]:
 
 
 async def check_counted_once(topic: Topic, model: str, events: int) -> None:
-    """The versions are those of one run that was never killed, and the last one has learned from each event once."""
+    """The versions are those of one run without a kill, and the last version has learned from each event once."""
     updates = [update async for update in model_updates(topic, model, follow=False)]
     assert [update.rank for update in updates] == [(1, version) for version in range(1, len(updates) + 1)]
     assert updates[-1].records == events

@@ -1,6 +1,7 @@
-"""Places in the engine where a process can be made to die, or to stand still, as it gets there.
+"""Places in the engine where a process can be killed or stopped.
 
-A timer hits such a moment once in a thousand kills; `mortal.py`, which wraps the function that is there, each time.
+A timer would hit such a moment once in a thousand kills; `mortal.py`, which wraps the function, hits it each
+time.
 """
 
 from __future__ import annotations

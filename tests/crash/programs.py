@@ -1,4 +1,4 @@
-"""Programs of a test's own that run as processes, and what the folder of their checkpoints tells of them."""
+"""Programs of a test that run as processes, and the content of their folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MORTAL: Final = Path(__file__).with_name("mortal.py")
 
 
 class Record(NamedTuple):
-    """What the store says of a flow."""
+    """The content of the store for a flow."""
 
     run: str | None
     """The run that owns it."""
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What is started, and the folder in which its flow keeps its checkpoints."""
+    """The command that is started, and the folder of the flow's checkpoints."""
 
     script: Path
     folder: Path
@@ -51,7 +51,7 @@ class Program:
         return replace(self, arguments=arguments or self.arguments, environment=more)
 
     def record(self) -> Record:
-        """What its store says now."""
+        """Return the current content of the store."""
         try:
             record = unpack_record((self.folder / "record.json").read_bytes())
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class Process:
             self._process.send_signal(number)
 
     async def ends(self) -> tuple[int | None, str]:
-        """Its exit code, and what it has printed; the code is None where it does not end."""
+        """Return the exit code and the output; the code is None if the process does not end."""
         await asyncio.wait([self._printed], timeout=PATIENCE_S)
         code = self._process.returncode if self.is_over else None
         self.send(signal.SIGKILL)

@@ -104,7 +104,7 @@ async def check_synchronous_example(case: Case, kills: int) -> None:
 
 
 async def check_asynchronous_example(case: Case, kills: int) -> None:
-    """Every answer is counted once, in whatever partition it was."""
+    """Every answer is counted once, in any partition."""
     await create(case, "events", partitions=PARTITIONS)
     await create(case, "dead-letters", "updates-killed")
     flights = EVENTS_PER_LIFE * kills // 2
@@ -123,7 +123,7 @@ async def check_asynchronous_example(case: Case, kills: int) -> None:
 
 
 async def check_synchronous(case: Case, kills: int) -> None:
-    """The updates of a single partition are those of a run that was never killed, byte for byte."""
+    """The updates of a single partition equal, byte for byte, those of a run that was never killed."""
     await create(
         case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole"))
     )
@@ -172,10 +172,10 @@ async def documents_in(topic: Topic) -> tuple[list[tuple[int, int]], list[bytes]
 
 
 async def check_at_least_once(case: Case, kills: int) -> None:
-    """What is published twice is the same both times: state is exactly once also where outputs are not.
+    """A record that is published twice is the same both times: state is exactly once even if outputs are not.
 
-    But for the generation: a run that finds updates later than its checkpoint begins a new one, so that what readers
-    see never goes back.
+    The generation is the exception: a run that finds updates later than its checkpoint begins a new one, so
+    that versions never decrease for readers.
     """
     await create(case, "events", "updates-killed", "read-killed", "updates-whole", "read-whole")
     events = EVENTS_PER_LIFE * kills
@@ -207,7 +207,9 @@ def test_each_place_is_in_the_engine(place: Place) -> None:
 
 
 async def test_the_synchronous_example_on_kafka_survives_kill_9(kafka: Case) -> None:
-    """The model of a service that was restarted now and then was another one than that of its twin."""
+    """The model of a service that was restarted several times differed from the model of a service without
+    restarts.
+    """
     await check_synchronous_example(kafka, KILLS)
 
 
@@ -227,7 +229,7 @@ async def test_synchronous_training_on_sqlite_survives_kill_9(sqlite: Case) -> N
 
 
 async def test_parallel_training_on_sqlite_survives_kill_9(sqlite: Case) -> None:
-    """Two outputs of one flow told of different numbers of events."""
+    """Two outputs of one flow showed different numbers of events."""
     await check_asynchronous(sqlite, FEWER_KILLS)
 
 
@@ -242,7 +244,7 @@ async def test_state_survives_kill_9_without_transactions(sqlite: Case) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("check", [check_synchronous, check_asynchronous, check_at_least_once])
 async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
-    """What goes wrong at one moment of a thousand."""
+    """Errors that need one special moment of a thousand."""
     await check(sqlite, soak_kills())
 
 
@@ -251,5 +253,5 @@ async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, che
     "check", [check_synchronous_example, check_asynchronous_example, check_synchronous, check_asynchronous]
 )
 async def test_training_on_kafka_survives_any_number_of_kills(kafka: Case, check: Check) -> None:
-    """What goes wrong at one moment of a thousand."""
+    """Errors that need one special moment of a thousand."""
     await check(kafka, soak_kills())

@@ -44,7 +44,7 @@ async def write(case: Case, start: int, stop: int) -> None:
 
 
 async def seen(case: Case) -> list[int]:
-    """The events that committed outputs tell of."""
+    """Return the events that are counted in committed outputs."""
     return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
 
 
@@ -74,7 +74,7 @@ async def ends_fenced(zombie: Process) -> None:
 
 @pytest.mark.parametrize("moment", ["before its commit", "before its pointer"])
 async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, moment: str) -> None:
-    """A machine stood still for a minute; then two services published, and consumers saw versions go back."""
+    """A machine was stopped for a minute; then two services published, and consumers saw versions decrease."""
     place = {
         "before its commit": case.commit[0],
         "before its pointer": Place("before", "streamiter.checkpoints.directory_store:DirectoryStore.commit"),
@@ -92,7 +92,9 @@ async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, momen
 
 
 async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alone(case: Case) -> None:
-    """It asked the broker why, which aborted what the newer run had open: that one, too, had to begin again."""
+    """The fenced run asked the broker for the reason, which aborted the newer run's transaction: the newer run
+    had to restart, too.
+    """
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     # With its commit record in it, the transaction is open for certain. Kafka's begin() asks to end one, too, so that
     # every other call is a commit's, and the fourth the second one's.
@@ -133,7 +135,7 @@ async def test_a_run_that_takes_over_goes_on_from_the_last_commit_of_the_one_bef
 
 @pytest.mark.parametrize("delivery", [None, "at_least_once"])
 async def test_a_run_without_input_hears_that_it_was_replaced(case: Case, delivery: str | None) -> None:
-    """An old pod waited for events for weeks, and nobody knew which of the two was the one that counted."""
+    """An old pod waited for events for weeks, and operators did not know which of the two pods was active."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1, delivery=delivery)
     async with running(program) as zombie:
         assert await zombie.until(zombie.has_committed)

@@ -30,7 +30,7 @@ class Example(msgspec.Struct):
 
 
 class Options(msgspec.Struct):
-    """What the program is told."""
+    """The arguments of the program."""
 
     flow: str
     events: str
@@ -53,7 +53,7 @@ def extracted(mini_batch: Sequence[Example]) -> Examples:
 
 
 def training_flow(options: Options) -> Flow:
-    """From the topic of events to that of updates, and to that of what was read."""
+    """Return the flow from the topic of events to the topics of updates and of the events that were read."""
     flow = Flow(options.flow, parallelism=options.parallelism)
     events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
     training = train_online(
