@@ -1,4 +1,4 @@
-"""What the documents show is run."""
+"""The code in the documents runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PICTURES = ROOT / "docs" / "pictures"
 
 
 def blocks(language: str) -> list[object]:
-    """The code blocks of a language in all documents, each with a name that says where it stands."""
+    """Return the code blocks of a language in all documents, each with its document and line as its name."""
     found: list[object] = []
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")

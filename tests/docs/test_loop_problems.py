@@ -57,7 +57,7 @@ def learning(variables: list[Stream], data: list[Stream]) -> IterationBodyResult
 
 
 def doubling(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-    """Feeds back twice what it is given."""
+    """Feeds back twice the records that it receives."""
     return IterationBodyResult([variables[0].flat_map(lambda x: [x, x])], [])
 
 
@@ -234,7 +234,7 @@ def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], No
 
 
 def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
-    """The page told to look for another symptom."""
+    """The page described another symptom."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow = Flow("job")
     [models] = iterate_bounded_streams_until_termination(
@@ -250,7 +250,7 @@ def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogC
 
 
 class Train(Operator):
-    """Waits for a model, and nobody answers."""
+    """Waits for a model that never comes."""
 
     has_model = False
 

@@ -1,4 +1,4 @@
-"""The tables of docs/networks.md are complete, and name what there is."""
+"""The tables of docs/networks.md are complete, and contain only names that exist."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def rows(heading: str, head: str = "") -> list[list[str]]:
 
 
 def codes(cell: str) -> list[str]:
-    """What stands in it in code."""
+    """Return the code in a cell."""
     return re.findall(r"`(.*?)`", cell)
 
 
 def test_each_type_of_layer_stands_in_the_table() -> None:
-    """A layer that nobody finds, or one that has another name since."""
+    """A type of layer was missing in the table, or had its old name."""
     named = [name.lower() for row in rows("Layers", "type") for name in codes(row[0])]
     assert sorted(named) == sorted([*(kind.lower() for kind in LAYER_KINDS), *ALIASES])
     assert sorted(named) == sorted(LAYER_TYPES)
@@ -57,13 +57,13 @@ def test_each_type_of_layer_stands_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", LAYER_KINDS)
 def test_each_type_of_layer_has_its_keys_in_the_table(name: str) -> None:
-    """A key that the reader writes is unknown, or one that is required is not told."""
+    """A key in the table was unknown to the reader, or a required key was missing in the table."""
     [row] = [row for row in rows("Layers", "type") if codes(row[0])[0] == name]
     assert set(codes(row[2])) == keys_of(LAYER_KINDS[name])
 
 
 def keys_of(kind: LayerKind) -> set[str]:
-    """All that its reader asks for, beside ``name`` and ``type``."""
+    """Return all keys that the reader asks for, except ``name`` and ``type``."""
     keys = {"outputdim"}
     if kind.inputs != "none":
         keys.add("inputlayer" if kind.inputs == "one" else "inputlayers")
@@ -108,7 +108,7 @@ def parameters(cell: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("section", ["data", "model", "train"])
 def test_each_key_of_a_section_stands_in_its_table_with_its_default(section: str) -> None:
-    """A key that nobody finds, or a default that is another one since."""
+    """A key was missing in the table, or its default had changed."""
     told = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
     canonical = Network.from_json(SMALLEST).to_json()[section]
     # What the canonical form leaves out where the file does.
@@ -120,7 +120,7 @@ def test_each_key_of_a_section_stands_in_its_table_with_its_default(section: str
 
 @pytest.mark.parametrize("section", ["data", "model"])
 def test_keys_that_have_no_default_are_known(section: str) -> None:
-    """A key that the page tells of is a warning."""
+    """A key in the table caused a warning."""
     told = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
     optional = {key: "somewhere" for key, default in told.items() if default == "–"}
     with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def test_keys_that_have_no_default_are_known(section: str) -> None:
 
 
 def test_the_keys_of_the_file_are_known() -> None:
-    """A key at the top that the page tells of is a warning, or is required under another name."""
+    """A key in the table caused a warning, or was required under another name."""
     told = {codes(row[0])[0]: codes(row[2]) for row in rows("The file", "key of the file")}
     assert set(told) == {"data", "default_optimizer", "default_transfunc", "default_lossfunc", "layers"}
     document = dict(SMALLEST)

@@ -1,4 +1,4 @@
-"""The tables of docs/parameter-server.md are complete, and name what there is."""
+"""The tables of docs/parameter-server.md are complete, and contain only names that exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FUNCTIONS = sorted(set(psf.__all__) - BASE_CLASSES)
 
 
 def first_cells(heading: str) -> list[str]:
-    """What stands in code in the first column of the tables below a heading."""
+    """Return the code in the first column of the tables below a heading."""
     [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
     return [code for cell in cells for code in re.findall(r"`(.*?)`", cell)]
@@ -26,7 +26,7 @@ def first_cells(heading: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_each_function_stands_in_one_table_with_its_arguments(name: str) -> None:
-    """A function that nobody finds, or one whose arguments have other names since."""
+    """A function was missing in the tables, or its arguments had other names."""
     cells = first_cells("Functions where the parameters are")
     [given] = [cell for cell in cells if cell.startswith(f"{name}(")]
     fields = [field.name for field in dataclasses.fields(getattr(psf, name)) if field.init]
