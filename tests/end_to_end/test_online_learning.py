@@ -71,7 +71,7 @@ async def updates_of(topic: Topic) -> list[ModelUpdate]:
 
 
 async def test_a_consumer_predicts_with_what_a_flow_has_learned_from_a_topic(any_topic: MakeTopic) -> None:
-    """Each part works by itself, and the whole does not: the reason this project is there."""
+    """Each part worked alone, and the combination did not."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create(partitions=2)
     await target.create()
@@ -92,7 +92,7 @@ async def test_a_consumer_predicts_with_what_a_flow_has_learned_from_a_topic(any
 
 
 async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: MakeTopic) -> None:
-    """A source that reads only what was there when it was opened goes unnoticed in tests with finished topics."""
+    """A source that reads only the records that existed at its start passes all tests with finished topics."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -146,7 +146,7 @@ class Train(Operator):
 
 
 async def test_a_loop_written_by_hand_publishes_each_round(any_topic: MakeTopic) -> None:
-    """The loop that users write themselves must be as good as the one that comes with the package."""
+    """A loop that a user writes must be as good as the built-in learner."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -167,7 +167,7 @@ async def test_a_loop_written_by_hand_publishes_each_round(any_topic: MakeTopic)
 
 
 async def test_undecodable_bytes_end_the_job_with_their_place(any_topic: MakeTopic) -> None:
-    """One bad record somewhere in millions: without its offset nobody finds it."""
+    """One bad record among millions: without its offset it cannot be found."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -253,7 +253,7 @@ async def test_columns_go_through_a_flow_from_topic_to_topic_by_their_schema(any
 
 
 async def test_columns_that_do_not_fit_the_schema_of_a_sink_end_the_job(any_topic: MakeTopic) -> None:
-    """What is written wrong is found by its readers, long after."""
+    """Wrong output is found by its readers, much later."""
     target = any_topic("checked")
     await target.create()
     flow = Flow("columns")

@@ -24,7 +24,7 @@ MiB = 1 << 20
 
 @dataclass
 class Trouble:
-    """A flow, what goes wrong while it runs, and what the error must say."""
+    """A flow, the failure while it runs, and the expected error."""
 
     flow: Flow
     step: str
@@ -182,7 +182,7 @@ TROUBLES = [
 async def test_a_job_whose_topic_fails_says_where_and_why_and_leaves_nothing_running(
     trouble: str, request: pytest.FixtureRequest
 ) -> None:
-    """A service that lost its broker or its disk stood still, or died with a traceback of the client library."""
+    """A service that lost its broker or its disk hung, or ended with a traceback of the client library."""
     case: Trouble = await request.getfixturevalue(trouble)()
     before = asyncio.all_tasks()
     with pytest.raises(JobFailed, match=rf"flow 'letters', step '{case.step}'.*{case.reason}") as caught:
