@@ -1,4 +1,4 @@
-"""What the tests of the examples with graphs share."""
+"""Shared code of the tests of examples with graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def printed_by(name: str) -> list[str]:
 
 
 async def interrupted_and_restored(make: Callable[[], tuple[Flow, Collected]]) -> list[Any]:
-    """What a flow comes to whose job ends after some rounds, and goes on from a snapshot."""
+    """Return the result of a flow whose job stops after some rounds, and resumes from a snapshot."""
     first, _ = make()
     job = await first.start()
     await until(lambda: job.statistics().loops[0].epoch_complete >= 3)

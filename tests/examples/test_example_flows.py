@@ -50,7 +50,7 @@ def test_the_flow_of_an_example_is_drawn_without_running_it(target: str) -> None
 
 @pytest.mark.parametrize("target", FLOWS)
 def test_the_flow_of_an_example_runs_and_says_how_its_loop_ended(target: str) -> None:
-    """What it has found must be printed by the flow, not by a program around it."""
+    """The flow itself must print its result, not a program around it."""
     ran = streamiter("run", target)
     assert ran.stdout
     assert re.search(r"^iteration 1 \(.*\): ended in epoch \d+, .* fed back$", ran.stderr, re.MULTILINE)

@@ -107,7 +107,7 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_it_learns_from_what_is_in_a_file_and_ends(name: str, tmp_path: Path) -> None:
-    """A topic that could go on for ever ends here where it ends now."""
+    """A topic that could be endless is read to its present end."""
     rows = loaded(name).made_up_examples(5_000)
     file = tmp_path / "examples.jsonl"
     records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
@@ -126,7 +126,7 @@ def test_it_learns_from_what_is_in_a_file_and_ends(name: str, tmp_path: Path) ->
 
 
 def descended(rows: Columns, *, rounds: int) -> Any:
-    """What one who has all rows at once comes to."""
+    """Return the result of gradient descent with all rows at once."""
     weights = np.zeros(10)
     for _ in range(rounds):
         weights = weights - 0.1 * (rows["x"].T @ (rows["x"] @ weights - rows["y"])) / len(rows)
@@ -145,7 +145,7 @@ def test_in_step_and_bounded_a_hundred_rounds_are_those_of_all_rows_at_once(coun
 
 @pytest.mark.parametrize("seed", range(4))
 def test_without_waiting_and_bounded_every_mini_batch_is_a_step_and_it_ends(seed: int) -> None:
-    """An asynchronous loop ends when its workers have nothing more to send, whoever is quicker."""
+    """An asynchronous loop ends when its workers have no more gradients, in any order of the workers."""
     models = models_of(BOUNDED[1], 1_003, seed=seed, limits=ChannelLimits(records=120))
     # Two workers, 200 mini-batches each.
     assert len(models) == 400
@@ -160,7 +160,7 @@ def test_in_step_every_round_is_of_both_workers_and_the_end_is_reached(count: in
 
 
 def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
-    """What makes a run repeatable."""
+    """Runs must be repeatable."""
     results = [
         models_of(UNBOUNDED[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
     ]
@@ -171,7 +171,7 @@ def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_without_waiting_every_mini_batch_is_a_step(seed: int) -> None:
-    """No gradient is lost or taken twice, whoever is quicker."""
+    """No gradient is lost or used twice, in any order of the workers."""
     models = models_of(UNBOUNDED[1], 2_000, seed=seed, limits=ChannelLimits(records=120))
     # Each of the two workers has a start and 20 mini-batches of 50.
     assert len(models) == 2 + 40

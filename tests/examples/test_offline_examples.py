@@ -50,7 +50,7 @@ def test_baskets_of_a_topic_are_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_the_tree_of_the_flowers_is_shown_and_knows_others() -> None:
-    """What it prints is what there is to see of a tree."""
+    """The printed text is the only view of a tree."""
     *tree, verdict = printed_by("decision_tree")
     assert re.fullmatch(r"petal length ≤ 2\.\d+: setosa \(\d+ rows(, 99\.\d%)?\)", tree[0])
     assert sum("virginica" in line for line in tree) >= 1

@@ -1,8 +1,8 @@
-"""The online service of the examples: what ``docker-compose.yml`` starts, run without containers.
+"""The online service of the examples, as in ``docker-compose.yml``, but without containers.
 
-The commands and the environment are those of the file, word for word; only Kafka's address and the topics'
-names are others, and the limits that the programs document. The broker of the file is started by the official
-image's own set-up program, which is part of Kafka's jars.
+The commands and the environment are exactly those of the file, except Kafka's address, the names of the topics,
+and the limits that the programs document. The broker of the file is started by the official image's own set-up
+program, which is part of Kafka's jars.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PATIENCE_S = 60.0
 
 
 class Program:
-    """One service of the file as a process; what it prints is read line by line."""
+    """One service of the file as a process; its output is read line by line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -67,7 +67,7 @@ class Program:
         return cast("int", self._process.returncode)
 
     async def terminated(self) -> int:
-        """The exit code after SIGTERM, which is what ``docker compose stop`` sends."""
+        """Return the exit code after SIGTERM, which ``docker compose stop`` sends."""
         self._process.terminate()
         return await self.ends()
 
@@ -118,7 +118,7 @@ class Stack:
         ]
 
     async def stop(self) -> None:
-        """End what still runs."""
+        """Stop all processes that still run."""
         await self._processes.aclose()
 
 
@@ -155,7 +155,7 @@ async def first_record(topic: Topic) -> TopicRecord:
 
 
 async def test_a_restarted_trainer_goes_on_where_it_was_while_the_consumer_predicts(stack: Stack) -> None:
-    """After an update of the trainer the service began from nothing, and consumers ignored what it published."""
+    """After an update of the trainer the service started from nothing, and consumers ignored its updates."""
     often = {"CHECKPOINT_INTERVAL": "0.1"}
     producer = await stack.start("producer", EVENTS_PER_SECOND="2000")
     trainer = await stack.start("trainer", REPORT_EVERY="1000", **often)
@@ -193,7 +193,7 @@ def weights(update: ModelUpdate) -> Any:
 
 
 async def test_both_events_of_a_flight_are_in_one_partition_in_order(stack: Stack) -> None:
-    """An arrival that another partition brings before its departure is an answer nobody waits for."""
+    """If another partition delivers an arrival before its departure, no question waits for this answer."""
     producer = await stack.start("producer", EVENTS="5000", EVENTS_PER_SECOND="0", PARTITIONS="3")
     assert await producer.ends() == 0, producer.printed
     records = await read_all(stack.topic("EVENTS_TOPIC"))
@@ -233,7 +233,7 @@ async def test_undecodable_events_go_to_the_dead_letters_and_the_rest_is_learned
 
 
 async def test_a_consumer_waits_for_a_model_and_ends_when_it_has_predicted_enough(stack: Stack) -> None:
-    """A consumer that starts before the first model failed, and so did whatever asked it."""
+    """A consumer that starts before the first model failed, and so did its callers."""
     consumer = await stack.start("consumer", PREDICTIONS="500", REPORT_EVERY="100")
     producer = await stack.start("producer", EVENTS_PER_SECOND="1000")
     await consumer.says(r"no model yet \(none has been published\): \d+ departures without a prediction")
@@ -341,7 +341,7 @@ KNOWN_KEYS = {
 
 
 def test_the_compose_file_is_one() -> None:
-    """Unknown keys, numbers and booleans as environment and volumes nobody declared are refused by compose."""
+    """Docker compose refuses unknown keys, numbers and booleans as environment, and undeclared volumes."""
     assert set(COMPOSE) == {"name", "x-program", "services", "volumes"}
     for service, config in SERVICES.items():
         assert set(config) <= KNOWN_KEYS, service
@@ -417,7 +417,7 @@ def compose_broker(tmp_path: Path) -> Iterator[ComposeBroker]:
 async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
     compose_broker: ComposeBroker, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """A variable was missing: the broker did not start, or told its clients an address they cannot reach."""
+    """A variable was missing: the broker did not start, or sent its clients an address that they cannot reach."""
     properties = (compose_broker.directory / "server.properties").read_text()
     variables = [name for name in environment_of("kafka") if name.startswith("KAFKA_")]
     assert len(properties.split()) == len(variables), properties
@@ -438,7 +438,7 @@ async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
 
 
 def test_the_broker_of_the_file_is_published_and_checked_where_it_listens() -> None:
-    """A health check of a port that nobody listens on keeps all other services from starting."""
+    """A health check of a port without a listener prevents the start of all other services."""
     environment = environment_of("kafka")
     listeners = dict(each.split("://") for each in environment["KAFKA_LISTENERS"].split(","))
     advertised = dict(each.split("://") for each in environment["KAFKA_ADVERTISED_LISTENERS"].split(","))

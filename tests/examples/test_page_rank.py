@@ -60,7 +60,7 @@ def power_iteration(graph: Columns, damping: float) -> dict[int, float]:
 )
 @pytest.mark.parametrize("damping", [0.5, 0.85])
 def test_the_ranks_are_those_of_power_iteration(pairs: Any, subtasks: int, damping: float) -> None:
-    """What pages without links hold must reach all pages; more subtasks than pages are nothing to stumble over."""
+    """The rank of pages without links must reach all pages; more subtasks than pages must work, too."""
     graph = links(pairs)
     ranks = ranks_of(graph, subtasks=subtasks, damping=damping)
     assert ranks == pytest.approx(power_iteration(graph, damping), abs=1e-9)
@@ -102,7 +102,7 @@ def test_it_ends_after_the_rounds_it_is_allowed() -> None:
 
 
 def test_without_links_there_are_no_pages() -> None:
-    """Their number is what everything is divided by."""
+    """The number of pages is the divisor of every rank."""
     assert ranks_of(links([])) == {}
 
 

@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_walks_at_any_parallelism() -> None:
 
 
 def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
-    """A generator shared by walkers would give its numbers to whoever comes first."""
+    """If walkers shared a generator, the order of the walkers would decide which numbers each one gets."""
     graph, walkers = PROGRAM.made_up_edges(12, 30), PROGRAM.new_walkers(20, 12)
     expected = visits_of(graph, walkers, steps=10)
     for schedule in range(5):
@@ -85,7 +85,7 @@ def test_where_no_edge_leads_on_a_walk_ends() -> None:
 
 
 def test_in_the_long_run_places_are_visited_as_often_as_theory_says() -> None:
-    """Where edges go both ways the stationary distribution is that of the degrees."""
+    """If all edges lead in both directions, the stationary distribution is that of the degrees."""
     graph = PROGRAM.made_up_edges(20, 40)
     visits = np.array(visits_of(graph, PROGRAM.new_walkers(400, 20), steps=100))
     late = visits[visits[:, 1] > 20][:, 2]
@@ -96,7 +96,7 @@ def test_in_the_long_run_places_are_visited_as_often_as_theory_says() -> None:
 
 
 def test_each_walker_has_numbers_of_its_own() -> None:
-    """Evenly spread, and those of one walker or step tell nothing of the next."""
+    """The numbers are evenly spread, and the numbers of one walker or step say nothing about the next."""
     walkers, steps = (each.ravel() for each in np.meshgrid(np.arange(300), np.arange(300)))
     drawn = PROGRAM.drawn_numbers(1, walkers, steps).reshape(300, 300)
     assert len(np.unique(drawn)) == drawn.size
