@@ -15,7 +15,7 @@ DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 
 
 def data_file(name: str) -> Path:
-    """A data set that lies beside the project, or skip the test."""
+    """Return the path of a data set outside of the project, or skip the test."""
     path = (DATA / name).resolve()
     if not path.exists():
         pytest.skip(f"no data set {name} beside the project")

@@ -55,7 +55,9 @@ def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_
 async def test_a_killed_writer_loses_nothing_that_was_flushed(
     tmp_path: Path, name: str, lines: int, line_bytes: int
 ) -> None:
-    """A kill -9 within a write leaves half a line: what was confirmed is there, in order, and all lines are whole."""
+    """A kill -9 during a write leaves half a line: confirmed records are present, in order, and all lines are
+    whole.
+    """
     topic = topic_at(tmp_path / name)
     first = 0
     for flushes in (1, 2, 1):
@@ -101,7 +103,7 @@ async def test_a_torn_last_line_is_cut_off_and_kept_beside_the_file(
 
 
 async def test_a_torn_line_of_another_writer_is_set_right_before_the_next_append(tmp_path: Path) -> None:
-    """One of two processes dies while the other goes on: the other must not append to the torn line."""
+    """One of two processes dies while the other continues: the other must not append to the torn line."""
     path = tmp_path / "a.txt"
     writer = await topic_at(path).open_writer()
     with path.open("ab") as other:
@@ -116,7 +118,7 @@ async def test_a_torn_line_of_another_writer_is_set_right_before_the_next_append
 
 
 async def test_every_cut_of_a_gzip_file_is_mended_to_its_whole_members(tmp_path: Path) -> None:
-    """A member cut anywhere, in its header, data or checksum, is the one that was never confirmed."""
+    """A gzip member that is cut anywhere, in its header, data or checksum, is the member that was never confirmed."""
     path = tmp_path / "a.txt.gz"
     for value in (b"a", b"b", b"c"):
         await append(topic_at(path), [value])
@@ -138,7 +140,7 @@ async def test_a_gzip_file_whose_last_line_has_no_end_is_completed(tmp_path: Pat
 
 
 async def test_a_damaged_gzip_file_is_not_appended_to(tmp_path: Path) -> None:
-    """Only a torn end may be cut off: behind damage in the middle lies data that was confirmed."""
+    """Only a torn end may be cut off: data behind damage in the middle was confirmed."""
     path = tmp_path / "a.txt.gz"
     content = bytearray(gzip.compress(b"a" * 100) + gzip.compress(b"b\n"))
     content[14] ^= 0xFF
@@ -214,7 +216,7 @@ async def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -
 
 @pytest.fixture
 def folder_without_rights() -> Iterator[Path]:
-    """A folder that others may enter, and a test run as somebody who has no rights to what is in it."""
+    """Return a folder that others may enter, and run the test as a user without rights to its files."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody without rights")
     folder = Path(tempfile.mkdtemp())
@@ -242,7 +244,7 @@ async def test_files_without_the_right_to_them_are_denied(folder_without_rights:
 
 
 async def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    """A pipe has no offsets to go on at, and opening one would wait for ever."""
+    """A pipe has no offsets for a restart, and opening a pipe would wait for ever."""
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(TopicError, match="expected a regular file"):
         await values_of(topic_at(tmp_path / "a.txt"))

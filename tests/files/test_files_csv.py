@@ -1,4 +1,4 @@
-"""CSV: records over several lines, headers, types, and what is refused."""
+"""CSV: records over several lines, headers, types, and refused input."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_wrong_number_of_fields_is_named_with_its_record(tmp_path: Path)
 
 
 async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None:
-    """After bad records were taken out, the good ones are decoded from what is left of the batch."""
+    """After bad records are removed, the good ones are decoded from the rest of the batch."""
     (tmp_path / "a.tsv").write_bytes(b"a\tb\n1\t2\n3\n4\t5\n")
     [batch] = await batches_of(topic_at(tmp_path / "a.tsv"))
     assert Csv({"b": int}).decode(batch.take([0, 2])) == [{"a": "1", "b": 2}, {"a": "4", "b": 5}]
@@ -204,7 +204,7 @@ def test_only_texts_of_plain_digits_are_numbers(field: str) -> None:
 
 
 def test_a_mark_for_missing_values_may_hold_any_characters() -> None:
-    """Files of statistics offices have an n_a, or a dash, for what nobody has counted."""
+    """Files of statistics offices contain n_a or a dash for values that were not counted."""
     column = ColumnType("x", float, missing=["n_a", "–"]).convert(["1", "n_a", "–"])
     assert column.tolist() == pytest.approx([1, math.nan, math.nan], nan_ok=True)
 
@@ -239,7 +239,7 @@ _cell = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(st.tuples(_cell, st.just("x")), min_size=1, max_size=20))
 def test_records_come_back_from_the_file_they_were_written_to(rows: list[tuple[Any, str]]) -> None:
-    """What a CSV sink writes must be what a CSV source reads."""
+    """A CSV source must be able to read the output of a CSV sink."""
     records = [{"a": first, "b, c": second} for first, second in rows]
     columns = ("a", "b, c")
 

@@ -1,4 +1,4 @@
-"""Reading lines: what a record is, positions, partitions, cancellation."""
+"""Reading lines: records, positions, partitions, cancellation."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_reading_goes_on_exactly_at_a_position(tmp_path: Path, name: str) 
 
 
 async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -> None:
-    """A file that was cut since the checkpoint must not look like one that was read to its end."""
+    """A file that was cut after the checkpoint must not look like a file that was read to its end."""
     (tmp_path / "a.txt").write_bytes(b"a\nb\n")
     reader = await topic_at(tmp_path / "a.txt").open_reader(ReadRequest(positions={0: 3}))
     for _ in range(2):
@@ -117,7 +117,7 @@ async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -
 
 
 async def test_positions_of_files_that_are_gone_are_an_error(tmp_path: Path) -> None:
-    """Of three files one was deleted: going on with two would read them at each other's positions."""
+    """One of three files was deleted: the other two would be read at each other's positions."""
     (tmp_path / "a.txt").write_bytes(b"a\n")
     with pytest.raises(OffsetOutOfRange, match="position for partition 1"):
         await batches_of(topic_at(tmp_path / "*.txt"), ReadRequest(positions={0: 0, 1: 0}))
@@ -217,7 +217,7 @@ async def test_start_and_stop_positions_are_kept(tmp_path: Path) -> None:
 
 
 async def test_a_start_time_leaves_out_files_that_were_last_changed_before(tmp_path: Path) -> None:
-    """Time stamps are those of the files: the files of earlier days are left out as a whole."""
+    """Time stamps are those of the files: whole files of earlier days are excluded."""
     day = datetime(2024, 5, 1, tzinfo=UTC)
     for number in range(3):
         path = tmp_path / f"day-{number}.txt"
@@ -288,7 +288,7 @@ async def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_reader_may_be_closed_within_a_read_and_twice(tmp_path: Path) -> None:
-    """A job that is aborted closes what it can: no thread may go on with a closed file."""
+    """A job that is aborted closes everything: no thread may continue with a closed file."""
     (tmp_path / "a.txt").write_bytes(b"a\n" * 1000)
     reader = await topic_at(tmp_path / "a.txt", chunk_bytes=10).open_reader(ReadRequest())
     reading = asyncio.ensure_future(reader.read())
@@ -316,7 +316,7 @@ async def test_the_lag_is_estimated_and_exact_at_the_end(tmp_path: Path) -> None
 
 
 async def test_describe_counts_the_records_of_each_file(tmp_path: Path) -> None:
-    """Tools show what there is to read; a CSV header and blank lines are not."""
+    """Tools show the number of records; a CSV header and blank lines are no records."""
     (tmp_path / "0.csv").write_bytes(b'a\n1\n\n"2\n3"\n')
     (tmp_path / "1.csv.gz").write_bytes(gzip.compress(b"a\n1"))
     described = await topic_at(tmp_path).describe()

@@ -19,7 +19,7 @@ from streamiter_files.sparse_format import NotANumber, parse_floats, parse_integ
 
 
 def plainly_libsvm(line: bytes) -> tuple[float, list[int], list[float]]:
-    """What a line means, written as plainly as it can be."""
+    """Return the meaning of a line, computed as simply as possible."""
     label, *entries = line.split()
     pairs = [entry.split(b":") for entry in entries]
     return float(label), [int(index) - 1 for index, _ in pairs], [float(value) for _, value in pairs]
@@ -175,7 +175,7 @@ def test_good_and_bad_lines_are_told_apart_as_by_plain_reading(lines: list[str])
     ],
 )
 def test_a_bad_libsvm_line_has_a_reason_of_its_own(line: bytes | None, reason: str) -> None:
-    """The reason stands in the dead letter: it must say what to repair."""
+    """The reason is in the dead letter: it must say what to repair."""
     batch = TopicBatch(values=[b"1 1:1", line, b"1 3:1"])
     with pytest.raises(DecodeError) as caught:
         Libsvm(width=3).decode(batch)

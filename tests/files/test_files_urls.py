@@ -1,4 +1,4 @@
-"""URLs, options, formats, and what the connector says about wrong ones."""
+"""URLs, options, formats, and the errors of the connector for wrong ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
     ],
 )
 def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) -> None:
-    """The error must say which URL and what to write instead: the topic is made far from where it is read."""
+    """The error must name the URL and the correction, because the topic is made far from the place where it is
+    read.
+    """
     with pytest.raises(ConfigurationError) as caught:
         FilesConnector().topic(url, {})
     assert expected in str(caught.value)
@@ -122,7 +124,7 @@ async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None
 
 
 async def test_a_missing_folder_is_told_by_its_first_missing_part(tmp_path: Path) -> None:
-    """With five folders in the path, the one that is wrong has to be named."""
+    """The path has five folders: the error must name the wrong one."""
     (tmp_path / "data").mkdir()
     with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; similar names are 'data'"):
         await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
@@ -146,7 +148,7 @@ async def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
 
 
 async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path) -> None:
-    """The list is what a user picks a topic from: hidden files and notes are none."""
+    """A user chooses a topic from this list: hidden files and notes are no topics."""
     for name in ("part-10.csv", "part-9.csv", ".part-9.csv.torn", "_SUCCESS", "readme.md", "b.jsonl.gz"):
         (tmp_path / name).touch()
     connector = FilesConnector()
@@ -156,7 +158,7 @@ async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path)
 
 
 async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path: Path) -> None:
-    """An exactly-once sink on a file must fail at its start, and say what to use."""
+    """An exactly-once sink on a file must fail when it starts, and the error must name alternatives."""
     with pytest.raises(ConfigurationError, match=r"no transactions; use topics of sqlite:// or kafka://"):
         await topic_at(tmp_path / "a.jsonl").open_transactions("job")
 

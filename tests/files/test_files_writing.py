@@ -1,4 +1,4 @@
-"""File sinks: what is written, by how many at once, and what is refused."""
+"""File sinks: their output, several writers at once, and refused records."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_values_that_lines_cannot_hold_are_refused_with_the_whole_batch(
 
 
 async def test_headers_are_refused_and_keys_are_not_stored(tmp_path: Path) -> None:
-    """A dead letter's origin stands in its headers: dropped in silence it could not be traced."""
+    """The origin of a dead letter is in its headers: without headers a letter could not be traced."""
     topic = topic_at(tmp_path / "a.jsonl")
     with pytest.raises(TopicError, match="expected records without headers"):
         await append(topic, [b"1"], headers=[(("origin", b"x"),)])
@@ -99,7 +99,7 @@ async def test_subtasks_that_write_one_file_keep_their_lines_whole(tmp_path: Pat
 
 
 async def test_a_writer_may_be_opened_while_another_writes(tmp_path: Path) -> None:
-    """Half of an append that is under way looks like a torn line: it must not be cut off as one."""
+    """Half of an unfinished append looks like a torn line: it must not be cut off."""
     topic = topic_at(tmp_path / "a.txt")
     line = b"x" * 2_000_000
 
@@ -207,7 +207,7 @@ async def test_a_sink_creates_its_file_but_no_folder(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_deleted_under_the_writer_is_told_at_the_flush(tmp_path: Path) -> None:
-    """The system goes on writing to a file without a name: everything would be lost without a word."""
+    """The system continues to write to a file without a name: all records would be lost without an error."""
     path = tmp_path / "a.jsonl"
     writer = await topic_at(path).open_writer()
     await writer.write(OutgoingBatch([b"1"]))
@@ -234,7 +234,7 @@ async def test_a_file_that_is_cut_by_log_rotation_is_appended_to(tmp_path: Path)
 
 
 async def test_a_cancelled_write_or_flush_writes_its_records_once(tmp_path: Path) -> None:
-    """A flush that is cancelled goes on in its thread: the next one must wait and not write again."""
+    """A cancelled flush continues in its thread: the next flush must wait for it and not write again."""
     topic = topic_at(tmp_path / "a.txt")
     writer = await topic.open_writer()
     values = [b"%06d" % number + b"x" * 1000 for number in range(6000)]
