@@ -1,4 +1,4 @@
-"""What the tests of jobs under faults share."""
+"""Shared fixtures of the tests of jobs under faults."""
 
 from job_faults.service import serve
 

@@ -13,7 +13,7 @@ __all__ = ["HeldStore"]
 
 
 class HeldStore(DirectoryStore):
-    """Saves a snapshot when it is told to."""
+    """Saves a snapshot only when a test allows it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""A flow that runs as ``flow.run`` runs it, restarts included, beside the test that does harm to it."""
+"""A flow that runs as in ``flow.run``, with restarts, while a test causes faults."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Service:
         return 0 if checkpoints is None else getattr(checkpoints, name)
 
     def records_in(self, step: str) -> int:
-        """What has come to a step of its job."""
+        """Return the number of records that have arrived at a step of the job."""
         return self.jobs[-1].statistics().step(step).records_in
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it while the service runs; raises what ends the service meanwhile."""
+        """Wait for a condition while the service runs; raise the error that ends the service."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 if self._running.done():
@@ -97,7 +97,7 @@ class Service:
         return await patiently(self._running)
 
     async def failed(self) -> StreamiterError:
-        """The error with which it ends, which is one of ours."""
+        """Return the error with which the service ends; it must be an error of streamiter."""
         with pytest.raises(StreamiterError) as caught:
             await patiently(self._running)
         assert not getattr(caught.value, "__notes__", ()), "one error, and nothing that follows from it"
@@ -118,7 +118,7 @@ Serve = Callable[..., Service]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Services of a test, which end with it whatever becomes of it."""
+    """Return a function that starts services; they end with the test in any case."""
     services: list[Service] = []
 
     def start(flow: Flow, checkpoints: Checkpoints, **options: Any) -> Service:
@@ -132,7 +132,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @contextlib.contextmanager
 def nothing_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No failure of a task that nobody waited for, and no traceback in the log."""
+    """Check that no task failed unnoticed, and that the log has no traceback."""
     with caplog.at_level(logging.INFO):
         yield
     gc.collect()  # which is when asyncio tells of them
@@ -141,7 +141,7 @@ def nothing_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Its message, which is to be one that can be read in a log."""
+    """Return the message, which must be one readable line."""
     message = str(error)
     assert "\n" not in message
     assert "Traceback" not in message

@@ -1,4 +1,4 @@
-"""The flow of `sums.py` as a program: ``summing.py OPTIONS``, which are those of `Options` as JSON."""
+"""The flow of `sums.py` as a program: ``summing.py OPTIONS``, with `Options` as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamiter import Checkpoints, topic
 
 
 class Options(msgspec.Struct):
-    """What the program is told."""
+    """The arguments of the program."""
 
     flow: str
     numbers: str

@@ -1,4 +1,4 @@
-"""A flow whose every output is known beforehand, what it reads, and a look at what it has committed."""
+"""A flow whose outputs are known beforehand, with its input and checks of its committed outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TURN_S: Final = 0.02
 
 @dataclass(frozen=True)
 class Topics:
-    """What the flow reads and writes: handles of its own, and those of whoever watches it, which are more patient."""
+    """The input and output topics of the flow: its own handles, and more patient handles for observers."""
 
     numbers: Topic
     sums: Topic
@@ -71,7 +71,7 @@ def sums_flow(
 
 
 def expected(count: int) -> list[list[int]]:
-    """What the flow makes of the numbers below ``count``."""
+    """Return the outputs of the flow for the numbers below ``count``."""
     totals = [0] * KEYS
     outputs = []
     for number in range(count):
@@ -90,7 +90,7 @@ class Feed:
         self.count = 0
 
     async def run(self) -> None:
-        """Through whatever happens to the topic."""
+        """Write numbers through all faults of the topic."""
         writer = await patiently(self._numbers.open_writer())
         while not self._is_over:
             await writer.write(_batch(range(self.count, self.count + _NUMBERS_PER_TURN)))
@@ -100,18 +100,18 @@ class Feed:
         self._has_ended.set()
 
     def end(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._is_over = True
 
     async def ended(self) -> None:
-        """The same; all that was written is there when this returns."""
+        """Stop writing; return when all written numbers are stored."""
         self.end()
         await patiently(self._has_ended.wait())
 
 
 @contextlib.asynccontextmanager
 async def feeding(numbers: Topic) -> AsyncIterator[Feed]:
-    """Numbers come in; at the end of the block all of them are there."""
+    """Write numbers; at the end of the block all of them are stored."""
     feed = Feed(numbers)
     running = asyncio.create_task(feed.run())
     try:
@@ -135,7 +135,7 @@ def _batch(numbers: range) -> OutgoingBatch:
 
 
 async def until_committed(sums: Topic, count: int | None = None, *, last: int | None = None) -> None:
-    """Wait until readers of committed records see so many outputs, or that of the number ``last``."""
+    """Wait until readers of committed records see this many outputs, or the output for the number ``last``."""
     reader: TopicReader = await patiently(sums.open_reader(ReadRequest()))
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -149,6 +149,6 @@ async def until_committed(sums: Topic, count: int | None = None, *, last: int | 
 
 
 async def check_committed(sums: Topic, count: int) -> None:
-    """Committed is what the numbers below ``count`` make, each counted once, in order."""
+    """The committed outputs are those for the numbers below ``count``, each counted once, in order."""
     records = [orjson.loads(record.value or b"null")[:2] for record in await read_to_end(sums)]
     assert records == expected(count)

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody has asked for, and stopped waiting for."""
+"""Checkpoints whose caller has stopped waiting for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> No
 
 
 async def test_a_checkpoint_goes_on_without_whoever_asked_for_it(topics: Topics, tmp_path: Path) -> None:
-    """What came behind its barrier was in none of the commits, and a crash later it was lost."""
+    """Records behind the barrier were in no commit, and were lost in a later crash."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)

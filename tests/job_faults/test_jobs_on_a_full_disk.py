@@ -1,4 +1,4 @@
-"""Jobs whose disk is full, that of their checkpoints or that of their outputs: nothing lost, nothing twice."""
+"""Jobs whose disk is full, for checkpoints or for outputs: no record is lost or doubled."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
 async def test_a_transaction_that_waited_too_long_for_room_is_gone_on_from_the_checkpoint(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody made room for hours, and the job went on without a transaction, or without what it had read."""
+    """The disk was full for hours, and the job continued without a transaction, or lost the records that it had
+    read.
+    """
     disk, _ = small_disk
     topics = topics_in(tmp_path / "topics.db")
     await topics.create()
@@ -106,7 +108,7 @@ def topics_on(disk: Path, elsewhere: Path, **options: object) -> Topics:
 async def test_a_commit_without_room_is_tried_again(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit record was in the transaction already; what came behind the barrier was written a second time."""
+    """The commit record was already in the transaction; records behind the barrier were written a second time."""
     disk, _ = small_disk
     topics = topics_on(disk, tmp_path)
     await topics.create()

@@ -1,4 +1,4 @@
-"""Jobs whose SQLite file is locked by another process, for a moment or for good."""
+"""Jobs whose SQLite file is locked by another process, for a moment or permanently."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def topics_in(folder: Path, **options: object) -> Topics:
 async def test_a_commit_waits_for_a_file_that_is_locked(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A backup of the file took a second, and the job was gone."""
+    """A backup of the file took a second, and the job ended."""
     topics = topics_in(tmp_path)
     await topics.create()
     with nothing_unheard(caplog):
@@ -65,7 +65,7 @@ async def test_a_commit_waits_for_a_file_that_is_locked(
 async def test_a_file_that_stays_locked_ends_the_job_and_the_next_one_goes_on(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Taken for committed, or written again: what a commit that did not come about meant nobody knew."""
+    """It was unclear whether a failed commit counted as committed, or was written again."""
     topics = topics_in(tmp_path, lock_timeout_s=0.3)
     await topics.create()
     with nothing_unheard(caplog):

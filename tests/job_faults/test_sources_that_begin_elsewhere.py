@@ -1,4 +1,4 @@
-"""Sources whose positions are left behind, or that are others than before: what steps keep is still theirs."""
+"""Sources that abandon their positions, or whose positions have changed: the state of other steps stays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: 
 async def test_steps_behind_a_source_that_begins_elsewhere_keep_their_state(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
-    """They shared its task, and all sums began anew without a word."""
+    """The steps shared the task of the source, and all sums started again without a message."""
     await counted(serve, topics, tmp_path, 0, 30)
     await topics.numbers.delete()
     await topics.numbers.create()
@@ -69,7 +69,7 @@ async def test_steps_behind_another_source_keep_their_state(
 async def test_an_offset_that_is_not_there_names_the_choices(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
-    """What the message of a topic advises was no option of the job."""
+    """The message of a topic advised an option that the job did not have."""
     await counted(serve, topics, tmp_path, 0, 30)
     await topics.numbers.delete()
     await topics.numbers.create()
@@ -84,7 +84,7 @@ async def test_an_offset_that_is_not_there_names_the_choices(
 async def test_a_topic_that_was_deleted_and_has_more_records_now_is_noticed(
     kept_in: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """The job went on at its old offset: the 30 records before it were never counted, and nobody knew."""
+    """The job continued at its old offset: the 30 records before it were never counted, without an error."""
     broker = MemoryBroker()
     file = tmp_path / "kept" / "numbers.db"
     file.parent.mkdir()
@@ -172,7 +172,9 @@ async def test_snapshots_of_before_topics_had_identities_are_still_good(
 
 
 async def test_identities_follow_their_partitions_to_other_subtasks(serve: Serve, tmp_path: Path) -> None:
-    """With another parallelism the offsets were shared out anew, and what they belong to was lost on the way."""
+    """With another parallelism the offsets were distributed again, and the identities that belong to them were
+    lost.
+    """
     broker = MemoryBroker()
     numbers = broker.topic("numbers")
     await numbers.create(partitions=3)
@@ -198,7 +200,7 @@ def _copies(numbers: Topic, parallelism: int) -> Flow:
 async def test_what_is_left_behind_once_is_not_left_behind_by_a_restart(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A transaction had expired, and the source began at its start once more: all of it was counted twice."""
+    """A transaction had expired, and the source started again from its beginning: all records were counted twice."""
     topics = Topics.same(
         *(topic(f"sqlite:///{tmp_path}/topics.db?topic={name}") for name in ("numbers", "sums"))
     )
