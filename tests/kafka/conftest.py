@@ -1,4 +1,4 @@
-"""What the tests of the Kafka connector share."""
+"""Shared fixtures of the tests of the Kafka connector."""
 
 from __future__ import annotations
 

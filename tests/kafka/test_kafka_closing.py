@@ -22,14 +22,14 @@ async def closing_of_a_reader(topic: Topic) -> Closing:
 
 
 async def closing_of_a_writer(topic: Topic) -> Closing:
-    """While records are under way."""
+    """Close a writer while records are being sent."""
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch(numbered(range(10))))
     return writer.close
 
 
 async def closing_of_transactions(topic: Topic) -> Closing:
-    """While one is open and its records are under way."""
+    """Close transactions while one is open and its records are being sent."""
     transactions = await topic.open_transactions(f"{topic.name}-t")
     await transactions.begin()
     await transactions.write(topic, OutgoingBatch(numbered(range(10))))
@@ -54,7 +54,7 @@ async def cancelled_after(turns: int, close: Closing, *, times: int) -> None:
 async def unclosed_after(
     turns: int, opened: Callable[[Topic], Awaitable[Closing]], topic: Topic, *, times: int
 ) -> list[str]:
-    """What Python finds unclosed when nothing refers to it any more."""
+    """Return the warnings of Python about unclosed resources after all references are gone."""
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -68,7 +68,7 @@ async def unclosed_after(
 async def test_closing_that_is_cancelled_leaves_no_connection_open(
     kafka_topic: Callable[..., Topic], opened: Callable[[Topic], Awaitable[Closing]], times: int
 ) -> None:
-    """A step failed while the source beside it, at its end, was closing: its two connections stayed open."""
+    """A step failed while the source next to it was closing at its end: its two connections stayed open."""
     topic = kafka_topic()
     await topic.create()
     writer = await topic.open_writer()
@@ -81,7 +81,7 @@ async def test_closing_that_is_cancelled_leaves_no_connection_open(
 async def test_a_reader_that_is_closed_as_soon_as_it_is_open_leaves_nothing_behind(
     kafka_topic: Callable[..., Topic],
 ) -> None:
-    """Whoever refused what it had opened was warned of coroutines that were never awaited."""
+    """A caller that refused the reader it had opened got warnings about coroutines that were never awaited."""
     topic = kafka_topic()
     await topic.create()
     gc.collect()

@@ -55,7 +55,7 @@ async def test_commits_of_long_ago_are_dropped_though_they_are_tiny(kafka_topic:
 async def test_a_commit_topic_that_deletes_is_warned_of(
     kafka_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A flow that was stopped for longer than the retention could not go on, and nobody would know why."""
+    """A flow that was stopped for longer than the retention could not resume, and the reason was unclear."""
     beside = Renamed(kafka_topic("outputs"))
     await beside.beside("streamiter-commits").create(settings={"cleanup.policy": "compact,delete"})
     with caplog.at_level(logging.WARNING, "streamiter.topics"):
@@ -68,7 +68,7 @@ async def test_a_commit_topic_that_deletes_is_warned_of(
 
 
 async def group_offsets(broker: str, group: str) -> dict[TopicPartition, int]:
-    """What Kafka's own tools would show."""
+    """Return the offsets that Kafka's own tools would show."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker)
     await admin.start()
     try:
@@ -95,7 +95,7 @@ async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic:
 async def test_positions_of_a_group_that_consumers_are_in_are_refused(
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
-    """They would skip records of somebody else's consumers."""
+    """The job would make consumers of another program skip records."""
     made = kafka_topic()
     await made.create()
     group = f"{made.name}-group"

@@ -99,7 +99,7 @@ async def silent_server() -> AsyncIterator[str]:
 
 
 async def outcomes_of_opening(of: Topic) -> list[object]:
-    """What each call that connects raises or returns, all of them at once."""
+    """Return the result or error of each call that connects, all made at the same time."""
     calls = [
         of.open_reader(ReadRequest()),
         of.open_writer(),
@@ -152,7 +152,7 @@ async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServe
 
 
 async def reading_raises(outage: Outage) -> AsyncIterator[None]:
-    """The most reported trouble: a consumer that stood still for days without an error."""
+    """The most reported problem: a consumer that hung for days without an error."""
     made = outage.handle("reading", **QUICK)
     await made.create()
     await write(made, numbered(range(3)))
@@ -165,7 +165,7 @@ async def reading_raises(outage: Outage) -> AsyncIterator[None]:
 
 
 async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[None]:
-    """The reader fetches nothing, so only its look for new partitions can tell."""
+    """The reader fetches nothing, so only its search for new partitions can notice it."""
     made = outage.handle("idle", **QUICK)
     await made.create(partitions=1)
     reader = await made.open_reader(ReadRequest(subtask=1, subtasks=2, refresh_s=0.05))
@@ -256,7 +256,7 @@ async def test_every_call_to_a_broker_that_is_gone_raises_within_its_patience(
 
 
 async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
-    """A restarted broker ended consumers for good, or made them read twice."""
+    """A restart of the broker ended consumers permanently, or made them read records twice."""
     made = outage.handle("reading", **PATIENT)
     await made.create(partitions=2)
     for partition in range(2):
@@ -388,7 +388,7 @@ async def test_too_much_under_way_makes_a_write_wait(
 async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_one(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
-    """Nobody knows which numbers the broker expects next: going on with them could lose or refuse records."""
+    """The next expected sequence numbers are unknown: with wrong ones, records could be lost or refused."""
     made = handle(**PATIENT)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")

@@ -1,4 +1,4 @@
-"""Jobs whose topics are deleted, made anew or cut off: one error that says what is gone, and what can be done."""
+"""Jobs whose topics are deleted, created again or cut off: one error that names the loss and the choices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def topics(kafka_topic: MakeTopic) -> Topics:
 
 @pytest.fixture
 def run(serve: Serve, topics: Topics, topic_prefix: str, tmp_path: Path) -> RunAgain:
-    """Each call is a run of the same flow, which goes on from the same folder."""
+    """Each call is a run of the same flow, which resumes from the same folder."""
 
     def run(**options: Any) -> Service:
         return serve(sums_flow(f"{topic_prefix}sums", topics), checkpoints_in(tmp_path), **options)
@@ -86,7 +86,7 @@ async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_
     records_then: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was created anew, and the job began to count other records from the middle, or all sums anew."""
+    """The topic was created again, and the job counted other records from the middle, or started all sums again."""
     said = (
         "partition 0: offset 30 belongs to a topic of this name that was deleted; the topic was created again, with \
 other records, and has the offsets 0 to"
@@ -121,9 +121,9 @@ async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_a
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A topic that was never deleted must never be taken for another one.
+    """A topic that was never deleted must never be taken for another topic.
 
-    Restarts under a running job are those of ``test_a_job_comes_through_a_restart_of_its_broker``.
+    ``test_a_job_comes_through_a_restart_of_its_broker`` tests restarts while a job runs.
     """
     prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
     made = Topics.same(
@@ -159,7 +159,7 @@ async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_a
 async def test_an_offset_that_fell_out_of_retention_between_two_runs_is_an_error_with_the_choices(
     topics: Topics, run: RunAgain, kafka_broker: Any, choice: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A job that was stopped over the holidays went on without the records of these days, and without a word."""
+    """A job that was stopped over the holidays resumed without the records of these days, and without an error."""
     with nothing_unheard(caplog):
         service = run()
         await write(topics.numbers, 0, 30)

@@ -1,4 +1,4 @@
-"""Jobs whose own process stands still for longer than their transactions may last."""
+"""Jobs whose own process is stopped for longer than their transactions may last."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def suspended(process: Process) -> str:
 async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by_itself(
     topics: Topics, program: Program
 ) -> None:
-    """A paused machine came back, and the service was gone until somebody looked; or it went on with a hole."""
+    """A paused machine resumed, and the service stayed down until an operator noticed; or it continued with a gap."""
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as process:
         await frozen_too_long(process)
         process.send(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Jobs whose broker stops, dies or freezes, also in the middle of a commit: what is committed is right."""
+"""Jobs whose broker stops, dies or freezes, also during a commit: the committed outputs are correct."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def freeze(broker: KafkaServer, *, for_s: float) -> None:
 
 
 async def check_goes_on(serve: Serve, flow: str, topics: Topics, kept: Checkpoints, count: int) -> None:
-    """A new run commits what is left to do, and then all is right."""
+    """A new run commits the remaining outputs, and then all outputs are correct."""
     service = serve(sums_flow(flow, topics), kept)
     await until_committed(topics.watched_sums, count)
     await service.suspended()
@@ -123,7 +123,7 @@ async def test_a_job_comes_through_a_restart_of_its_broker(
 
 
 class Reached:
-    """Stops jobs where they call a method of their transactions, until it is told to go on."""
+    """Stops jobs where they call a method of their transactions, until the test lets them continue."""
 
     def __init__(self, patch: pytest.MonkeyPatch, method: str, *, skip: int) -> None:
         self.is_there = asyncio.Event()
@@ -179,7 +179,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
     how: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Jobs hung for days, or told of a dozen errors that followed from the first."""
+    """Jobs hung for days, or reported a dozen errors that followed from the first."""
     topics = make_topics(**QUICK)
     await topics.create()
     with nothing_unheard(caplog):
@@ -208,7 +208,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What it had been sent while it was frozen was carried out afterwards, in a transaction that was over."""
+    """The frozen broker executed old requests later, in a transaction that was over."""
     topics = make_topics(**PATIENT)
     await topics.create()
     with nothing_unheard(caplog):
@@ -230,7 +230,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
 async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_asks_what_to_do(
     serve: Serve, make_topics: MakeTopics, flow_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody deleted a topic that nobody knew; all flows began anew, and their outputs were there twice."""
+    """A user deleted an unknown topic; all flows started fresh, and their outputs were doubled."""
     topics = make_topics(**PATIENT)
     await topics.create()
     kept = checkpoints_in(tmp_path)
@@ -301,7 +301,7 @@ async def test_a_job_comes_through_any_faults_of_its_broker(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What goes wrong at one moment of a thousand: by itself, or in a run that follows an error that is clear."""
+    """Errors that need one special moment of a thousand; a later run after a clear error is also correct."""
     topics = make_topics(**PATIENT)
     await topics.create()
     random = Random(soak_seed())

@@ -1,4 +1,4 @@
-"""URLs and options: what is accepted, what is refused, and what is never shown."""
+"""URLs and options: which are accepted, which are refused, and which are never shown."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_password_in_the_host_part_is_refused_without_repeating_it() -> None:
 
 
 def test_a_misspelt_credential_is_not_repeated() -> None:
-    """What is not known to be a secret may be one all the same."""
+    """A value of an unknown option may also be a secret."""
     with pytest.raises(ConfigurationError, match="sasl_pasword") as caught:
         topic(f"{URL}?sasl_pasword=hush-hush")
     assert "hush-hush" not in str(caught.value)
@@ -186,7 +186,7 @@ def test_a_secret_that_is_given_in_several_ways_is_refused(ways: tuple[str, ...]
 
 @pytest.mark.parametrize("password", ["hush\ud800hush", "hush\0hush"])
 def test_a_password_that_cannot_be_sent_is_refused_without_repeating_it(password: str) -> None:
-    """Python's error of what cannot be encoded repeats all of it."""
+    """Python's error for a text that cannot be encoded contains the whole text."""
     with pytest.raises(ConfigurationError, match="sasl_password to be a text in UTF-8") as caught:
         topic(URL, **{**SASL, "sasl_password": password})
     assert "hush" not in str(caught.value)

@@ -35,7 +35,7 @@ def test_the_limit_is_exact(over_bytes: int) -> None:
 
 
 def test_headers_count_for_the_size() -> None:
-    """They are part of what the broker measures."""
+    """The broker counts headers, too."""
     batch = OutgoingBatch([b"a"], headers=[(("h", b"x" * 1000),)])
     with pytest.raises(RecordTooLarge):
         packing().spread(batch, LEADERS)

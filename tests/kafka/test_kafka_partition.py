@@ -1,4 +1,4 @@
-"""What becomes of fetched bytes: positions, stops, columns, damage. Without a broker."""
+"""Handling of fetched bytes: positions, stops, columns, damage. Without a broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def taken(read: ReadPartition, max_records: int = 100) -> list[int]:
 
 
 def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
-    """A broker returns whole batches, whatever the position in them."""
+    """A broker returns whole batches, for any position in them."""
     read = partition(offset=3, stop=12)
     read.add(read.fetch_offset, stored(0, 5) + stored(5, 5) + stored(10, 5), None, 15)
     assert taken(read) == list(range(3, 12))
@@ -48,7 +48,7 @@ def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
 
 
 def test_where_reading_goes_on_is_never_behind_what_was_dropped() -> None:
-    """A run that ends at its stop position is restored by one that reads on: nothing may be missing."""
+    """A run that ends at its stop position is resumed by a run that reads further: no record may be missing."""
     read = partition(offset=3, stop=7)
     read.add(read.fetch_offset, stored(0, 10), None, 10)
     assert read.position == 3
@@ -104,7 +104,7 @@ def test_what_is_held_is_counted_and_let_go() -> None:
 
 
 def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
-    """Reading on would hand out records that nobody wrote."""
+    """A reader that continued would return records that were never written."""
     damaged = bytearray(stored(20, 5))
     damaged[-3] ^= 1
     read = partition(offset=20)

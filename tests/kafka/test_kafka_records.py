@@ -1,4 +1,4 @@
-"""Records on a real broker: what other clients write and read, compression, compaction, time."""
+"""Records on a real broker: other clients, compression, compaction, time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def stored_batches(topic: Topic) -> int:
 
 
 async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic: MakeTopic) -> None:
-    """Waiting is for those who ask for it, and a flush asks for the opposite."""
+    """A writer lingers only if it is asked to; a flush asks for the opposite."""
     topic = kafka_topic(linger_s=600)
     await topic.create()
     writer = await topic.open_writer()
@@ -193,7 +193,7 @@ async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(
 
 
 async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic: MakeTopic) -> None:
-    """What it takes is known only after compression, so the broker is the judge."""
+    """The size is known only after compression, so the broker decides."""
     topic = kafka_topic(compression="gzip")
     await topic.create(settings={"max.message.bytes": "1000"})
     writer = await topic.open_writer()
@@ -207,7 +207,7 @@ async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic:
 
 
 async def test_a_record_larger_than_one_fetch_is_read(kafka_topic: MakeTopic) -> None:
-    """A reader that asks for less than one record must not stand still before it."""
+    """A reader that asks for less than one record must not hang before this record."""
     topic = kafka_topic(max_batch_bytes=10**7, fetch_max_bytes=1000)
     await topic.create(settings={"max.message.bytes": str(10**7)})
     values = [b"small", b"x" * 3_000_000, b"behind"]
@@ -257,7 +257,7 @@ async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(ka
 async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_numbers(
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
-    """Going on at the earliest record loses what lies between without a word."""
+    """A reader that continued at the earliest record would lose the records in between without an error."""
     topic = kafka_topic()
     await topic.create()
     await write(topic, numbered(range(100)))
@@ -310,10 +310,12 @@ async def read_for_ever(reader: TopicReader, into: list[int] | None = None) -> N
 async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
     kafka_topic: MakeTopic, broker_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asked for nothing while the topic was gone, and took 100 records of the new one for those of the old.
+    """The reader asked for nothing while the topic was deleted, and took 100 records of the new topic for the
+    old one.
 
-    Brokers before 2.8 have no ids of topics. There the time of the first record tells, when the reader looks for new
-    partitions or the broker complains; a client without the requests of newer brokers is the same to a broker.
+    Brokers before 2.8 have no ids of topics. There the time of the first record shows it, when the reader looks
+    for new partitions or the broker returns an error; a client without the newer requests looks the same to a
+    broker.
     """
     if broker_of == "before ids":
         monkeypatch.setattr(TopicMetadataRequest, "_CLASSES", ())
@@ -342,7 +344,7 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
 
 
 async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topic: MakeTopic) -> None:
-    """The topic was created anew: its offsets mean other records."""
+    """The topic was created again: its offsets mean other records."""
     topic = kafka_topic()
     await topic.create(partitions=2)
     with pytest.raises(OffsetOutOfRange, match="partition 5"):
@@ -375,7 +377,7 @@ async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTop
 
 
 async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic: MakeTopic) -> None:
-    """Which of several interleaved producers aborted is told for each fetch, from its position on."""
+    """Each fetch tells from its position on which of several interleaved producers aborted."""
     topic = kafka_topic()
     await topic.create()
     choice = random.Random(11)

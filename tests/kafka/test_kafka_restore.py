@@ -1,4 +1,4 @@
-"""A topic on a real broker is read on where a snapshot stands."""
+"""Reading of a topic on a real broker resumes at the position of a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter_kafka.reader import KafkaReader
 def test_a_kafka_topic_is_read_on(
     kafka_broker: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions are those behind what was handled, not behind what was fetched ahead."""
+    """Positions are those behind the handled records, not behind the fetched records."""
     url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks"
     asyncio.run(written(topic(url), numbered(partitions=4)))
     calls = count_calls(KafkaReader, monkeypatch)

@@ -39,7 +39,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
-    """A broker with passwords, with certificates, with both; alice may all, bob nothing, carol what a test allows."""
+    """A broker with passwords, with certificates, or with both; alice has all rights, bob none, carol those of
+    the test.
+    """
     skip_without_java()
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -105,7 +107,7 @@ async def test_the_right_password_is_let_in(
 async def test_no_log_record_has_the_login(
     guarded_broker: KafkaServer, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level DEBUG, the library logs each request as it is, and that of the login is the password."""
+    """At level DEBUG the library logs each request unchanged, and the login request contains the password."""
     caplog.set_level("DEBUG")
     for password in (PASSWORD, "wrong-horse"):
         made = topic(
@@ -125,7 +127,7 @@ async def test_no_log_record_has_the_login(
 async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
     guarded_broker: KafkaServer, mechanism: str
 ) -> None:
-    """Some clients go on trying without a word, which locks the account."""
+    """Some clients repeat the login silently, which locks the account."""
     made = topic(
         url(guarded_broker, "PASSWORD", "clicks"),
         **as_user("alice", "wrong-horse", sasl_mechanism=mechanism),
@@ -169,7 +171,7 @@ async def allow(broker: KafkaServer, user: str, rights: list[tuple[int, str, int
 async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
     guarded_broker: KafkaServer, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where an administrator creates all topics, exactly once must be possible, and say what is missing."""
+    """If an administrator creates all topics, exactly once must be possible, and errors must name missing rights."""
     administered = topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "outputs"))
     await administered.create()
     outputs = topic(url(guarded_broker, "PASSWORD", topic_prefix + "outputs"), **as_user("carol"))
@@ -227,7 +229,7 @@ async def test_a_client_shows_its_own_certificate(
 async def test_a_broker_that_cannot_prove_who_it_is_is_refused_with_the_option_to_set(
     guarded_broker: KafkaServer, certificates: Path, options: dict[str, str]
 ) -> None:
-    """Going on would hand the password to whoever answers at this address."""
+    """A client that continued would send the password to an unknown server at this address."""
     files = {name: str(certificates / file) for name, file in options.items()}
     made = topic(url(guarded_broker, "TLS", "clicks"), security_protocol="SSL", **files, **PATIENT)
     with pytest.raises(TopicDenied, match=r"certificate does not verify.*ssl_cafile"):

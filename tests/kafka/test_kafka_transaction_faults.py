@@ -65,7 +65,7 @@ class LossyNetwork:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> LossyNetwork:
-    """The way to the broker, which is real; only what comes back over it may be lost."""
+    """Return the connection to the broker, which is real; only replies may be lost."""
     lossy = LossyNetwork()
     monkeypatch.setattr(cluster, "send", lossy.send)
     return lossy
@@ -192,7 +192,7 @@ async def until_written(made: Topic, end: int) -> None:
 async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     kafka_topic: MakeTopic, network: LossyNetwork
 ) -> None:
-    """Asking for a new epoch must be no way of taking the id over again, nor of ending what the newer one does."""
+    """A request for a new epoch must neither take the id from a newer owner, nor end its transaction."""
     made = kafka_topic(**PATIENT)
     await made.create()
     older = await made.open_transactions(f"{made.name}-t")
@@ -214,7 +214,7 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
 
 
 async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: MakeTopic) -> None:
-    """The way of the contract: open anew, then read, and only then write again what is not there."""
+    """The contract says: open again, read, and write only the missing records again."""
     made = kafka_topic(**PATIENT)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -267,7 +267,7 @@ async def test_noticing_that_it_was_replaced_a_run_takes_nothing_from_the_newer_
 async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_either(
     kafka_topic: MakeTopic,
 ) -> None:
-    """Its error says that the time was up, which is true; who the owner is now it must not find out by force."""
+    """The error says that the time was over, which is true; it must not use force to find the present owner."""
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
@@ -320,7 +320,7 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
 async def test_a_broker_killed_at_the_commit_commits_once(
     breakable_broker: KafkaServer, handle: MakeTopic
 ) -> None:
-    """The answer is lost with the broker, and whether it had decided nobody knows but its log."""
+    """The answer is lost with the broker, and only the broker's log knows whether it had decided."""
     made = handle(**PATIENT)
     await made.create(partitions=2)
     transactions = await made.open_transactions(f"{made.name}-t", timeout_s=60.0)
