@@ -1,4 +1,4 @@
-"""What the tests of training on a parameter server share."""
+"""Shared code of the tests of training on a parameter server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frequent item sets: beside plain enumeration, on textbook data, and under any schedule."""
+"""Frequent item sets: compared with plain enumeration, on textbook data, and under any schedule."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_empty_transactions_count_as_transactions() -> None:
     ],
 )
 def test_what_is_no_transaction_ends_the_job_or_is_skipped(transaction: Any, given: str) -> None:
-    """A text is a list of its letters for Python, which is never what was meant."""
+    """Python treats a text as a list of its letters, which is never the intention."""
     with pytest.raises(JobFailed) as failed:
         found_in([["a"], transaction], 0.5)
     assert f"given {given}" in str(failed.value.__cause__)

@@ -1,4 +1,4 @@
-"""Decision trees: beside a plain search for the best split, on known data, however many workers there are."""
+"""Decision trees: compared with a plain search for the best split, on known data, with any number of workers."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_any_two_values_can_be_divided(low: float, high: float) -> None:
 
 
 def test_when_tennis_is_played() -> None:
-    """Gini takes the overcast days first (gain 0.102; humidity has 0.092), and then what can be looked up."""
+    """Gini chooses the overcast days first (gain 0.102; humidity has 0.092), and then the splits of the textbook."""
     features, played = tennis()
     fitted = DecisionTree(feature_names=WEATHER).fit(features, played)
     assert str(fitted).splitlines() == [
@@ -295,7 +295,7 @@ def test_rows_that_are_all_alike_are_one_leaf(task: Any) -> None:
 
 
 def test_minimum_gain_is_of_the_whole() -> None:
-    """Gini impurity 0.5 → 0.25 at the root; of the next split a quarter of the rows gain what they can."""
+    """The Gini impurity falls from 0.5 to 0.25 at the root; at the next split only a quarter of the rows gain."""
     features = [[0.0], [1.0], [2.0], [3.0]] * 2
     labels = [0, 1, 1, 1, 0, 0, 1, 1]
     leaves = [
@@ -355,7 +355,7 @@ def as_columns(records: Any) -> Columns:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_schedule_changes_the_tree(seed: int) -> None:
-    """An owner that takes a level's histograms for those of another."""
+    """An owner used the histograms of one level for another level."""
     results = []
     for schedule in (0, seed + 1):
         flow, grown = growing(schedule)
@@ -390,7 +390,7 @@ def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
 
 
 def test_stopped_early_it_is_the_tree_so_far() -> None:
-    """Ctrl-C ends the loop with the round under way: once all rows have been read, the first levels of the tree."""
+    """Ctrl-C ends the loop with the current round: the result has the first levels, if all rows have been read."""
     flow, grown = growing()
     run(flow)
     whole = grown_tree(grown.items[0], OPTIONS)
@@ -533,7 +533,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
 
 
 def test_names_are_as_many_as_features() -> None:
-    """Or the text tells of the wrong ones."""
+    """With another number of names, the text would show wrong names."""
     with pytest.raises(ModelError, match="as many features as feature_names, 2, given 1"):
         DecisionTree(feature_names=["a", "b"]).fit([[0], [1]], [0, 1])
 
@@ -560,7 +560,7 @@ def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> No
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], ["a", "b", "c"], [True, False, True], [-1.0, 1.0, 3.0]])
 def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> None:
-    """What is published or stored is all there is: classes keep their type."""
+    """Published and stored parameters must be complete: classes keep their type."""
     features = [[0.0, 1.0], [1.0, 1.0], [2.0, 0.0]]
     fitted = DecisionTree(feature_names=["x", "y"]).fit(features, labels)
     plain = PlainData()

@@ -135,7 +135,7 @@ def test_a_missing_value_leaves_its_feature_out(missing):
 
 
 def test_numeric_fields_are_scaled():
-    """Unscaled thousands beside ones make any learning rate wrong for one of them."""
+    """With unscaled thousands next to ones, every learning rate is wrong for one of them."""
     made = FeatureHasher(numeric={"miles": 0.001, "speed": 2.0})
     [row] = features(made.rows([{"miles": 2500, "speed": 1.5}]))
     assert row == {made.index("miles"): 2.5, made.index("speed"): 3.0}
@@ -167,7 +167,7 @@ def test_the_cache_is_bounded_and_changes_nothing():
 
 
 def test_no_records_give_no_rows():
-    """Empty batches happen where a filter stands before."""
+    """Batches may be empty behind a filter."""
     assert len(hasher().rows([])) == 0
     assert len(hasher().rows(Columns({"city": np.array([])}))) == 0
 
@@ -243,7 +243,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message):
-    """A string is a sequence of one-letter fields, and nobody means that."""
+    """A text is a sequence of one-letter fields, which is never the intention."""
     with pytest.raises(ConfigurationError, match=message):
         make()
 
@@ -319,7 +319,7 @@ def test_a_number_too_large_for_its_scale_costs_its_row_only(value) -> None:
 
 
 def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
-    """Features that share a place are added, which is once more a way to infinity."""
+    """Features that share a place are added, which may also give infinity."""
     fields = [f"f{number}" for number in range(10)]
     made = FeatureHasher(numeric=fields, bits=1)
     largest = sys.float_info.max / 20

@@ -1,4 +1,4 @@
-"""What the ``fit`` of all models has in common: arrays or a topic, parallelism, progress, Ctrl-C."""
+"""Common behaviour of the ``fit`` of all models: arrays or a topic, parallelism, progress, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_with_arrays_options_of_topics_are_refused(
 def test_with_a_topic_arrays_are_refused(
     fitted: Callable[..., Any], name: str, given: dict[int, Any]
 ) -> None:
-    """Their rows would have to be those of the topic, in an order that nobody knows."""
+    """The rows of the arrays would have to be in the order of the topic, which is unknown."""
     with pytest.raises(
         ModelError, match=rf"{name}\.fit: expected the topic 'rows' to bring .*given an array"
     ):

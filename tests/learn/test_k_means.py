@@ -1,4 +1,4 @@
-"""k-means offline: what it comes to, that timing and partitions do not matter, and what it refuses."""
+"""k-means offline: its result, its independence of timing and partitions, and refused input."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("parallelism", [1, 2, 4, 7])
 @pytest.mark.parametrize("initial", [None, TWO_CLUSTERS[[0, 3]], TWO_CLUSTERS[[2, 5]]])
 def test_the_known_case(parallelism: int, initial: Any) -> None:
-    """Another implementation comes to the same; with more subtasks than points too."""
+    """Another implementation has the same result; so has a run with more subtasks than points."""
     model = fitted(TWO_CLUSTERS, parallelism=parallelism, clusters=2, rounds=2, initial=initial)
     order = np.argsort(model.parameters["centroids"][:, 0])
     assert model.parameters["centroids"][order] == pytest.approx(np.array(CENTROIDS), abs=1e-12)
@@ -86,7 +86,7 @@ def test_the_known_case(parallelism: int, initial: Any) -> None:
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None:
-    """A round more or less, or one that counts the points of another, would not show in the final clusters."""
+    """A wrong number of rounds, or counts of another round's points, would not show in the final clusters."""
     points = blobs(200)
     expected, counts = lloyd(points, points[:5], rounds)
     model = fitted(points, parallelism=parallelism, clusters=5, rounds=rounds, initial=points[:5])
@@ -95,7 +95,7 @@ def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None
 
 
 def test_many_more_points_than_are_handled_at_once() -> None:
-    """Blocks of thousands of points, chunks of fewer, and what is left over of both."""
+    """Blocks of thousands of points, smaller chunks, and the rest of both."""
     points = blobs(40_001, clusters=3, coordinates=2)
     labels = nearest(scoring_of(points[:3]), as_columns(points))
     expected = np.array([points[labels == k].mean(axis=0) for k in range(3)])
@@ -142,7 +142,7 @@ def separated(clusters: int, coordinates: int, seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("clusters", "coordinates"), [(5, 3), (12, 2), (20, 4)])
 def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, coordinates: int) -> None:
-    """Of six seeds three put two centroids into one cluster, that of the default among them, and nothing showed it."""
+    """With three of six seeds two centroids were in one cluster, also with the default seed, without a warning."""
     middles, points = separated(clusters, coordinates, seed=clusters)
     own = np.repeat(middles, 100, axis=0)
     at_most = np.square(points - own).sum()
@@ -159,7 +159,7 @@ def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, 
 def test_the_inertia_is_the_sum_of_the_squared_distances(
     parallelism: int, initial: slice | None, offset: float
 ) -> None:
-    """Which of two results is the better one cannot be told without it."""
+    """The inertia shows which of two results is better."""
     points = blobs(20_000) + offset
     first = None if initial is None else points[initial]
     model = KMeans(clusters=5, initial=first).fit(points, parallelism=parallelism)
@@ -183,7 +183,7 @@ def test_the_inertia_never_grows_from_round_to_round_and_is_never_below_0() -> N
 
 
 def test_its_parameters_are_its_own() -> None:
-    """What is done to them must not move the clusters."""
+    """A change of the parameters must not move the clusters."""
     model = KMeans(clusters=2, initial=TWO_CLUSTERS[[0, 3]]).fit(TWO_CLUSTERS)
     parameters = model.parameters()
     assert parameters["counts"].tolist() == [3, 3]
@@ -212,7 +212,7 @@ def test_the_result_does_not_depend_on_the_schedule_or_on_where_batches_are_cut(
 
 
 def test_the_first_centroids_depend_neither_on_the_order_of_points_nor_on_the_parallelism() -> None:
-    """Otherwise a run with one partition more would find other clusters, and nobody could say why."""
+    """Otherwise a run with one partition more would find other clusters, without a visible reason."""
     points = blobs(5_000)
     shuffled = np.random.default_rng(1).permutation(points)
     models = [
@@ -240,7 +240,7 @@ def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> 
 
 @pytest.mark.parametrize("rounds_before", [0, 1, 4])
 async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_before: int) -> None:
-    """To the last bit: points that are kept, the round under way, the sums so far."""
+    """To the last bit: the stored points, the current round, and the sums so far."""
     points = blobs(2_000)
     options = KMeansOptions(clusters=5, rounds=12)
 
@@ -367,7 +367,7 @@ def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
 
 
 def test_interrupted_it_has_learned_what_it_could() -> None:
-    """An hour of rounds must not be lost because somebody does not want to wait for the next."""
+    """An hour of rounds must not be lost because a user stops before the next round."""
     interrupted: list[int] = []
 
     def interrupt(rows: Any) -> Any:
@@ -475,7 +475,7 @@ def test_points_of_two_lengths_end_the_job() -> None:
 def test_without_points_there_is_nothing_to_choose_among(
     parallelism: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error showed a record that nobody had written, and before it a warning of another mistake."""
+    """The error showed a record that was never written, after a warning about another mistake."""
     with pytest.raises(JobFailed, match="expected points to choose centroids among, given none") as caught:
         fitted([], parallelism=parallelism, clusters=2, rounds=2)
     assert "record" not in str(caught.value)
@@ -493,7 +493,7 @@ def test_without_points_there_is_nothing_to_choose_among(
     ],
 )
 def test_arrays_that_cannot_be_clustered_are_refused_before_anything_runs(points: Any, message: str) -> None:
-    """In one line: the whole matrix stood in it, twice."""
+    """The error is one line: it once contained the whole matrix, twice."""
     with pytest.raises(ModelError, match=message) as caught:
         KMeans(clusters=2, initial=TWO_CLUSTERS[:2]).fit(points)
     assert len(str(caught.value)) < 200

@@ -1,4 +1,4 @@
-"""What the learners keep must survive the encoding of checkpoints, to the last bit."""
+"""The state of the learners survives the encoding of checkpoints, to the last bit."""
 
 import numpy as np
 import pytest

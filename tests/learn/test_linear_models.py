@@ -98,7 +98,7 @@ def test_ftrl_steps_are_those_written_out_in_plain_python(weighted):
 
 
 def test_linear_regression_finds_the_plane():
-    """A wrong sign or factor in the gradient still learns something; only the plane itself tells."""
+    """A wrong sign or factor in the gradient still learns something; only the exact plane shows it."""
     model = LinearRegression(3, optimizer=SGD(0.1))
     features = np.random.default_rng(0).normal(size=(50, 3))
     targets = features @ [1.5, -2.0, 0.5] + 3.0
@@ -203,7 +203,7 @@ def rebuilt(model_type, optimizer, state):
 
 
 def test_state_and_parameters_are_plain_data_of_their_own():
-    """They are encoded, sent and stored while the model goes on."""
+    """They are encoded, sent and stored while the model changes."""
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     parameters, state = model.parameters(), model.state()
@@ -231,7 +231,7 @@ def test_state_and_parameters_are_plain_data_of_their_own():
     ids=["width", "optimizer", "intercept", "link"],
 )
 def test_the_state_of_another_kind_of_model_is_refused(other):
-    """A changed program must not go on from slots that mean something else."""
+    """A changed program must not continue from optimizer state with another meaning."""
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     before = bits(model)
@@ -523,7 +523,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("call", "message"), BAD_CALLS)
 def test_what_does_not_fit_is_refused_with_both_numbers(call, message):
-    """What numpy says of shapes that are not aligned does not tell what to change."""
+    """The error of numpy for wrong shapes does not say what to change."""
     model = LogisticRegression(2)
     with pytest.raises(ModelError, match=f"LogisticRegression: {message}|LogisticRegression: .*{message}"):
         call(model)
@@ -534,7 +534,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(call, message):
 @pytest.mark.parametrize("form", [np.array, SparseRows.from_dense], ids=["dense", "sparse"])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL()], ids=str)
 def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, form, optimizer):
-    """One NaN in one row of a thousand made all weights NaN, and nobody noticed for days."""
+    """One NaN in one row of a thousand made all weights NaN, and this was unnoticed for days."""
     model = LogisticRegression(2, optimizer=optimizer, initial_weights=START)
     model.learn(ROWS, LABELS)
     before = bits(model)
@@ -546,7 +546,7 @@ def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, f
 
 
 def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
-    """Its place in the row says nothing to someone who looks it up in the hasher."""
+    """The position in the row does not help a user who looks the feature up in the hasher."""
     model = LogisticRegression(1000)
     rows = SparseRows.from_rows([([700, 900], [1.0, math.nan])], 1000)
     for call in (model.learn, model.learn_each, model.gradient):
@@ -644,7 +644,7 @@ def test_the_intercept_is_learned_but_not_shrunk():
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)], ids=str)
 def test_learning_goes_on_from_another_model_s_parameters(optimizer):
-    """With FTRL the first gradients threw away what was published, and every restart made the model worse."""
+    """With FTRL the first gradients discarded the published weights, and every restart made the model worse."""
     random = np.random.default_rng(3)
     features = random.normal(size=(2_000, 3))
     targets = (features @ [2.0, -1.0, 0.5] > 0).astype(float)

@@ -1,4 +1,4 @@
-"""How offline trainings are run: their progress, and what Ctrl-C leaves."""
+"""Runs of offline training: their progress, and the result after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ways(**numbers: str) -> pytest.MarkDecorator:
 
 
 class Terminal:
-    """What a program shows on the terminal that is its stderr."""
+    """Records the output of a program on the terminal that is its stderr."""
 
     def __init__(self, process: subprocess.Popen[str], screen: int) -> None:
         self.process = process
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
 @on_unix
 @ways(script="SIGTERM", event_loop="SIGINT")
 def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: signal.Signals) -> None:
-    """Whatever a step waits for, the program can be left, and closes what is open."""
+    """The program can be ended while a step waits, and closes everything."""
     with running(where, "hang") as terminal:
         terminal.wait_for(r"hanging.*round 1 ")
         terminal.process.send_signal(number)
@@ -112,13 +112,13 @@ def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: si
 def test_nothing_is_shown_without_a_terminal(
     progress: bool | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Escape sequences in a log, or a line for each of a thousand rounds, help nobody."""
+    """Escape sequences in a log, or a line for each of a thousand rounds, are of no use."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=progress)
     assert capfd.readouterr() == ("", "")
 
 
 def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    """In a log; the last line tells where it ended."""
+    """For a log; the last line says where the training ended."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=True)
     lines = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"LinearRegression\.fit: round 3 of 3, loss 0\.\d+", lines[-1])
@@ -127,7 +127,7 @@ def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.Capture
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_no_more_rounds_are_told_of_than_there_are(mode: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """An asynchronous loop goes round once more than it learns: that showed as round 4 of 3."""
+    """An asynchronous loop makes one more round than it learns: this was shown as round 4 of 3."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, mode=mode, progress=True)
     assert "round 3 of 3" in capfd.readouterr().err.splitlines()[-1]
 
@@ -234,7 +234,7 @@ def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any]
 
 
 def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -> None:
-    """Records of any form; a topic that could go on is read as far as it goes now."""
+    """Records of any form; a topic that could be endless is read to its present end."""
     path = tmp_path / "examples.jsonl"
     path.write_text("".join(f'{{"a": {x}, "b": {2 * x + 1}, "n": 2}}\n' for x in range(5)))
 

@@ -1,4 +1,4 @@
-"""Offline training: the numbers, whatever the workers, the schedule, and how the examples come."""
+"""Offline training: the same numbers with any workers, any schedule, and any source of examples."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def trained(
 
 
 def weights_of(rows: Columns, kind: str = "logistic", *, workers: int = 1, **options: Any) -> Any:
-    """What a training of these rows comes to."""
+    """Return the weights after a training with these rows."""
     flow = Flow("training")
     width = rows["x"].shape[1]
     training = trained(flow.from_items(rows, parallelism=workers), kind, width=width, **options)
@@ -115,7 +115,7 @@ def by_hand(
 def test_twenty_rounds_come_to_the_known_weights(
     kind: str, rows: Columns, expected: list[float], workers: int, replay: bool
 ) -> None:
-    """Known from Flink ML; a row's weight counts, and who made which gradient does not."""
+    """Known from Flink ML; the weight of a row counts, and the worker of a gradient does not."""
     weights = weights_of(rows, kind, workers=workers, replay=replay, mini_batch=32, tolerance=1e-6)
     assert weights == pytest.approx(expected, rel=1e-12)
 
@@ -146,7 +146,7 @@ def test_fit_comes_to_the_known_weights(
 def test_mini_batches_come_in_turn_and_penalties_follow_the_step(
     mini_batch: int, replay: bool, l1: float, l2: float
 ) -> None:
-    """The last mini-batch before the beginning comes again is what is left, not a row twice."""
+    """The last mini-batch before the data is repeated has the remaining rows, and no row twice."""
     rows = made_up(40)
     optimizer = GradientDescent(0.1, l1=l1, l2=l2)
     weights = weights_of(rows, optimizer=optimizer, mini_batch=mini_batch, replay=replay)
@@ -274,7 +274,9 @@ def test_models_on_the_way_are_published_when_asked_for() -> None:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
 def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> None:
-    """To the last bit: what makes a run repeatable. (Replayed, sums follow the batches as they were cut.)"""
+    """To the last bit, so that a run is repeatable. (With replayed data the sums depend on the cuts of the
+    batches.)
+    """
     records = as_records(made_up(61))
     results = []
     for seed in range(6):
@@ -309,7 +311,7 @@ def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None
 
 @pytest.mark.parametrize("seed", range(4))
 def test_asynchronous_with_idle_workers(seed: int) -> None:
-    """A worker without examples holds nobody up, and the tolerance does not wait for what it would say."""
+    """A worker without examples does not delay the others, and the tolerance does not wait for its loss."""
     flow = Flow("training")
     examples = cut_items(flow, as_records(made_up(2)), seed=seed)
     training = trained(examples, workers=4, rounds=50, mode="asynchronous", tolerance=0.5)
@@ -404,7 +406,7 @@ def test_what_cannot_be_learned_from_is_refused_before_anything_runs(
 
 
 def test_features_whose_sum_is_too_large_are_still_finite() -> None:
-    """The quick look at a row's sum must not refuse what is extreme but a number."""
+    """The quick check of a row's sum must not refuse an extreme but finite number."""
     model = LinearRegression(2)
     model.checked_examples(Examples([[1.7e308, 1.7e308]], [1.0]))
 

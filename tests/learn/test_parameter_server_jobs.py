@@ -78,7 +78,7 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
 @EVERY
 @pytest.mark.parametrize("mini_batches", [1, 20, 50])
 async def test_a_job_goes_on_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
-    """Weights, slots, clocks, what is repeated and where each worker is in it: all of one moment."""
+    """Weights, optimizer state, clocks, and the place of each worker in the data are all of one moment."""
 
     def made() -> tuple[Flow, Any, Any]:
         flow = Flow("cut")
@@ -116,7 +116,7 @@ async def test_a_job_goes_on_from_a_snapshot_as_if_nothing_had_happened(how: str
 @EVERY
 @pytest.mark.parametrize("mode", ["drain", "suspend"])
 async def test_a_job_can_be_stopped_in_the_middle(how: str, mode: Any) -> None:
-    """Drained it gives what it has learned so far; a worker that waits for one that has ended must not hold it up."""
+    """A drained training returns its model so far; a worker that waits for an ended worker must not delay it."""
     flow = Flow("stopped")
     training = train_on_parameter_server(
         flow.from_items(made_up_rows(201)),

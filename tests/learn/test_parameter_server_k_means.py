@@ -43,7 +43,7 @@ def clustered(
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_in_step_with_all_points_it_is_lloyds_rounds(shards: int) -> None:
-    """Whatever shard a cluster lies on; another one's count would move it somewhere else."""
+    """A cluster may be on any shard; the count of another cluster would move it to a wrong place."""
     lloyd = KMeans(clusters=3, rounds=6, initial=INITIAL, tolerance=None).fit(POINTS)
     [model], losses = clustered(POINTS, BSP(), shards=shards, epochs=6)
     assert model.parameters["centroids"] == pytest.approx(lloyd.centroids, rel=1e-12, abs=1e-12)
@@ -97,7 +97,7 @@ def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def a9a() -> tuple[Any, Any, float]:
-    """The rows, centroids to begin with, and the inertia after ten of Lloyd's rounds."""
+    """The rows, the first centroids, and the inertia after ten rounds of Lloyd's algorithm."""
     flow = Flow("read")
     records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_train.libsvm')}")).collect()
     flow.run()
@@ -207,7 +207,7 @@ def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any],
     ("settings", "given"), [({"sparse": True}, "a sparse one"), ({"dtype": "int64"}, "one of int64")]
 )
 def test_centroids_need_a_dense_matrix_of_fractions(settings: dict[str, Any], given: str) -> None:
-    """Centroids of whole numbers went to the left, and nobody said why."""
+    """Centroids of whole numbers moved to the left, without an error."""
     rows = len(CentroidRows(2))
     with pytest.raises(
         ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"

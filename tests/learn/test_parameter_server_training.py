@@ -1,4 +1,6 @@
-"""Linear models on a parameter server: the numbers, whatever the shards, the schedule, and who has which rows."""
+"""Linear models on a parameter server: the same numbers with any shards, any schedule, and any distribution of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def test_on_a9a_four_workers_learn_what_linear_models_are_known_to_reach_there(h
 
 
 def in_step_by_numpy(features: Any, targets: Any, rule: str, *, batch: int, epochs: int) -> tuple[Any, float]:
-    """All workers' mini-batches summed up by one who has all rows: row i is worker i mod n's."""
+    """Return the sums of the gradients of all workers, computed from all rows: row i belongs to worker i mod n."""
     with_ones = np.column_stack([features, np.ones(len(features))])
     parts = [(with_ones[worker::WORKERS], targets[worker::WORKERS]) for worker in range(WORKERS)]
     turns = [
@@ -119,7 +121,7 @@ def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 10])
 def test_workers_without_rows_keep_nobody_waiting(count: int) -> None:
-    """With fewer rows than workers the minimum clock stood at 0, and the others waited for ever."""
+    """With fewer rows than workers the minimum clock stayed at 0, and the others waited for ever."""
     rows = made_up_rows(count)
     [model], _ = trained(rows, BSP(), batch=2, optimizer=SGD(0.5))
     weights, _ = in_step_by_numpy(*dense(rows), "sgd", batch=2, epochs=3)
@@ -137,7 +139,7 @@ class SlowToEnd(ParameterServerWorker):
 
 
 def test_the_last_gradient_of_a_worker_that_ends_first_is_applied() -> None:
-    """It waited for the clock of others who left without one, and was gone with the worker."""
+    """The gradient waited for the clock of workers that left without a clock, and was lost."""
     rows = made_up_rows(WORKERS + 1)
     [model], _ = trained(rows, BSP(), batch=1, epochs=1, optimizer=SGD(0.5), worker=SlowToEnd)
     weights, _ = in_step_by_numpy(*dense(rows), "sgd", batch=1, epochs=1)
@@ -149,7 +151,7 @@ def test_the_last_gradient_of_a_worker_that_ends_first_is_applied() -> None:
 
 @EVERY
 def test_the_number_of_shards_changes_nothing(how: str) -> None:
-    """A column that lies on another shard is still the same column."""
+    """A column on another shard is the same column."""
     rows = made_up_rows(200)
     results = [trained(rows, ALL[how], shards=shards)[0][-1].parameters for shards in (1, 2, 5)]
     for other in results[1:]:
@@ -185,7 +187,7 @@ def test_every_mini_batch_of_every_epoch_is_learned_from_once(how: str) -> None:
 
 @EVERY
 def test_dense_rows_learn_the_same_as_sparse_ones(how: str) -> None:
-    """FTRL leaves alone what has no gradient, so that which columns are pulled must not matter."""
+    """FTRL changes no weight without a gradient, so the choice of pulled columns must not matter."""
     rows = made_up_rows(120)
     sparse, _ = trained(rows, ALL[how])
     full, _ = trained(rows, ALL[how], extract=dense_examples)
@@ -275,7 +277,7 @@ def test_another_flow_goes_on_from_what_the_server_holds() -> None:
 
 
 def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() -> None:
-    """One damaged row took the 99 beside it along."""
+    """One damaged row removed the 99 rows next to it."""
     rows = made_up_rows(40)
     damaged = [*rows[:5], {**rows[5], "label": 7.0}, {**rows[6], "indices": np.arange(41, 47)}, *rows[7:]]
     [model], _ = trained(damaged, ASP(), workers=1, on_error="skip", epochs=2)

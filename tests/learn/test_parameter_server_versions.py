@@ -1,4 +1,4 @@
-"""Versions of a model that is trained on a parameter server: what they count, and where they go."""
+"""Versions of a model that is trained on a parameter server: their counts and their topics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 @EVERY
 async def test_versions_are_published_and_served(how: str) -> None:
-    """The last version is that of the end, when every worker has left, and not of when the first one was through."""
+    """The last version is the state when every worker has left, and not when the first one has finished."""
     updates = MemoryBroker().topic("updates")
     await updates.create()
     server, flow = ParameterServer(shards=2), Flow("publish")
@@ -104,7 +104,7 @@ def test_in_step_a_version_does_not_wait_for_who_has_ended() -> None:
 
 
 def test_out_of_step_a_version_counts_what_was_heard_of() -> None:
-    """Nobody's clock says what another one has learned from."""
+    """The clock of one worker does not say which rows another worker has learned from."""
     assert versions_of([told_by(1, 7), told_by(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [
         (20, 81.0 / 20)
     ]

@@ -123,7 +123,7 @@ def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
 @settings(deadline=None)
 @given(rows)
 def test_exact_auc_counts_pairs(rows):
-    """Ties count half, whatever the order of the rows."""
+    """Ties count half, in any order of the rows."""
     columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
     expected = auc_by_pairs(*columns)
     found = area_under_curve(*columns)
@@ -141,7 +141,7 @@ def test_auc_is_left_out_until_both_targets_came():
 
 
 def test_regression_has_its_own_metrics():
-    """The loss is the one that is minimized, half the squared error."""
+    """The loss is the one that is minimized: half the squared error."""
     validation = ProgressiveValidation(window=2, kind="regression")
     validation.update([1.0, 5.0, 3.0], [2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
     assert validation.metrics() == pytest.approx(
@@ -163,7 +163,7 @@ def test_regression_has_its_own_metrics():
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_counting_goes_on_after_a_restore_as_if_nothing_had_happened(kind):
-    """To the last bit, weighted, with a window that is full and one that is not yet."""
+    """To the last bit, with weights, with a full window and a window that is not yet full."""
     columns = stream(3, 900)
     for at, window in ((300, 256), (100, 256), (700, 1)):
         through, before, after = (ProgressiveValidation(window=window, kind=kind) for _ in range(3))

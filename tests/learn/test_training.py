@@ -1,4 +1,4 @@
-"""Online training as a flow: what it learns, what it publishes, and what it does with bad rows."""
+"""Online training as a flow: learning, publishing, and bad rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
-    """Gradients that are added twice, or never, still run down some hill: the end tells."""
+    """Gradients that are added twice, or never, still reduce the loss: only the final weights show it."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(table(6_000)),
@@ -114,7 +114,7 @@ def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_step_with_one_worker_it_is_the_loop_written_out(optimizer: Any, seed: int) -> None:
-    """The engine adds and leaves out nothing, wherever the transport batches are cut: every version to the bit."""
+    """The engine adds and omits nothing, wherever transport batches are cut: every version is equal to the bit."""
     rows = clicks(500)
     flow = Flow("f")
     training = train_online(
@@ -144,7 +144,7 @@ def test_in_step_with_one_worker_it_is_the_loop_written_out(optimizer: Any, seed
 
 
 def test_in_step_the_result_does_not_depend_on_the_schedule() -> None:
-    """A training that nobody can repeat; the order in which gradients arrive must not change the last bit."""
+    """A training must be repeatable: the order in which gradients arrive must not change the last bit."""
     results = []
     for seed in range(6):
         flow = Flow("f")
@@ -175,7 +175,7 @@ def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
 
 
 def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
-    """Whoever restarts goes on from what was published: the end of the stream must not be lost."""
+    """A restart continues from the published model: the end of the stream must not be lost."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(table(250)), regression, extract=extract, mini_batch=10, publish_every=10
@@ -187,7 +187,7 @@ def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_training_begins_where_it_is_told_to(mode: Any) -> None:
-    """A service that comes back must not begin at zero; before the model is there no example may be taken."""
+    """A service that restarts must not begin at zero; no example may be used before the model is there."""
     start = {"weights": TRUE_WEIGHTS, "intercept": 3.0, "link": "identity"}
     flow = Flow("f")
     training = train_online(
@@ -204,7 +204,7 @@ def test_training_begins_where_it_is_told_to(mode: Any) -> None:
 
 
 def test_no_examples_give_no_model_and_an_end() -> None:
-    """An empty topic read to its end, where everybody waits for everybody."""
+    """An empty topic is read to its end, where all steps wait for each other."""
     for mode in ("asynchronous", "synchronous"):
         flow = Flow("f")
         training = train_online(
@@ -255,7 +255,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: An
     ids=str,
 )
 def test_a_bad_question_or_answer_is_left_out_and_the_rest_is_learned(bad: dict[str, Any]) -> None:
-    """With late labels one event that could not be read ended the training, whatever its policy said."""
+    """With delayed labels one unreadable event ended the training, in spite of its policy."""
     kind = "question" if "question" in bad else "answer"
     events = [event for event in delayed_events(30, 5) if event.get(kind) != 3]
     place = 3 if kind == "question" else 11
@@ -291,7 +291,7 @@ def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
 
 
 def test_a_start_may_come_in_a_flow_with_parallel_steps() -> None:
-    """The parallelism of the flow was that of the initial model, too, and the loop was refused."""
+    """The parallelism of the flow was also that of the initial model, and the loop was refused."""
     flow = Flow("f", parallelism=2)
     training = train_online(
         flow.from_items(table(100)),
@@ -373,8 +373,8 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
 
 
 async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
-    """Its new parameters wait behind the barrier: eighty mini-batches that had been read already were learned from
-    with one and the same old model, and what was published last predicted 100 % or 0 %.
+    """New parameters wait behind the barrier: the model learned from eighty mini-batches with the same old
+    parameters, and the last published version predicted 100 % or 0 %.
     """
     reached = asyncio.Event()
     published: list[ModelSnapshot] = []
@@ -429,7 +429,9 @@ def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:
 
 
 def test_the_answers_to_a_question_find_it_whichever_worker_has_it() -> None:
-    """Dealt out to workers in turn, half of the answers came to one that had never heard the question."""
+    """Answers were distributed to workers in turn, and half of them came to a worker that did not know the
+    question.
+    """
     flow = Flow("f")
     training = train_online(
         flow.from_items(delayed_events(300, 20), parallelism=1),
