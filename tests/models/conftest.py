@@ -14,7 +14,7 @@ from streamiter.topics.urls import topic
 
 @pytest.fixture(params=["memory", "sqlite"])
 def make_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
-    """Call it and await it for a topic that is there."""
+    """Return a function that creates a topic and returns it."""
     broker = MemoryBroker()
 
     async def make(partitions: int = 1, name: str = "models") -> Topic:

@@ -1,4 +1,4 @@
-"""What the tests of models share: a clock, short ways to write, and what compaction leaves of a topic."""
+"""Shared code of the tests of models: a clock, short functions to write, and compaction of a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeTopic = Callable[..., Awaitable[Topic]]
 
 
 class ManualClock:
-    """Time that goes on only when told to."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self, now_s: float = 1_700_000_000.0) -> None:
         self._now_s = now_s

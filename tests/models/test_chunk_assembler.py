@@ -14,7 +14,7 @@ def headers(version: int, chunk: Chunk) -> UpdateHeaders:
 def add(
     assembler: ChunkAssembler, version: int, value: bytes, *indices: int, chunk_bytes: int = 10
 ) -> bytes | None:
-    """The chunks of ``indices``; what the last of them completes."""
+    """Add the chunks of ``indices``; return the update that the last of them completes."""
     chunks = cut(value, chunk_bytes)
     whole = None
     for index in indices:

@@ -37,7 +37,7 @@ async def last_rank(topic: Topic) -> tuple[int, int] | None:
 
 
 class WatchedTopic:
-    """Counts what is read of a topic, and can do something before a reader is opened."""
+    """Counts the records that are read, and can act before a reader is opened."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -113,7 +113,7 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic) -> None:
 async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
     make_topic: MakeTopic, opened_before: int
 ) -> None:
-    """The search had asked where the topic ends, and went on there in another one: updates were passed over."""
+    """The search had asked for the end of the topic, and continued there in another topic: updates were missed."""
     topic = await make_topic()
     await write(topic, *(update_of((1, version)) for version in range(1, 4)))
     watched = WatchedTopic(topic)
@@ -209,7 +209,7 @@ async def test_the_newest_is_found_in_whichever_partition_it_lies(make_topic: Ma
 
 
 async def test_the_newest_is_found_in_a_busy_partition_too() -> None:
-    """Found in a quiet partition, it must not end the search in one where the newer lies further back."""
+    """An update in a quiet partition must not end the search in a partition with a newer update further back."""
     topic = await memory_topic(partitions=2)
     await write(topic, timed(update_of((1, 1), partition=1), 0), timed(update_of((1, 2), partition=0), 10))
     busy = encoder(model="busy", partition=0)
@@ -218,7 +218,7 @@ async def test_the_newest_is_found_in_a_busy_partition_too() -> None:
 
 
 async def test_an_update_of_many_chunks_is_found_between_those_of_others() -> None:
-    """Its first chunk lies far before its last: more windows back than the last update itself."""
+    """The first chunk of the update is far before its last chunk: more windows back than the update itself."""
     topic = await memory_topic()
     many = encoder(1, 2, record_bytes_max=460).encode([np.arange(20_000.0)], epoch=1)
     assert len(many) > 300
@@ -274,7 +274,7 @@ async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skippe
 
 
 async def test_an_unreadable_record_between_the_chunks_of_the_last_update_is_history() -> None:
-    """What counts is where an update is closed, not where its first chunk lies."""
+    """The end of an update counts, not the place of its first chunk."""
     topic = await memory_topic()
     many = encoder(1, 2, record_bytes_max=1000).encode([np.zeros(10_000)])
     broken = replace(update_of((1, 1)), values=[b"{"])
@@ -304,7 +304,7 @@ async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(mak
 
 
 async def test_retention_that_overtakes_the_search_does_not_end_it() -> None:
-    """A busy topic with short retention: what was to be read next has just been dropped."""
+    """A busy topic with short retention: the next records to read have just been deleted."""
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"retention_records": "200"})
     await write(topic, update_of((1, 1)), encoder(model="busy").encode([np.zeros(1)] * 150))
@@ -334,7 +334,7 @@ entries = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=60))
 def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, int, str, int]]) -> None:
-    """Whatever lies where: the answer is the same as that of reading everything."""
+    """For any content the result is the same as after reading all records."""
 
     async def main() -> tuple[tuple[int, int] | None, int]:
         topic = await memory_topic(partitions=3)

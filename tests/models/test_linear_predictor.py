@@ -1,4 +1,4 @@
-"""The default predictor: scores, links, rows dense and sparse, and what it refuses."""
+"""The default predictor: scores, links, dense and sparse rows, and refused input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_sparse_rows_of_a_hasher_give_what_their_single_rows_give(matrix: Any) -
 
 @pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
 def test_a_table_of_numbers_is_a_matrix(table: Any) -> None:
-    """Its columns side by side, whatever types of numbers they have."""
+    """The columns of any numeric types become one matrix."""
     predict = LinearPredictor(np.array([1.0, 10.0]))
     assert predict(table({"x": [1, 2], "y": [0.5, -1.0]})).tolist() == [6.0, -8.0]
 

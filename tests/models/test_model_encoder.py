@@ -36,7 +36,7 @@ def test_a_batch_of_rows_is_one_update_for_each_row() -> None:
 
 
 def test_epoch_of_a_snapshot_goes_before_the_epoch_of_the_call() -> None:
-    """The epoch of the batch is only what is known when the operator says nothing."""
+    """The epoch of the batch is used only if the operator gives no epoch."""
     models = [ModelSnapshot(np.zeros(1), epoch=0), np.zeros(1)]
     assert [update.epoch for update in decoded(encoder().encode(models, epoch=4))] == [0, 4]
     assert decoded(encoder().encode([np.zeros(1)]))[0].epoch is None
@@ -80,7 +80,7 @@ def test_no_models_are_no_records() -> None:
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_and_uses_up_no_version(broken: Any, message: str) -> None:
-    """A diverged run published NaN and every consumer predicted NaN; nobody knew from which update on."""
+    """A diverged run published NaN and every consumer predicted NaN; the first bad update was unknown."""
     one = encoder(generation=2, next_version=17)
     with pytest.raises(ModelError, match=rf"^model 'ctr', update 2\.18: .*{message}"):
         one.encode([np.zeros(1), broken])
@@ -159,7 +159,7 @@ def test_a_limit_too_small_for_the_headers_says_so() -> None:
 
 
 def test_record_limit_is_the_smaller_one_of_topic_and_client() -> None:
-    """A broker may take more than a client sends unless told, and the other way round."""
+    """A broker may accept larger records than a client sends by default, or smaller ones."""
 
     def described(**settings: str) -> TopicDescription:
         return TopicDescription("models", {0: (0, 0)}, {k.replace("_", "."): v for k, v in settings.items()})

@@ -75,7 +75,7 @@ def parameters(random: Random) -> Any:
 
 
 def as_published(value: Any) -> Any:
-    """What the doc promises to come back: native byte order, and nothing else changed."""
+    """Return the parameters that a reader should get: in native byte order, otherwise unchanged."""
     if isinstance(value, np.ndarray):
         return value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, dict):
@@ -128,7 +128,7 @@ def test_json_of_float64_is_plain_lists_that_any_language_reads() -> None:
 
 
 def test_json_names_the_type_of_other_arrays() -> None:
-    """The reader in another language sees what the flat list of values means."""
+    """A reader in another language learns the type and shape of the flat list of values."""
     batch = encoder().encode([{"counts": np.array([[1, 2], [3, 4]], dtype=np.int32)}])
     assert orjson.loads(batch.values[0] or b"")["parameters"] == {
         "counts": {"dtype": "int32", "shape": [2, 2], "values": [1, 2, 3, 4]}

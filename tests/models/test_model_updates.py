@@ -51,7 +51,7 @@ async def test_updates_come_in_order_with_their_contents(make_topic: MakeTopic) 
 
 
 async def test_a_reader_opened_before_the_write_gets_each_update_live(make_topic: MakeTopic) -> None:
-    """A served model must not need to be opened again to see what is published."""
+    """A served model must see new updates without being opened again."""
     topic = await make_topic()
     async with model_updates(topic, "ctr", start="latest_model") as updates:
         waiting = asyncio.create_task(soon(updates))
@@ -77,7 +77,7 @@ writes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.booleans())
 @settings(max_examples=60, deadline=None)
 @given(writes)
 def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, bool]]) -> None:
-    """Any interleaving of writers: what is given out grows strictly, and only what does not is skipped."""
+    """For any interleaving of writers, the returned versions strictly increase, and only other updates are skipped."""
 
     async def main() -> list[tuple[int, int]]:
         topic = MemoryBroker().topic("models")
@@ -94,7 +94,7 @@ def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, 
 
 
 async def test_records_of_other_models_and_of_nobody_are_passed_over(make_topic: MakeTopic) -> None:
-    """Many models share one topic, and commit records may lie in it too."""
+    """Many models share one topic, and commit records may be in it, too."""
     topic = await make_topic()
     strange = OutgoingBatch(values=[b"\x00", b"{}"], keys=[b"ctr-2", None])
     await write(
@@ -249,7 +249,7 @@ async def test_latest_model_finishes_an_update_whose_first_chunks_were_there_bef
 async def test_latest_model_gives_the_last_good_update_before_the_error_behind_it(
     make_topic: MakeTopic,
 ) -> None:
-    """What lies in the topic comes in its order: the good update is not lost to the bad one after it."""
+    """Updates are read in the order of the topic: a good update is not lost because of a bad one behind it."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), replace(update_of((1, 2)), values=[b"{"]))
     async with model_updates(topic, "ctr", start="latest_model") as updates:
@@ -261,7 +261,7 @@ async def test_latest_model_gives_the_last_good_update_before_the_error_behind_i
 
 
 async def test_other_starts_are_those_of_any_topic(make_topic: MakeTopic) -> None:
-    """An offset or a time of day is how one replays what a consumer saw."""
+    """With an offset or a time, a user can repeat the updates that a consumer saw."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), update_of((1, 2)))
     offsets = [record.offset for record in await all_records(topic)]
@@ -374,7 +374,7 @@ async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
 
 
 async def test_a_compacted_topic_still_gives_the_last_update(make_topic: MakeTopic) -> None:
-    """Compaction runs at any time: whatever it leaves must give the newest model, whole."""
+    """Compaction runs at any time: the remaining records must contain the whole newest model."""
     topic = await make_topic()
     one = encoder(record_bytes_max=1000)
     for version in range(1, 6):

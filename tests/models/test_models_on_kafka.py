@@ -49,7 +49,7 @@ async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(model
 
 
 async def test_followers_of_a_topic_that_was_created_again_are_told_so(models: Topic) -> None:
-    """Training began anew in a new topic; the service answered on with the model of the old one for weeks."""
+    """Training started again in a new topic; for weeks the service used the model of the old one."""
     await models.create()
     await write(models, update_of((5, 1)), update_of((5, 2)))
     async with ServedModel(models, "ctr") as served, model_updates(models, "ctr") as updates:
@@ -67,7 +67,7 @@ async def test_followers_of_a_topic_that_was_created_again_are_told_so(models: T
 
 
 async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:
-    """The limit that a topic's description tells is one that its broker takes."""
+    """The limit in the description of a topic is a limit that its broker accepts."""
     await models.create(settings={"max.message.bytes": "20000"})
     limit = record_limit(await models.describe())
     assert limit == 20_000
@@ -97,7 +97,7 @@ async def test_the_last_update_lies_before_open_and_aborted_transactions(models:
 
 
 async def test_a_served_model_follows_through_transactions(models: Topic) -> None:
-    """Chunks of one transaction come all at once, those of an aborted one never."""
+    """All chunks of one transaction become visible together, and chunks of an aborted one never."""
     await models.create()
     chunked = encoder(1, 1, record_bytes_max=1000, clock=SystemClock())
     transactions = await models.open_transactions(f"{models.name}-job")

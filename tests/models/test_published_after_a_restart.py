@@ -1,4 +1,4 @@
-"""Publishing goes on after a restart: generation and version never go back for a reader."""
+"""Publishing continues after a restart: generation and version never decrease for a reader."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RARELY_S = 100.0
 
 
 class Kept(Fed):
-    """Goes on behind what a checkpoint has of it, as if it had a topic behind it."""
+    """Resumes at the position of a checkpoint, like the source of a topic."""
 
     async def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = (positions or {}).get("brought", 0)
 
 
 async def started(topic: Topic, folder: Path, **options: Any) -> tuple[Job, Kept]:
-    """A job that publishes what its source is given."""
+    """Start a job that publishes the models of its source."""
     delivery = options.pop("delivery", None)
     source, flow = Kept(), Flow("publishing")
     flow.from_source(lambda: source, name="in").publish_model(topic, model="ctr", delivery=delivery)
@@ -57,7 +57,7 @@ SMALL = np.zeros(2)
 
 
 async def test_an_older_checkpoint_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """After a way back the servers went on with the bad model until as many new ones had come as were taken back."""
+    """After a step back, the servers kept the bad model until as many new versions had been published."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)
     for _ in range(3):
@@ -75,7 +75,7 @@ async def test_an_older_checkpoint_begins_a_new_generation(make_topic: MakeTopic
 
 
 async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Updates of other weights had the same version, and each server believed the one that it had seen first."""
+    """Updates with different weights had the same version, and each server used the one that it had seen first."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path, delivery="at_least_once")
     await published(job, source, SMALL)
@@ -92,7 +92,7 @@ async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTop
 
 
 async def test_exactly_once_goes_on_with_the_next_version(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Each restart began a new generation, and consumers began anew with it."""
+    """Each restart began a new generation, and consumers started again with it."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)
     await published(job, source, SMALL, SMALL)

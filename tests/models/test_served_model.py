@@ -29,7 +29,7 @@ async def memory_topic() -> Topic:
 
 
 async def test_a_prediction_names_the_version_it_was_computed_with(make_topic: MakeTopic) -> None:
-    """Without it nobody can tell which model gave a disputed answer."""
+    """Without the version it is unknown which model gave a disputed prediction."""
     clock = ManualClock()
     topic = await make_topic()
     await write(
@@ -69,7 +69,7 @@ async def test_versions_change_while_predicting_and_never_go_back(make_topic: Ma
 
 
 async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
-    """What a model learned from is what it is asked about: they were refused, as numbers without a len()."""
+    """Rows that a model has learned from were refused for predictions, as numbers without a len()."""
     hasher = FeatureHasher(["color"], numeric=["size"], bits=6)
     records = [{"color": color, "size": size} for color in ("red", "blue") for size in (0.5, -1.0, 2.0)]
     rows = hasher.rows(records)
@@ -199,7 +199,7 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
 
 
 async def test_a_deleted_topic_is_told_by_check_and_at_the_end_while_the_last_model_answers_on() -> None:
-    """The topic was deleted by mistake; the service answered for weeks with an old model and nobody knew."""
+    """The topic was deleted by mistake; for weeks the service used an old model, without an error."""
     topic = await memory_topic()
     await write(topic, update_of((1, 1)))
     served = ServedModel(topic, "ctr")
@@ -256,7 +256,7 @@ async def test_an_error_that_check_has_told_is_not_raised_again_at_the_end() -> 
 
 
 async def test_a_missing_topic_ends_waiting_at_once() -> None:
-    """Thirty seconds of waiting for a topic that is not there help nobody."""
+    """To wait thirty seconds for a missing topic is of no use."""
     served = ServedModel(MemoryBroker().topic("models"), "ctr")
     with pytest.raises(NoModel, match=r"no model.*no topic 'models' in memory"):
         async with served:
@@ -391,7 +391,7 @@ async def test_the_age_is_never_negative() -> None:
 
 
 async def test_an_error_of_the_body_is_not_hidden_by_the_end() -> None:
-    """What the service itself raised is what it must see."""
+    """The service must see the error that it raised itself."""
     topic = await memory_topic()
 
     async def serve() -> None:
