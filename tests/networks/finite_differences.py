@@ -1,4 +1,4 @@
-"""What a graph's gradients must agree with: central finite differences of its loss."""
+"""The reference for the gradients of a graph: central finite differences of its loss."""
 
 from __future__ import annotations
 

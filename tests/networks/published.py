@@ -39,7 +39,7 @@ _DEEP_FM: dict[str, Any] = {
 
 
 def deep_fm() -> dict[str, Any]:
-    """A DeepFM; whoever gets it may change it."""
+    """Return a DeepFM that the caller may change."""
     return copy.deepcopy(_DEEP_FM)
 
 

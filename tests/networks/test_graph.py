@@ -1,4 +1,4 @@
-"""The graph as a whole: steps of training, predictions, and what it refuses."""
+"""The whole graph: steps of training, predictions, and refused input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_losses_of_other_outputs_agree_with_finite_differences(loss, outputs, tr
 
 @pytest.mark.parametrize("name", list(TRANSFER_FUNCTIONS))
 def test_every_transfer_function_agrees_with_finite_differences_inside_a_network(name):
-    """The layer had kept what belongs to another mini-batch."""
+    """A layer had kept state of another mini-batch."""
     graph = _deep_fm(transfer=name)
     rows, labels = _rows()
 
@@ -156,7 +156,7 @@ def test_dropout_leaves_predictions_as_they_are():
 
 
 def test_what_is_left_out_depends_on_the_seed_and_the_mini_batch_only():
-    """A run that went on from a snapshot left out other numbers than the one that had not stopped."""
+    """After a restore, dropout omitted other numbers than in the run without an interruption."""
     rows, labels = _rows()
 
     def scores(graph: LayerGraph, number: int | None) -> np.ndarray:
@@ -199,13 +199,13 @@ def test_a_loss_needs_labels_and_predictions_do_not():
 
 
 def test_labels_that_the_loss_does_not_know_are_refused_as_they_are_fed():
-    """Labels 0 and 1 came to a log loss."""
+    """Labels 0 and 1 were given to a log loss."""
     with pytest.raises(BadRows, match=r"'losslayer6': expected labels −1 or 1 for logloss, given 0\.0"):
         _deep_fm().feed_data(_rows(2)[0], [1, 0], training=True)
 
 
 def test_a_mini_batch_with_labels_that_are_refused_is_not_learned_from_either():
-    """The layers still had the outputs of the mini-batch before, and the labels were those of the one refused."""
+    """The layers still had the outputs of the mini-batch before, and the labels of the refused one."""
     graph = _deep_fm()
     graph.feed_data(*_rows(), training=True)
     give_values(graph, np.random.default_rng(1))

@@ -1,4 +1,4 @@
-"""Training of networks that is cut off and goes on from a checkpoint: the model that no cut would have given."""
+"""Training of networks that is interrupted and resumes from a checkpoint: the same model as without interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 200
 
 
 def with_dropout(**sections: Any) -> Network:
-    """What it leaves out is drawn anew for each mini-batch; the rows are in another order in each epoch."""
+    """Return a network with dropout, drawn again for each mini-batch, and rows in another order in each epoch."""
     changed = document(data={"useshuffle": True, "indexrange": 24}, train={"epoch": 20}, **sections)
     changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
     return Network.from_json(changed)
@@ -93,9 +93,10 @@ class Run:
 async def test_training_with_dropout_goes_on_to_the_same_bits(
     train: Train, steps: int, mode: Literal["abort", "suspend"]
 ) -> None:
-    """After a restart dropout began to count mini-batches at 0, and left out what it had left out in the first ones.
+    """After a restart, dropout counted mini-batches from 0 again, and omitted the same numbers as in the first
+    ones.
 
-    What an aborted run has learned since its checkpoint is lost, and learned once more.
+    Steps of an aborted run after its checkpoint are lost, and are made again.
     """
     whole, store = Run(train), MemoryStore()
     await (await whole.start()).wait()

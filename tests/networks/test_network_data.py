@@ -170,7 +170,7 @@ def numbered(count: int) -> LabelledRows:
 def test_an_epoch_has_each_row_once_in_steps_of_one_size(
     count: int, updates: int, workers: int, shuffles: bool, seed: int
 ) -> None:
-    """Rows at the end that fall off are rows that nobody learns from."""
+    """Rows that are dropped at the end of an epoch are never learned from."""
     made = TrainingSteps(
         numbered(count),
         updates=updates,

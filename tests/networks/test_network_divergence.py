@@ -1,4 +1,4 @@
-"""Training that diverges: what is said, and which model is kept."""
+"""Training that diverges: the error, and the model that is kept."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from streamiter.parameter_server import ASP, BSP, ParameterServer
 
 
 def steep(**train: Any) -> Network:
-    """A linear regression whose rate is too high for features that nobody has scaled: each step makes it nine times
-    as wrong, so that in float32 it is over in step 23.
+    """Return a linear regression with unscaled features and a rate that is too high: each step makes its error
+    nine times as large, so in float32 it overflows in step 23.
     """
     layers = {
         "value": {"type": "simpleinputlayer", "outputdim": 1},
@@ -61,14 +61,14 @@ def test_the_model_of_the_last_epoch_that_was_finite_is_kept(
 
 
 def test_without_a_finite_epoch_there_is_no_model() -> None:
-    """Rather none than the one that training began with."""
+    """No model is better than the initial model."""
     with pytest.raises(Diverged, match=r"^epoch 1, step 2 of 5: .*; lower lr") as caught:
         fit_network(steep(lr=1e30), unscaled(100), progress=False)
     assert caught.value.trained is None
 
 
 def test_rows_for_validation_may_be_the_first_that_show_it() -> None:
-    """The model of an epoch that could not be judged was the one that was kept."""
+    """The model of an epoch that could not be evaluated was kept."""
     far = LabelledRows(np.full((1, 2), 1e12), np.zeros(1))
     with pytest.raises(
         Diverged, match=r"^epoch 2, rows for validation: layer 'loss': expected a finite loss"
@@ -79,7 +79,7 @@ def test_rows_for_validation_may_be_the_first_that_show_it() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
-    """Among twenty arrays nobody knew where to look."""
+    """Among twenty arrays it was unclear where to look."""
     rows = LabelledRows(
         np.full((4, 2), 1e30), np.zeros(4)
     )  # The loss is 3e37, its slopes are beyond float32.
@@ -140,7 +140,7 @@ def test_on_a_stream_it_says_the_mini_batch_and_the_worker() -> None:
 
 
 def test_the_published_deepfm_does_not_diverge_at_the_seed_that_it_has_unless_told() -> None:
-    """All of the file to learn from, the seed 0: the first thing that anybody tries, and it ended in epoch 3."""
+    """The whole file and seed 0 are the first thing that a user tries, and the training ended in epoch 3."""
     made = Network.from_json(published("deepfm"))
     data, held_out = (
         read_rows(data_file(f"census/census_148d_{kind}.dummy"), made.configuration.data)

@@ -38,7 +38,7 @@ flowchart LR
 
 
 def test_mermaid_shows_layers_and_what_goes_between_them():
-    """For a document; Mermaid is what is drawn unless something else is asked for."""
+    """For a document; Mermaid is the default."""
     network = Network.from_json(deep_fm())
     assert network.draw() == network.draw("mermaid") == network.draw(format="mermaid") == DEEP_FM
 
@@ -50,7 +50,7 @@ def texts(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_svg_has_every_layer_of_a_published_network(name):
-    """Drawn with what draws flows; nothing may be lost on the way."""
+    """The drawing uses the code for flows; no layer may be missing."""
     network = Network.from_json(published(name))
     written = texts(network.draw("svg"))
     assert f"{name}.json" in written

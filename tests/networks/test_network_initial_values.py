@@ -1,4 +1,4 @@
-"""How parameters begin: from one seed, the same whatever else changes."""
+"""Initial values of parameters: from one seed, independent of everything else."""
 
 import math
 import subprocess
@@ -78,7 +78,7 @@ def test_a_layer_begins_the_same_whatever_stands_before_or_beside_it():
 
 
 def test_layers_of_one_shape_begin_differently():
-    """Layers that begin alike learn alike."""
+    """Layers with the same start learn the same."""
     document = deep_fm()
     layer(document, "deep")["outputdims"] = [104, 104, 1]
     begun = Network.from_json(document).initial_parameters(7)

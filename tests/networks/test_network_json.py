@@ -1,4 +1,4 @@
-"""A network from a file and back, and the graph that it stands for."""
+"""A network from a file and back, and its graph."""
 
 import json
 import warnings
@@ -28,7 +28,7 @@ def logistic(**document: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
-    """Whether what is saved is passed on or written to a file."""
+    """The saved document may be passed on or written to a file."""
     network = Network.from_json(published(name))
     path = tmp_path / "saved.json"
     document = network.to_json(path)
@@ -90,7 +90,7 @@ def test_settings_of_the_file_reach_the_layers():
 
 
 def test_the_model_type_says_the_dtype_unless_another_is_asked_for():
-    """Gradients are checked in float64, whatever the file says."""
+    """Gradients are checked in float64, for any dtype in the file."""
     single = Network.from_json(logistic(data={"indexrange": 3}))
     double = Network.from_json(logistic(data={"indexrange": 3}, model={"modeltype": "T_DOUBLE_SPARSE"}))
     assert (single.dtype, double.dtype) == (np.float32, np.float64)
@@ -143,7 +143,7 @@ def test_what_was_left_out_is_not_warned_of_again():
 
 
 def test_a_layer_that_cannot_be_built_is_told_with_the_file(tmp_path, monkeypatch):
-    """What a layer itself refuses does not know the file."""
+    """The error of a layer itself does not name the file."""
 
     class Refusing:
         @classmethod

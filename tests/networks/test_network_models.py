@@ -1,4 +1,4 @@
-"""The published kinds of models, small: what the file's check lets through can be built, and learned from."""
+"""The published kinds of models, small: a configuration that passes the check can be built and trained."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def rows(generator: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_published_kind_of_model_is_built_and_learned_from(model):
-    """What the check says of dimensions, and what the layers say, must be the same."""
+    """The check of the configuration and the layers must have the same rules for dimensions."""
     network = Network.from_json(document(model))
     graph = network.graph()
     dims = {found.name: found.output_dim for found in network.configuration.layers[:-1]}
@@ -169,7 +169,7 @@ def test_a_published_kind_of_model_is_built_and_learned_from(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_its_canonical_form_is_the_same_network(model):
-    """Saved beside a model, whatever its layers."""
+    """It is saved with a model, for any layers."""
     saved = Network.from_json(document(model)).to_json()
     assert Network.from_json(saved).to_json() == saved
     assert str(Network.from_json(saved).summary()) == str(Network.from_json(document(model)).summary())

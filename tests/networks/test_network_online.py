@@ -131,7 +131,7 @@ async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> No
 
 
 def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> None:
-    """One row with a field too few ended the job, whatever on_error said."""
+    """One row with a missing field ended the job, in spite of on_error."""
     data = rows(12)
     x = data.rows.to_dense()  # type: ignore[union-attr]
     x[7, x[7].argmax()] = 0.0
@@ -180,7 +180,7 @@ def test_a_version_with_a_text_for_its_network_reads_no_file(tmp_path: Path) -> 
 
 
 async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -> None:
-    """A linear model under the same name is somebody's mistake, not the end of the service."""
+    """A linear model under the same name is a user's mistake, and must not end the service."""
     _, updates = await topics()
     made = network()
     flow = Flow("versions")
@@ -198,7 +198,9 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     "text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"]
 )
 def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> None:
-    """Whoever serves leaves out what is a ModelError; arrays nested too deep were none, and nothing came after them."""
+    """A server skips a version that raises ModelError; arrays nested too deep raised another error, and later
+    versions were lost.
+    """
     version = version_of(network(), network().initial_parameters(seed=1)) | {"network": text}
     with pytest.raises(ModelError, match=r"^served: expected 'network' as a JSON object, given '"):
         network_of_version(version, "served")

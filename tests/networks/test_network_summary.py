@@ -24,7 +24,7 @@ loss       SimpleLossLayer, LogLoss    sum                (rows, 1)             
 
 
 def test_the_table_of_a_deep_fm():
-    """Whoever trains it wants to see at a glance what it is made of."""
+    """A user sees the structure of the network at a glance."""
     summary = Network.from_json(deep_fm()).summary()
     assert str(summary) == repr(summary) == DEEP_FM
 
@@ -42,7 +42,7 @@ def test_what_depends_on_the_data_is_told_by_feature():
 
 
 def test_several_numbers_for_each_feature():
-    """An embedding has no number of its own beside them."""
+    """An embedding has several numbers for a feature."""
     document = deep_fm()
     document["data"]["indexrange"] = document["model"]["modelsize"] = -1
     document["model"]["modeltype"] = "T_DOUBLE_SPARSE"

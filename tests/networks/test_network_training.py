@@ -1,4 +1,4 @@
-"""Training of networks: the numbers of the steps, whoever makes them, and what comes of them on real data."""
+"""Training of networks: the numbers of the steps, with any workers, and the results on real data."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ def closest(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(("workers", "shards"), [(1, 1), (3, 2)])
 def test_in_step_it_makes_the_steps_that_are_written_down_by_hand(workers: int, shards: int) -> None:
-    """A gradient that is scaled twice, or a slot in the wrong column, still learns: nothing but the numbers shows it.
+    """A gradient that is scaled twice, or optimizer state in the wrong column, still learns: only exact numbers
+    show it.
 
-    103 rows are no multiple of the mini-batch, nor that of the workers; the last step of an epoch has 19 rows for 3.
+    103 rows are no multiple of the mini-batch or of the number of workers; the last step of an epoch has 19
+    rows for 3 workers.
     """
     data, made = rows(103), network()
     expected = by_hand(data, made.initial_parameters(seed=7), epochs=3, updates=5)
@@ -110,7 +112,7 @@ def test_a_step_with_fewer_rows_than_workers_goes_on() -> None:
 
 
 def test_the_same_seed_gives_the_same_model_to_the_last_bit() -> None:
-    """Whoever looks for what a change has done must not find noise; shuffling, sampling and dropout are included."""
+    """Without noise a user can see the effect of a change; shuffling, sampling and dropout are included."""
     changed = document(data={"useshuffle": True, "sampleratio": 0.5})
     changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
 
@@ -126,7 +128,7 @@ def test_the_same_seed_gives_the_same_model_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("how", ALL)
 def test_workers_learn_under_each_consistency(how: str) -> None:
-    """What pairs of features say is found: a network that only adds up single features stays near .5."""
+    """The label depends on pairs of features: a network that only adds single features stays near .5."""
     data = rows(3_000)
     parted = part(data, validate_ratio=0.25)
     made = network(train={"epoch": 12})
@@ -140,7 +142,7 @@ def test_workers_learn_under_each_consistency(how: str) -> None:
 
 
 def test_training_goes_on_from_given_parameters() -> None:
-    """What was learned yesterday is not thrown away; FTRL without its slots would forget it with the first gradient."""
+    """Earlier training is not lost; FTRL without its state would forget it with the first gradient."""
     data = rows(800)
     for optimizer in ("momentum", "ftrl", "adam", "adagrad"):
         changed = document(default_optimizer=optimizer, train={"epoch": 8})
@@ -155,7 +157,7 @@ def test_training_goes_on_from_given_parameters() -> None:
 
 
 def test_only_the_parameters_of_features_that_are_there_change() -> None:
-    """Of a million features a mini-batch names a few: the others, and what is remembered of them, must wait."""
+    """A mini-batch has a few of a million features: other parameters, and their optimizer state, must not change."""
     data = rows(60)
     seen = np.flatnonzero(data.rows.to_dense().any(axis=0))  # type: ignore[union-attr]
     wide = data.widened(10_000, "test")
@@ -324,7 +326,9 @@ def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_b
 def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
     name: str, known: tuple[float, float, float]
 ) -> None:
-    """Loss, accuracy and area in validation, of whole configurations: those of a restatement, to .003, or better."""
+    """Loss, accuracy and area in validation equal those of a restatement of the whole configuration to .003, or
+    are better.
+    """
     made = Network.from_json(published(name))
     parted = part(
         census(made.configuration.data, "train"), validate_ratio=made.configuration.data.validate_ratio
@@ -344,7 +348,7 @@ def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
     [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())],
 )
 def test_the_networks_of_the_examples_are_as_good_on_census_as_they_say(name: str, consistency: Any) -> None:
-    """.907 on the test file is what takes a deep branch that works; .911 is what logistic regression reaches."""
+    """A working deep branch reaches .907 on the test file; logistic regression reaches .911."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = Network.from_json(EXAMPLES / f"{name}.json")

@@ -1,4 +1,4 @@
-"""The mini-batch at hand: which features are in it, and what is no mini-batch."""
+"""The current mini-batch: its features, and input that is no mini-batch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_dense_rows_have_all_features():
     ],
 )
 def test_what_is_no_mini_batch_is_refused_and_the_one_before_stays(rows, labels, message):
-    """A batch that was refused left labels of one mini-batch beside rows of another."""
+    """A refused batch left the labels of one mini-batch with the rows of another."""
     place_holder = PlaceHolder(4, "float64")
     place_holder.feed_data([[1, 2, 3, 4]], [7])
     with pytest.raises(ModelError, match=f"PlaceHolder: {message}"):

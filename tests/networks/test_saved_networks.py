@@ -1,4 +1,4 @@
-"""Networks on disk: what comes back, and what is refused."""
+"""Networks on disk: saved models that are loaded again, and refused folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamiter.networks.training import fit_network
 
 
 def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:
-    """A bit that differs is a model that nobody has judged."""
+    """A model with a different bit has not been evaluated."""
     data = rows(300)
     fitted = fit_network(network(data={"indexrange": -1}), data, data, progress=False)
     save_network(tmp_path / "models" / "small", fitted.network, fitted.parameters, fitted.results)
@@ -43,7 +43,7 @@ def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_other_programs_can_read_it(tmp_path: Path) -> None:
-    """What is in the folder is said in two words: JSON, safetensors."""
+    """The folder contains only JSON and safetensors."""
     made = network()
     results = [EpochResult(1, 0.5, Evaluation(10, 0.4, 0.8, 0.9)), EpochResult(2, 0.4, None)]
     save_network(tmp_path / "m", made, made.initial_parameters(seed=1), results)
@@ -56,7 +56,7 @@ def test_other_programs_can_read_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
-    """Nobody gets back what was in it."""
+    """The other content of the folder would be lost."""
     made = network()
     arrays = made.initial_parameters(seed=1)
     (tmp_path / "notes.txt").write_text("mine")
@@ -139,7 +139,7 @@ def test_parameters_that_are_no_finite_numbers_are_refused(damage: Any, said: st
 
 
 def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
-    """Other programs write bfloat16; what was said was KeyError."""
+    """Other programs write bfloat16; the error was a KeyError."""
     made = network()
     save_network(tmp_path / "m", made, made.initial_parameters(seed=1))
     header = b'{"wide.bias":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
@@ -153,7 +153,7 @@ def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dense", [(0.5, 0.5), [(0.5, 0.5)], [(0.5, 0.5, 1.0)], [([0], [1.0]), [0.5]]])
 def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
-    """Rows of zip(x, y) are tuples too; what was said was that a float has no len()."""
+    """Rows of zip(x, y) are also tuples; the error was that a float has no len()."""
     made = network()
     predict = NetworkPredictor(made, made.initial_parameters(seed=1))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What the tests of training networks share."""
+"""Shared code of the tests of training networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations with something wrong in them, and what is said of it."""
+"""Configurations with errors, and the expected messages."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def assert_refused(tmp_path: Path, change: Change, said: str) -> None:
 
 
 def case_id(value: Any) -> str:
-    """What was expected, without what was given."""
+    """Return the expectation of the message, without the given value."""
     return value.partition(" given ")[0] if isinstance(value, str) else ""
 
 

@@ -24,7 +24,7 @@ def test_what_angel_saved_stays_as_it_is():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_loaded_and_saved_means_the_same(name):
-    """A saved model is loaded with what was saved beside it."""
+    """A saved model is loaded with the configuration that was saved with it."""
     first = read_configuration(published(name))
     again = read_configuration(canonical(first))
     assert (again.data, again.model, again.train) == (first.data, first.model, first.train)
@@ -33,7 +33,7 @@ def test_a_published_file_loaded_and_saved_means_the_same(name):
 
 
 def test_it_says_every_default():
-    """Defaults may change one day; what was saved must not."""
+    """Defaults may change; the meaning of a saved file must not."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
         "loss": {"type": "losslayer", "inputlayer": "wide"},
@@ -79,7 +79,7 @@ def test_it_says_every_default():
 
 
 def test_paths_and_another_way_of_initial_values_are_kept():
-    """They are not in what Angel saves, so they stand there only where the file says them."""
+    """Angel does not save them, so the canonical form has them only if the file has them."""
     document = deep_fm()
     document["data"]["path"] = "rows"
     document["model"] |= {"loadpath": "before", "savepath": "after", "init": "angel"}
@@ -137,7 +137,7 @@ def test_files_that_mean_the_same_have_one_form(document):
 
 
 def test_a_rate_that_stays_is_called_as_angel_calls_it():
-    """Angel's own files say ConstantLearningRate; the short name is ours, and other programs do not know it."""
+    """Angel's own files say ConstantLearningRate; other programs do not know the short name."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
         "loss": {"type": "losslayer", "inputlayer": "wide"},

@@ -156,7 +156,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
     ids=case_id,
 )
 def test_a_dimension_that_does_not_fit_is_told_with_both_numbers(tmp_path, change, said):
-    """Which of the two is wrong only the one who wrote them knows."""
+    """Only the author knows which of the two numbers is wrong."""
     assert_refused(tmp_path, change, said)
 
 

@@ -69,7 +69,7 @@ from networks.published import layer
     ids=case_id,
 )
 def test_what_is_missing_is_named_with_what_is_there(tmp_path, change, said):
-    """Before anything runs: hours later, in a worker, nobody would know which line of the file it was."""
+    """The error comes before anything runs: hours later, in a worker, the line of the file would be unknown."""
     assert_refused(tmp_path, change, said)
 
 

@@ -1,4 +1,4 @@
-"""What a configuration file means: its keys, their defaults, and all the ways to write the same."""
+"""The meaning of a configuration file: its keys, their defaults, and equivalent forms."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def wide(**document: Any) -> Any:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_each_published_file_is_read_without_a_warning(name):
-    """A key of theirs that we do not know would change what the file means."""
+    """An unknown key in a published file would change the meaning of the file."""
     configuration = read_configuration(published(name))
     assert configuration.warnings == ()
     assert configuration.source == f"{name}.json"
@@ -101,7 +101,7 @@ def test_what_is_not_said_has_the_published_default():
 
 
 def test_every_key_of_the_sections_is_read():
-    """A key that is taken and thrown away looks like one that works."""
+    """A key that is accepted and ignored looks like a key that works."""
     read = read_configuration(
         {
             "data": {
@@ -185,7 +185,7 @@ def test_how_many_features_there_are_says_indexrange_then_modelsize_then_the_dat
 )
 @pytest.mark.parametrize("place", ["layer", "default"])
 def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
-    """Of the layer, or for all that name none; what Angel calls AdaGrad forgets, so it is our RMSProp."""
+    """The optimizer of a layer, or of all layers without one; Angel's AdaGrad is called RMSProp here."""
     train = {"lr": 0.5, "decayclass": "constant"}
     if place == "default":
         assert wide(train=train, default_optimizer=written).optimizer == optimizer
@@ -262,7 +262,7 @@ def same(first: Configuration, second: Configuration) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_of_an_array_of_layers_does_not_matter(seed):
-    """Angel looks layers up by name; so the order of parameters must not follow that of the file either."""
+    """Angel finds layers by name, so the order of parameters must not depend on the order in the file."""
     document = deep_fm()
     expected = read_configuration(document)
     random.Random(seed).shuffle(document["layers"])
@@ -418,7 +418,7 @@ def test_unknown_keys_are_warnings_that_name_them_and_what_they_may_mean(tmp_pat
 
 
 def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
-    """An optimizer of a layer without parameters does nothing, and whoever wrote it should know."""
+    """An optimizer of a layer without parameters has no effect, and the author should know that."""
     document = deep_fm()
     layer(document, "sum")["optimizer"] = "adam"
     assert read_configuration(document).warnings == (

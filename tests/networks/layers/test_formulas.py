@@ -1,4 +1,4 @@
-"""What each layer computes, beside its formula written out in loops, number by number."""
+"""The result of each layer, compared with its formula in plain loops, number by number."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _values(nodes: Nodes, position: int) -> list:
 
 
 def _present(nodes: Nodes) -> list[list[tuple[int, float]]]:
-    """Of each row the features that are there, as places in the parameters, with their values."""
+    """Return the features of each row, as places in the parameters, with their values."""
     rows = nodes.place_holder.rows
     if isinstance(rows, SparseRows):
         return [list(zip(indices, values, strict=True)) for indices, values in rows.rows()]
@@ -89,7 +89,7 @@ def test_an_input_layer_takes_rows_of_any_number_of_features():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_embedding_is_the_vectors_of_the_features_in_their_order(kind):
-    """Vectors came in the order of the row's text instead of that of the features."""
+    """Vectors came in the order of the row's text instead of the order of the features."""
     nodes, output = _computed(lambda nodes: nodes.vectors(), kind)
     (weight,) = _values(nodes, 0)
     expected = [[value * number for at, value in row for number in weight[at]] for row in _present(nodes)]

@@ -1,4 +1,4 @@
-"""Every layer against central finite differences: accuracy cannot tell a broken way back."""
+"""Every layer compared with central finite differences: accuracy alone does not show a wrong gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _fed(graph: LayerGraph, kind: str, rows: int = 6, seed: int = 3) -> None:
 
 
 def test_every_type_of_layer_has_a_case():
-    """A layer was added, and nobody looked at its gradient."""
+    """A layer was added, and its gradient was never tested."""
     assert set(CASES) == set(LAYER_TYPES)
 
 
@@ -72,7 +72,7 @@ def test_a_layer_may_be_an_input_of_another_one_twice():
 
 
 def test_a_diamond_of_layers_has_the_right_gradients():
-    """What comes back by two ways of different length was added up before the longer one had come."""
+    """Gradients that return on two paths of different length were summed before the longer path had finished."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     top = nodes.hidden(4)
     longer = top
@@ -114,7 +114,7 @@ def gradients_of_first(graph: LayerGraph) -> np.ndarray:
 
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_a_last_short_batch_has_its_own_gradients(type_name):
-    """A layer kept an array of the size of the batch before, and what it had summed up of it."""
+    """A layer kept an array of the size of the batch before, with its sums."""
     place_holder = PlaceHolder(9, "float64")
     graph, anew = graph_around(type_name, place_holder), graph_around(type_name, PlaceHolder(9, "float64"))
     generator = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""Settings that do not fit the inputs: each error names the layer, what was expected and what was given."""
+"""Settings that do not fit the inputs: each error names the layer, the expectation and the given value."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_layer_that_learns_needs_an_optimizer(nodes, type_name):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_of_another_number_of_features_than_fields_is_named(nodes, dense):
-    """Its vectors shifted those of all rows behind it."""
+    """The vectors of such a row shifted those of all rows behind it."""
     graph = nodes.graph(nodes.vectors())
     rows = SparseRows.from_rows([([0, 2, 5, 8], [1.0] * 4), ([0, 2, 5], [1.0] * 3)], 9)
     graph.feed_data(rows.to_dense() if dense else rows)

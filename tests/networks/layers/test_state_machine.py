@@ -97,7 +97,7 @@ def test_a_step_out_of_order_is_an_error_that_names_layer_status_and_the_one_nee
 
 @pytest.mark.parametrize("done", range(5))
 def test_data_that_is_fed_sets_all_layers_to_null(done):
-    """A layer went on with the output of the mini-batch before."""
+    """A layer continued with the output of the mini-batch before."""
     graph, nodes = _graph()
     _feed(graph)
     for step in [graph.forward, graph.backward, graph.gradients, graph.update][:done]:
@@ -130,7 +130,7 @@ def test_a_step_that_failed_leaves_the_layer_where_it_was():
 
 
 def test_a_way_back_before_the_way_there_is_over_names_the_layer_in_question():
-    """The first layer was done, the one that reads it was not: the way back began with nothing."""
+    """The first layer had run, the layer that reads its output had not: the backward pass began with nothing."""
     graph, nodes = _graph()
     _feed(graph)
     nodes.layers[0].cal_output()

@@ -155,7 +155,7 @@ def test_regressions_predict_the_value(name):
 
 
 def test_the_cross_entropy_predicts_the_probability():
-    """Labels of 0 and 1 counted as wrong beside predictions of −1 and 1."""
+    """Labels of 0 and 1 were compared with predictions of −1 and 1, and counted as wrong."""
     loss = LOSSES["crossentropyloss"]()
     predictions = loss.predictions(np.array([[0.2], [0.9]]))
     assert predictions.probability.tolist() == [0.2, 0.9]
@@ -225,7 +225,7 @@ def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_that_it_knows_are_taken(name):
-    """The check must not refuse what the formula is for."""
+    """The check must accept the labels that the formula is for."""
     LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)
 
 

@@ -95,7 +95,7 @@ def test_large_numbers_overflow_nowhere(name, dtype):
 
 
 def test_a_softmax_does_not_change_with_what_all_scores_have_in_common():
-    """Rows of large scores must give what the same rows shifted to 0 give."""
+    """Rows of large scores must give the same result as the same rows shifted to 0."""
     values, function = _values(), TRANSFER_FUNCTIONS["softmax"]()
     shifted = function.forward(values + 500.0, None).output
     np.testing.assert_allclose(shifted, function.forward(values, None).output, rtol=1e-10)
