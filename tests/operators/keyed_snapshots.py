@@ -1,4 +1,4 @@
-"""What tests of keyed snapshots share: small slices, and an oracle that copies everything at the barrier."""
+"""Shared code of tests of keyed snapshots: small slices, and a reference that copies everything at the barrier."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def items_of(frames: Iterable[bytes]) -> list[tuple[Any, ...]]:
 
 
 def restored(snapshot: Deferred) -> Iterator[Any]:
-    """What a restore is given for a snapshot."""
+    """Return the state that a restore gets for a snapshot."""
     return map(PLAIN.decode, snapshot.frames())
 
 

@@ -18,7 +18,7 @@ from streamiter.records import Batch, Columns
 
 
 class ManualClock:
-    """Time that goes on only when told to."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self) -> None:
         self.now_s = 1_000_000.0
@@ -37,7 +37,7 @@ class ManualClock:
 
 
 class Driven:
-    """An operator with an output, a context and timers; ``batches`` and ``records`` hold what it emitted."""
+    """An operator with an output, a context and timers; ``batches`` and ``records`` contain its output."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Driven:
         return self
 
     def restarted(self, operator: Operator, *, policy: Any = "fail", in_iteration: bool = False) -> Driven:
-        """A new instance that goes on from this one's snapshot, stored and read back, with its timers."""
+        """Return a new instance that resumes from this one's snapshot, after an encoding, with its timers."""
         state = stored(self.operator.snapshot())
         other = Driven(operator, policy=policy, in_iteration=in_iteration, clock=self.clock)
         other.operator.restore(state())
@@ -127,7 +127,7 @@ class Driven:
 
 
 def stored(state: Any) -> Callable[[], Any]:
-    """Encodes a state now, what is deferred in it, too; gives what reads it back, as often as one likes."""
+    """Encode a state with its deferred pieces; return a function that decodes it any number of times."""
     plain = PlainData()
     content, pieces = plain.encode_state(state)
     frames = [list(piece.frames()) for piece in pieces]

@@ -1,4 +1,4 @@
-"""MapBatch and FilterBatch: functions of whole batches, and what they may return."""
+"""MapBatch and FilterBatch: functions of whole batches, and their allowed results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:
 
 
 def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
-    """Copying what did not change costs more than the mask."""
+    """A copy of an unchanged batch costs more than the mask."""
     assert Driven(FilterBatch(lambda batch: batch["x"] >= 0)).feed(COLUMNS).batches[0] is COLUMNS
 
 
@@ -98,7 +98,7 @@ def test_filter_batch_names_what_is_no_mask(mask: Any, given: str) -> None:
 
 
 def test_identity_passes_on_the_same_batches() -> None:
-    """It stands for a step that only names or re-partitions a stream."""
+    """The identity is used for a step that only names or repartitions a stream."""
     array = np.arange(3)
     driven = Driven(Identity()).feed(array, [1])
     assert driven.batches[0] is array

@@ -64,7 +64,7 @@ def test_sort_without_a_key_compares_the_records() -> None:
 
 
 def test_sort_takes_the_name_of_a_field() -> None:
-    """Of columns, dicts and objects alike."""
+    """For columns, dicts and objects."""
 
     class Point:
         def __init__(self, x: int) -> None:
@@ -78,7 +78,7 @@ def test_sort_takes_the_name_of_a_field() -> None:
 
 
 def test_sort_lets_go_of_its_records_in_pieces() -> None:
-    """One batch of everything would fill whatever comes after it."""
+    """One batch with all records would fill the channels behind the step."""
     driven = Driven(Sort()).feed(np.arange(20_000)[::-1]).finish()
     assert [len(batch) for batch in driven.batches] == [8192, 8192, 3616]
     assert driven.operator.snapshot() == []

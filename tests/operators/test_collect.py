@@ -27,7 +27,7 @@ def test_a_second_run_begins_anew() -> None:
 
 
 def test_a_restored_run_goes_on_with_the_items_of_its_checkpoint() -> None:
-    """Items after the checkpoint come again: those of the run that failed must not stay."""
+    """Items after the checkpoint come again: the items of the failed run must not stay."""
     collected = Collected()
     first = Driven(Collect(collected)).feed([1, 2])
     snapshot = first.operator.snapshot()
@@ -54,7 +54,7 @@ def test_subtasks_share_the_result_and_keep_states_of_their_own() -> None:
 
 
 def test_the_list_given_out_is_the_callers_own() -> None:
-    """Sorting it in place must not change what the next checkpoint stores."""
+    """A caller who sorts the list in place must not change the next checkpoint."""
     collected = Collected()
     driven = Driven(Collect(collected)).feed([2, 1])
     collected.items.sort()

@@ -46,7 +46,7 @@ def _gaps_in(dtype: np.dtype[Any]) -> bool:
 
 @random_examples(without_gaps)
 def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
-    """It is what is stored in place of a state that has changed since the barrier."""
+    """The copy is stored instead of a state that has changed after the barrier."""
     copied = independent_copy(value)
     assert same(copied, value)
     assert PLAIN.encode(copied) == PLAIN.encode(value)
@@ -79,7 +79,7 @@ def test_nothing_that_can_change_is_shared(wrap: Any, make_inner: Any) -> None:
 
 
 def test_a_state_as_deep_as_plain_data_may_be_can_be_copied() -> None:
-    """What can be stored must not fail because a record came before it was."""
+    """State that can be stored must not fail because a record came before it was stored."""
     value: Any = 1
     for level in range(490):
         value = {"next": value} if level % 2 else [value]

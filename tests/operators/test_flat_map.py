@@ -77,7 +77,7 @@ def halting(record: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("f", [halting, lambda record: 5 // (record - 2) and (), lambda record: None])
 def test_a_failure_names_the_record(f: Any) -> None:
-    """Whether the function, its iterable or what it returned was at fault."""
+    """The function, its iterable or its result may be wrong."""
     good: Any = (lambda record: ()) if f(1) is None else f
     with pytest.raises(RecordFailure) as failure:
         Driven(FlatMap(lambda record: f(record) if record == 2 else good(record))).feed([1, 2, 3])
@@ -85,14 +85,14 @@ def test_a_failure_names_the_record(f: Any) -> None:
 
 
 def test_of_a_refused_record_no_item_goes_out() -> None:
-    """Half of a record's items beside its dead letter would be counted twice when it is sent again."""
+    """If half of a record's items were emitted, they would count twice when its dead letter is sent again."""
     driven = Driven(FlatMap(halting), policy="dead_letter").feed([1, 2, 3])
     assert driven.records == [1, 1, 3, 3]
     assert [letter.record for letter in driven.dead_letters] == [2]
 
 
 def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() -> None:
-    """Pieces begin anew with each record, so that cuts carry no meaning here either."""
+    """Pieces start again with each record, so cuts have no meaning here, either."""
 
     def fails_late(record: int) -> Iterator[int]:
         yield from range(1500)
@@ -109,7 +109,7 @@ def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() 
 @pytest.mark.parametrize("bad", [1, 2, 3])
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_function_that_raises_stop_iteration_loses_no_records(bad: int, policy: str) -> None:
-    """Under map() it looks like the end of the batch: all records behind it were gone, without an error."""
+    """In map() StopIteration looks like the end of the batch: all later records were lost, without an error."""
 
     def first_two(record: int) -> Any:
         return next(iter(())) if record == bad else islice([record, record, record], 2)

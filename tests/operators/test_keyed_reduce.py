@@ -29,7 +29,7 @@ def test_each_record_gives_the_reduction_of_its_key_so_far(words: list[str]) -> 
 
 
 def test_none_is_a_value_like_any_other() -> None:
-    """Taken for "no value yet", a None began the reduction anew."""
+    """None was taken for "no value yet", and the reduction started again."""
     driven = Driven(KeyedReduce(lambda record: 0, lambda value, record: (value, record)))
     assert driven.feed([None, None, 1]).records == [None, (None, None), ((None, None), 1)]
     flips = Driven(StatefulMap(lambda record: 0, lambda state, record: (None, state), initial="first"))
@@ -84,7 +84,7 @@ both = pytest.mark.parametrize(("operator", "f"), [REDUCE, STATEFUL])
 
 @both
 def test_a_failure_names_the_record_and_leaves_the_state(operator: Any, f: Any) -> None:
-    """With a dead letter the key's sum goes on as if the record had never been."""
+    """With a dead letter the key's sum continues as if the record did not exist."""
     with pytest.raises(RecordFailure) as failure:
         Driven(operator(lambda record: "all", f)).feed([6, 3, 0, 2])
     assert failure.value.record == 0

@@ -34,7 +34,7 @@ class Cyclic:
 
 
 def by_loop(values: Any, keys: Any, ufunc: Any) -> list[Any]:
-    """What a plain loop gives."""
+    """Return the result of a plain loop."""
     states: dict[Any, Any] = {}
     results = []
     for key, value in zip(keys.tolist(), values, strict=True):
@@ -79,7 +79,7 @@ def some_integers(random: Random) -> Case:
 
 @random_examples(some_integers, examples=FEWER)
 def test_integers_come_out_exactly_in_their_own_type(case: Case) -> None:
-    """Small integers are summed in wide ones unless numpy is told not to: overflow must wrap as in the loop."""
+    """Numpy sums small integers in wider types by default: an overflow must wrap as in the loop."""
     values, keys, ufunc, places = case
     driven = check_against_loop(values, keys, ufunc, places)
     assert all(isinstance(batch, np.ndarray) and batch.dtype == values.dtype for batch in driven.batches)

@@ -28,7 +28,7 @@ VALUES = st.none() | st.integers(0, 9) | st.builds(lambda number: {"seen": [numb
 
 
 class AnyInterleaving(RuleBasedStateMachine):
-    """A keyed state and one that copies everything at each barrier, through the same calls."""
+    """A keyed state, and a state that copies everything at each barrier, with the same calls."""
 
     time_to_live_s: float | None = None
 
@@ -110,7 +110,7 @@ class AnyInterleaving(RuleBasedStateMachine):
 def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     monkeypatch: pytest.MonkeyPatch, time_to_live_s: float | None, remember: bool
 ) -> None:
-    """A count that went on between barrier and writing is counted again by the records that are replayed."""
+    """If a count changed between barrier and writing, replayed records would be counted twice."""
     small_slices(monkeypatch, remember=remember)
     machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
     run_state_machine_as_test(
@@ -222,7 +222,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("touched", [False, True])
     def test_so_is_a_state_that_holds_itself(self, touched: bool) -> None:
-        """Its copy went on without end within the record at hand, which was taken for the culprit."""
+        """Its copy never ended, and the error blamed the current record."""
         value: dict[str, Any] = {}
         value["self"] = value
         with pytest.raises(PlainDataError, match=r"^state of step 'count', key 'user-7': state.*nesting"):
@@ -241,7 +241,7 @@ class TestErrors:
 def test_a_released_snapshot_keeps_nothing_any_more_and_cannot_be_taken_for_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Given up in the middle, it was stored as if that were all, and went on to copy every state."""
+    """The state was given up in the middle, stored as if it were complete, and continued to copy every state."""
     small_slices(monkeypatch)
     state = keyed_state(ManualClock())
     for key in range(10):
@@ -327,7 +327,7 @@ def eager_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_threads")
 def test_states_that_change_in_a_thread_are_whole_in_the_snapshot() -> None:
-    """A step with ``runs_in_thread`` went on while the event loop encoded: half a change was in it."""
+    """A step with ``runs_in_thread`` continued while the event loop encoded: the snapshot had half a change."""
     count = 60_000
     state = keyed_state(ManualClock(), in_thread=True)
     for key in range(count):

@@ -81,7 +81,7 @@ def test_filter_keeps_arrays_and_columns() -> None:
 
 
 def test_filter_passes_on_the_same_array_when_all_records_are_kept() -> None:
-    """Copying what did not change costs as much as the predicate."""
+    """A copy of an unchanged batch costs as much as the predicate."""
     array = np.arange(4)
     assert Driven(Filter(lambda record: True)).feed(array).batches[0] is array
 
@@ -122,6 +122,6 @@ async def times_two(record: int) -> int:
 def test_what_cannot_be_called_for_each_record_is_refused_at_once(
     operator: Any, f: Any, message: str
 ) -> None:
-    """A coroutine function gave a stream of coroutines that nobody awaited."""
+    """A coroutine function gave a stream of coroutines that were never awaited."""
     with pytest.raises(ConfigurationError, match=message):
         operator(f)

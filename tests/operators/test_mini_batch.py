@@ -1,4 +1,4 @@
-"""MiniBatch: one record for n, whatever the cuts, epochs, timers and kinds."""
+"""MiniBatch: one record for n, with any cuts, epochs, timers and types."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_n_records_of_an_epoch_make_one(
 
 
 def test_an_epochs_end_sends_out_what_is_left_of_it_and_of_no_later_one() -> None:
-    """Left to the next epoch, records would be counted to it; left there for good, the loop would stall."""
+    """Records left to the next epoch would count in it; records left for ever would block the loop."""
     driven = Driven(MiniBatch(10), in_iteration=True)
     driven.feed([1], epoch=0).feed([3], epoch=2).feed([2], epoch=1)
     driven.watermark(1)
@@ -142,7 +142,7 @@ def test_timers_do_not_pile_up_under_load() -> None:
 
 
 def test_a_timeout_does_not_send_records_of_a_later_epoch_out_in_an_earlier_one() -> None:
-    """What goes out on a timer is counted to the first epoch still open."""
+    """Records that are emitted by a timer count in the first open epoch."""
     driven = Driven(MiniBatch(5, timeout_s=10), in_iteration=True).feed([7], epoch=2).wait(15)
     assert driven.records == []
     driven.watermark(1).wait(10)

@@ -1,4 +1,4 @@
-"""What holds for every built-in operator: cuts carry no meaning, state is all there is, inputs stay as they are."""
+"""Rules for every built-in operator: cuts have no meaning, the state is complete, inputs do not change."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_restored_instance_goes_on_as_if_nothing_had_happened(
 def test_a_snapshot_stays_as_it_was_taken(
     make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
 ) -> None:
-    """A snapshot is written while the operator goes on; what it does then belongs to the next one."""
+    """A snapshot is written while the operator continues; later changes belong to the next snapshot."""
     driven = Driven(make()).feed(as_kind(kind, before))
     snapshot = driven.operator.snapshot()
     written_at_once = stored(driven.operator.snapshot())
@@ -169,7 +169,7 @@ def test_a_snapshot_can_be_restored_more_than_once(
 @quick
 @given(numbers=NUMBERS)
 def test_input_batches_are_not_changed(make: Callable[[], Operator], kind: str, numbers: list[int]) -> None:
-    """A batch is shared by all who read a stream."""
+    """All readers of a stream share a batch."""
     batches = [as_kind(kind, numbers), as_kind(kind, numbers)]
     before = frozen(batches)
     Driven(make()).feed(*batches).finish()
