@@ -1,4 +1,4 @@
-"""Settings of all update rules, for what has to hold for each of them."""
+"""Settings of all update rules, for checks that hold for each rule."""
 
 import numpy as np
 

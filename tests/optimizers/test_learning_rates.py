@@ -20,7 +20,7 @@ def test_rates_count_updates_from_1():
 
 @pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
 def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
-    """With t from 0 its first rate divides by 0; with t from 2 the first steps are half of what they should be."""
+    """With t from 0 the first rate divides by 0; with t from 2 the first steps are half as large as they should be."""
     rate = Correction(lr, decay=alpha, beta=beta)
     for t in [1, 2, 3, 10, 1000, 100_000]:
         assert rate.at(t) == pytest.approx(
@@ -29,7 +29,7 @@ def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
 
 
 def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
-    """That is what it is for: lr·v stays lr·g, while the velocity grows tenfold."""
+    """The purpose of the correction: lr·v stays lr·g, while the velocity grows tenfold."""
     rate, velocity = Correction(0.5, decay=0.0, beta=0.9), 0.0
     for t in range(1, 50):
         velocity = 0.9 * velocity + 1.0
@@ -40,7 +40,7 @@ def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
     ("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)]
 )
 def test_warm_restarts_are_those_of_a_scheduler_that_counts(lr, alpha, interval):
-    """As a pure function it must find the interval by itself, and divide once more at each restart."""
+    """A pure function must find the interval itself, and divide again at each restart."""
     rate = WarmRestarts(lr, decay=alpha, interval=interval)
     expected = list(written_out.warm_restarts(lr, alpha, interval, steps=3000))
     assert [rate.at(t) for t in range(1, 3001)] == pytest.approx(expected, rel=1e-12)

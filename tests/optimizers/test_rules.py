@@ -137,7 +137,7 @@ def test_defaults_are_those_of_the_literature():
 
 
 def test_each_rule_has_a_name_of_its_own():
-    """The slots of one rule were taken for those of another when a state was restored."""
+    """The state of one rule was taken for the state of another rule at a restore."""
     assert len({type(rule).name for rule in RULES}) == len({type(rule) for rule in RULES}) == 8
     assert (AdaGrad.name, RMSProp.name) == ("adagrad", "rmsprop")
 
@@ -180,7 +180,7 @@ def test_shrunk_weights_are_a_plain_0(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_no_weights_at_all_may_be_named(rule):
-    """A worker whose rows of this step lie on other shards."""
+    """The rows of this step of a worker may all be on other shards."""
     weights = np.array([1.0, -2.0])
     slots = rule.new_slots(weights)
     before = {name: slot.copy() for name, slot in slots.items()}
@@ -191,7 +191,7 @@ def test_no_weights_at_all_may_be_named(rule):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, FTRL)], ids=repr)
 def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
-    """Only FTRL has to work out from weights what they would have come from."""
+    """Only FTRL must compute its state from given weights."""
     slots, new = rule.slots_for_warm_start(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
     assert slots.keys() == new.keys()
     assert all(np.array_equal(slots[name], new[name]) for name in new)

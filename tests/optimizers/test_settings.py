@@ -1,4 +1,4 @@
-"""What settings of update rules are refused, and what becomes of them for an intercept."""
+"""Refused settings of update rules, and their effect on an intercept."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_without_regularization_keeps_the_rest():
 
 
 def test_numbers_for_each_weight_are_a_copy_that_nobody_changes():
-    """A learner that was restored shrank its weights by what the caller had put there since."""
+    """A restored learner shrank its weights by values that the caller had changed later."""
     given = np.array([0.1, 0.2])
     rule = SGD(l2=given)
     given[:] = 9.0
@@ -106,7 +106,7 @@ def test_settings_that_cannot_be_are_refused_by_name(make, message):
     ],
 )
 def test_what_is_no_optimizer_is_refused_with_a_way_out(given, message):
-    """A class in the place of an object failed at the first step, with what Python says of a missing self."""
+    """A class instead of an object failed at the first step, with Python's error about a missing self."""
     with pytest.raises(ConfigurationError, match=message):
         checked_optimizer("fit", given)
     assert checked_optimizer("fit", rule := Adam()) is rule

@@ -1,4 +1,4 @@
-"""SGD and FTRL: their formulas, and what only they can do."""
+"""SGD and FTRL: their formulas, and their special features."""
 
 import math
 
@@ -104,7 +104,7 @@ def test_the_l2_of_each_weight_is_the_optimizer_s_own():
 
 
 def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
-    """Comparing two of them, or using one as a key, raised what numpy says of the truth of an array."""
+    """To compare two of them, or to use one as a key, raised numpy's error about the truth of an array."""
     optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
     same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
     assert optimizer == same
@@ -129,7 +129,7 @@ def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.02, 0.0), (0.0, 0.3), (0.02, 0.3)])
 def test_gradient_descent_is_that_of_its_formula(l1, l2):
-    """Shrunk before its step, it would come to other weights than those of the papers that it is compared with."""
+    """If it shrank before its step, its weights would differ from the weights in the papers."""
     optimizer = GradientDescent(InverseSquareRoot(0.5, decay=1.0), l1=l1, l2=l2)
     weights, expected = np.array([1.0, -1.0, 0.0, 0.5]), [1.0, -1.0, 0.0, 0.5]
     for step, gradient in enumerate([[0.3, -0.2, 0.0, 2.0], [-1.0, 0.5, 0.7, 0.1]], start=1):

@@ -1,4 +1,4 @@
-"""All ways to apply a gradient give the same numbers, and leave alone what is not theirs."""
+"""All ways to apply a gradient give the same numbers, and change no other weights."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_the_three_ways_to_update_agree_to_the_last_bit(optimizer, gradients):
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
 def test_a_rule_without_a_quick_form_gets_the_same_from_the_general_one(optimizer, gradients):
-    """New rules implement ``update`` only; what they inherit must work on the caller's own arrays."""
+    """New rules implement only ``update``; the methods that they inherit must work on the caller's arrays."""
     start = np.random.default_rng(2).normal(size=6)
     results = []
     for update_few in (optimizer.update_few, lambda *given: Optimizer.update_few(optimizer, *given)):

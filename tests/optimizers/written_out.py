@@ -40,7 +40,7 @@ def adam(t, w, g, lr, state, beta=0.9, gamma=0.99, epsilon=1e-8):
 
 
 def learn(formula, start, gradients, *, slots=(), rate=lambda t: 0.1, l1=0.0, l2=0.0, **settings):
-    """Weights, and slots by name, after gradients in which None stands for a weight that is not named."""
+    """Return weights and state by name after gradients, in which None is a weight that is not named."""
     weights = list(start)
     states = [dict.fromkeys(slots, 0.0) for _ in weights]
     for t, gradient in enumerate(gradients, start=1):
@@ -53,7 +53,7 @@ def learn(formula, start, gradients, *, slots=(), rate=lambda t: 0.1, l1=0.0, l2
 
 
 def learn_ftrl(start, gradients, *, alpha=0.1, beta=1.0, l1=0.0, l2=0.0):
-    """The same for FTRL, whose l1 and l2 lie elsewhere."""
+    """Do the same for FTRL, whose l1 and l2 are in other places."""
     weights = list(start)
     z, n = [0.0] * len(weights), [0.0] * len(weights)
     for gradient in gradients:
