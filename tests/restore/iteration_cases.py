@@ -1,4 +1,4 @@
-"""Iterations: what the border of a loop keeps, its epochs and rounds, and what is on its way round."""
+"""Iterations: the state of the border of a loop, its epochs and rounds, and records in the loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 
 
 class WithEpochs(Operator, IterationListener):
-    """Emits each record with its epoch, each callback with what came before it, and the end."""
+    """Emits each record with its epoch, each callback with the records before it, and the end."""
 
     def __init__(self) -> None:
         self.came: list[Any] = []
@@ -102,7 +102,7 @@ def stamped_by_time(flow: Flow) -> Stream:
 
 
 class WithoutPartition(Pieces):
-    """All records are subtask 0's; subtask 1 has no partition, and nobody waits for it."""
+    """All records belong to subtask 0; subtask 1 has no partition, and no step waits for it."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self._is_silent = context.subtask_index == 1

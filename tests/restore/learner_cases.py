@@ -1,4 +1,4 @@
-"""Learners: weights, optimizer slots, versions, counts, and what waits for its label."""
+"""Learners: weights, optimizer state, versions, counts, and questions that wait for labels."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def regression() -> LinearModel:
 
 
 class Learns(Operator):
-    """A model that learns from each batch, and tells its parameters and what it predicts next."""
+    """A model that learns from each batch, and emits its parameters and its next prediction."""
 
     def __init__(self, model: LinearModel, *, sparse: bool) -> None:
         self._model = model
@@ -284,7 +284,7 @@ def online_training_with_delayed_labels(flow: Flow) -> dict[str, Stream]:
 
 
 def worker_without_answers(flow: Flow) -> Stream:
-    """A worker goes on with the model it has for eight mini-batches, and no further."""
+    """A worker continues with its model for eight mini-batches, and no longer."""
     model = fed(flow, [None, None], name="model")
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
     options = OnlineWorkerOptions(classifier, extract, synchronous=False)

@@ -1,4 +1,4 @@
-"""Operators and sources: what each keeps between two records."""
+"""Operators and sources: the state of each between two records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def length(word: str) -> int:
 
 
 class CountsWithTimers(Operator):
-    """Counts each key, and tells its total a while after its first record."""
+    """Counts each key, and emits its total some time after its first record."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -72,7 +72,7 @@ class Zip(Operator):
 
 
 class Periodic(Operator):
-    """Emits what came since the last time, every three seconds; its timer is set in ``open``."""
+    """Emits every three seconds the records since the last time; its timer is set in ``open``."""
 
     def __init__(self) -> None:
         self.came: list[Any] = []
@@ -234,7 +234,7 @@ def turns_of_a_rebalance(flow: Flow) -> Stream:
 
 
 class Tagged(Operator):
-    """Says which subtask a record came to."""
+    """Emits the subtask of each record."""
 
     def open(self, context: Context) -> None:
         self.subtask = context.subtask_index

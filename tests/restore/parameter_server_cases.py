@@ -25,7 +25,7 @@ KINDS = {"ASP": ASP(), "BSP": BSP(), "SSP": SSP(staleness=1)}
 
 
 class AddsAndClocks(Operator):
-    """Adds with each record, clocks with every second one, and tells what it reads, and how far it is."""
+    """Adds for each record, clocks for every second one, and emits the values that it reads and its clock."""
 
     def __init__(self, how: str, *, sparse: bool) -> None:
         self._settings = {

@@ -66,7 +66,7 @@ class Gathers(Operator):
 
 
 class SharesItsState(Gathers):
-    """Gives the list that it goes on appending to."""
+    """Returns as its state the list to which it appends later."""
 
     def snapshot(self) -> Any:
         return self.seen
@@ -88,7 +88,7 @@ class EmptiesOnSnapshot(Gathers):
 
 
 class CountsSnapshots(Gathers):
-    """Behaves otherwise once a snapshot was taken, though its state does not tell."""
+    """Changes its behaviour after a snapshot, without a trace in its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class UsesTheWallClock(Operator):
 
 
 class UsesMonotonicTime(Operator):
-    """Keeps a time that begins anew in each process."""
+    """Stores a time that starts again in each process."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -182,7 +182,7 @@ class KeepsASet(GoesThroughASet):
 
 
 class CountsInItsClass(Operator):
-    """Counts in its class, which a new process begins anew."""
+    """Counts in its class, which starts again in a new process."""
 
     counts: ClassVar[dict[int, int]] = {}
 

@@ -1,4 +1,4 @@
-"""The check finds operators whose restored run is not the run that went on, and says what to do."""
+"""The check finds operators whose restored run differs from the original run, and says what to do."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
 def test_a_fault_is_found_and_told(
     name: str, records: list[Any], options: dict[str, Any], told: list[str], restore_process: RestoreProcess
 ) -> None:
-    """A check that finds nothing proves nothing: each of these has cost somebody a restart."""
+    """A check that finds nothing proves nothing: each of these faults has spoiled a real restart."""
     with pytest.raises(RestoreMismatch) as found:
         check_restore(getattr(planted_faults, name), records, **options, process=restore_process)
     message = str(found.value)
@@ -85,7 +85,7 @@ def test_what_only_a_fresh_process_shows_is_not_found_in_this_one() -> None:
 
 
 def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process: RestoreProcess) -> None:
-    """A lambda has no name; what to do about it must be said before anything runs."""
+    """A lambda has no name; the error must say so before anything runs."""
 
     class Local(Momentum): ...
 
@@ -98,7 +98,7 @@ def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process:
 
 
 def test_a_factory_may_be_given_by_name(restore_process: RestoreProcess) -> None:
-    """For who drives the check from a list in a file."""
+    """For programs that run the check from a list in a file."""
     check_restore("restore.planted_faults:Momentum", NUMBERS, process=restore_process)
     with pytest.raises(RestoreMismatch):
         check_restore("restore.planted_faults:ForgetsASlot", NUMBERS, cuts=2, process=restore_process)

@@ -1,4 +1,4 @@
-"""Whatever keeps state in this package goes on from a snapshot as if nothing had happened, bit for bit."""
+"""Everything with state in this package resumes from a snapshot as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES: list[Case] = [
 def test_a_restored_run_equals_the_undisturbed_run(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs, weights, slots, versions, epochs and callbacks: what a snapshot forgets is lost without a word."""
+    """Outputs, weights, optimizer state, versions, epochs and callbacks: missing state would be lost silently."""
     calls = {kind: count_calls(kind, monkeypatch) for kind in case.covers}
     check_flow_restore(case.build, process=restore_process, **case.options)
     assert [kind.__name__ for kind, counted in calls.items() if not counted] == []
@@ -87,7 +87,7 @@ def classes_in(package: Any) -> list[type[Any]]:
 
 
 def test_every_class_with_state_has_a_case() -> None:
-    """A new operator whose state nobody restores in a test is the next one that forgets a slot."""
+    """A new operator without a restore test is the next operator that forgets a part of its state."""
     covered = {f"{kind.__module__}.{kind.__qualname__}" for case in CASES for kind in case.covers}
     keeping = {
         f"{kind.__module__}.{kind.__qualname__}"

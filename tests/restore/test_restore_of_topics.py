@@ -1,4 +1,4 @@
-"""Topics that outlive a process: read on where the snapshot stands, write on with the next version."""
+"""Topics that outlive a process: reading resumes at the snapshot, publishing with the next version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from streamiter_sqlite.topic import SqliteReader
 def test_an_sqlite_topic_is_read_on(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions that were those of what is read ahead lost records."""
+    """Positions of records that were only read ahead lost records."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=clicks"
     asyncio.run(written(topic(url), numbered()))
     calls = count_calls(SqliteReader, monkeypatch)
@@ -66,7 +66,7 @@ def test_files_are_read_on(
 def test_feedback_in_a_topic_is_read_again(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was on its way at the barrier lies in the topic, between what others have left there."""
+    """Feedback on its way at the barrier is in the topic, between records of other producers."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=loop"
     asyncio.run(written(topic(url), [[]]))
     calls = count_calls(_RangeLog, monkeypatch)
@@ -86,7 +86,7 @@ def test_feedback_in_a_topic_is_read_again(
 
 
 def crash_and_go_on(build: Build, after: int, process: RestoreProcess) -> None:
-    """Run some steps, take a snapshot, stop dead; go on from it in a fresh process to the end."""
+    """Run some steps, take a snapshot, stop; resume from it in a fresh process, and run to the end."""
     options = RunOptions()
     undisturbed = asyncio.run(run_in_steps(BuiltFlow(build, (), gated=True), options, only=after, cuts=True))
     cut = undisturbed.cuts[-1]
@@ -110,7 +110,7 @@ async def values_in(url: str) -> list[Any]:
 def test_a_restored_sink_writes_no_record_twice(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
-    """What was written before the barrier is in the topic, and is not written again."""
+    """Records before the barrier are in the topic, and are not written again."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=out"
     asyncio.run(written(topic(url), [[]]))
     crash_and_go_on(functools.partial(stored_sink, url), after, restore_process)
@@ -121,7 +121,7 @@ def test_a_restored_sink_writes_no_record_twice(
 def test_published_versions_continue_without_a_gap_in_the_same_generation(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
-    """A publisher that began a new generation after each restart made readers start anew."""
+    """A publisher that began a new generation after each restart made readers start again."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=models"
     asyncio.run(written(topic(url), [[]]))
     crash_and_go_on(functools.partial(stored_models, url), after, restore_process)

@@ -75,7 +75,7 @@ def sunk(flow: Flow) -> dict[str, Any]:
 
 
 def models(flow: Flow) -> Stream:
-    """Models that differ, and a large one that is written in chunks."""
+    """Return models that differ, among them a large one that is written in chunks."""
     made = [{"weights": np.full(3, n / 7), "intercept": 0.5} for n in range(4)]
     return fed(
         flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models"
@@ -109,7 +109,7 @@ CASES = [
 
 
 def stored_source(url: str, flow: Flow) -> Stream:
-    """What is in a topic now, as it is decoded."""
+    """Return the decoded records that are in a topic now."""
     return flow.source(topic(url), stop="latest", parallelism=2, name="source")
 
 
