@@ -1,4 +1,4 @@
-"""Drives a gate as a task does, and writes down what it gives: for tests of the gate against simple rules."""
+"""Drives a gate as a task does, and records its results: for tests of the gate against simple rules."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Seen:
 
 
 def aside() -> EpochsAside:
-    """What sets records of later epochs aside, in memory but for the largest."""
+    """Return a queue for records of later epochs, in memory except the largest."""
     return EpochsAside(spill_queue)
 
 
 def spill_queue() -> SpillQueue:
-    """A queue of which all but some small batches lie on disk."""
+    """Return a queue that keeps all but some small batches on disk."""
     return SpillQueue(
         name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20
     )
@@ -53,10 +53,9 @@ def spill_queue() -> SpillQueue:
 
 @dataclass
 class GateRun:
-    """A gate with its channels and an operator that writes everything down in ``trace``.
+    """A gate with its channels, and an operator that records everything in ``trace``.
 
-    The trace holds ``Seen`` for records and the control events themselves; ``snapshots`` what a
-    checkpoint would have kept at each barrier.
+    ``trace`` has ``Seen`` for records, and the control events; ``snapshots`` has the snapshot at each barrier.
     """
 
     inputs: Sequence[str]
@@ -104,7 +103,7 @@ class GateRun:
             self.gate.want(self.wants(self))
 
     def step(self) -> bool:
-        """Handle what the gate gives next; says whether there was something."""
+        """Handle the next item of the gate; return whether there was one."""
         polled = self.gate.poll()
         if polled is None:
             return False

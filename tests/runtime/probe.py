@@ -1,4 +1,4 @@
-"""Operators and sources for tests of the job: they note their life, fail and wait where they are told to."""
+"""Operators and sources for tests of jobs: they record their calls, and fail and wait on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 
 
 class Life:
-    """What happened to a flow's operators and sources, by name."""
+    """Records the calls of a flow's operators and sources, by name."""
 
     def __init__(self) -> None:
         self.noted: list[str] = []
@@ -27,7 +27,7 @@ class Life:
         return Counter(self.noted)[what]
 
     def opened_but_not_closed_once(self) -> list[str]:
-        """Names of what was not closed as often as it was opened."""
+        """Return the names of steps that were not closed as often as they were opened."""
         opened = Counter(what.removesuffix(" open") for what in self.noted if what.endswith(" open"))
         closed = Counter(what.removesuffix(" close") for what in self.noted if what.endswith(" close"))
         return sorted((opened - closed) + (closed - opened))
@@ -109,7 +109,7 @@ class ProbeSource(Source):
 
 
 class Valve(Operator):
-    """Passes records on while it is open; counts what it has taken in."""
+    """Passes records on while it is open; counts the records that it has received."""
 
     def __init__(self, opened: asyncio.Event) -> None:
         self._opened = opened
@@ -128,5 +128,5 @@ async def turns(count: int = 50) -> None:
 
 
 def tasks_left() -> list[str]:
-    """Names of asyncio tasks beside the test's own."""
+    """Return the names of asyncio tasks except the test's own."""
     return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]

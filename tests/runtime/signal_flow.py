@@ -1,6 +1,6 @@
-"""Run by tests in a process of its own: a flow that goes on until a signal stops it.
+"""Run by tests as a process: a flow that runs until a signal stops it.
 
-Arguments: what the last step does with records, ``pass`` or ``hang``.
+Argument: what the last step does with records, ``pass`` or ``hang``.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class First(Operator):
 
 
 class Last(Operator):
-    """Says that it is there, and what becomes of it."""
+    """Reports that it has started, and how it ends."""
 
     def __init__(self):
         self.handled = 0

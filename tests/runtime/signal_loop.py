@@ -1,6 +1,6 @@
-"""Run by tests in a process of its own: a loop of more rounds than anybody waits for, of which the last one counts.
+"""Run by tests as a process: a loop of very many rounds whose last round is the result.
 
-Arguments: what Ctrl-C does, as ``on_interrupt`` takes it.
+Argument: the effect of Ctrl-C, as for ``on_interrupt``.
 """
 
 import sys

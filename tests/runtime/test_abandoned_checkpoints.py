@@ -73,7 +73,7 @@ async def broker() -> MemoryBroker:
 async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A slow step made one checkpoint late; what sinks had held for it was never written, or written twice."""
+    """A slow step delayed one checkpoint; records that sinks had held for it were never written, or written twice."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("one slow step")
     numbers = flow.source(broker.topic("in"))
@@ -145,7 +145,7 @@ async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
 async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given_up(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """SIGTERM during a slow minute lost what the slow step still had in hand."""
+    """After SIGTERM during a slow minute, the records in the slow step were lost."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("stopped while slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
@@ -167,7 +167,9 @@ async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given
 async def test_a_loop_goes_on_when_its_checkpoint_is_given_up(
     broker: MemoryBroker, tmp_path: Path, ahead: int | None
 ) -> None:
-    """Heads kept logging feedback for a checkpoint that nobody waited for, and decisions of the loop stood still."""
+    """Heads kept logging feedback for a checkpoint that was given up, and decisions of the loop were delayed
+    for ever.
+    """
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("loop with a slow step")
     numbers = epochs_every(flow.source(broker.topic("in")), records=1, name="stamp")

@@ -1,4 +1,4 @@
-"""Jobs with checkpoints: what is committed, what a restart goes on from, and what is refused."""
+"""Jobs with checkpoints: committed outputs, the state after a restart, and refused starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settings(folder: Path | CheckpointStore, **options: Any) -> Checkpoints:
 
 
 async def written(topic: Topic) -> list[Any]:
-    """What a reader of committed records sees now."""
+    """Return the records that a reader of committed records sees now."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     values: list[Any] = []
     while (batch := await reader.read()) is not None:
@@ -107,7 +107,7 @@ async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBro
 async def test_a_run_after_a_crash_goes_on_as_if_there_had_been_none(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """What was handled after the last checkpoint was counted twice, or its output was there twice."""
+    """Records after the last checkpoint were counted twice, or their output was doubled."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 10)
@@ -268,7 +268,7 @@ async def test_checkpoints_whose_commit_records_are_gone_are_no_fresh_start(
 async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The volume was not mounted, and the service began anew beside its committed results."""
+    """The volume was not mounted, and the service started fresh, although it had committed results."""
     job = await summing(broker).start(checkpoints=settings(tmp_path / "a"))
     await job.stop("suspend")
     with pytest.raises(
@@ -314,7 +314,7 @@ async def test_a_checkpoint_that_was_never_committed_is_not_gone_on_from(
 async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_gone_on_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """It was newer than the last one that this very run had committed: what it had written was taken back."""
+    """The snapshot was newer than the last one that this run had committed: its outputs were aborted."""
     store = DirectoryStore(tmp_path)
     job = await summing(broker).start(checkpoints=settings(store))
     await job.checkpoint()
@@ -374,7 +374,7 @@ class FullStore(DirectoryStore):
 async def test_outputs_elsewhere_are_said_to_be_at_least_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of two clusters only one was exactly once, and nobody knew."""
+    """Only one of two clusters was exactly once, and users did not know it."""
     other = MemoryBroker()
     await other.topic("copies").create()
     await write(broker.topic("numbers"), range(3))
@@ -476,7 +476,9 @@ async def test_a_source_that_cannot_report_its_lag_does_not_end_the_job(
 async def test_options_that_would_be_ignored_are_refused(
     options: dict[str, Any], message: str, broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """restore=7 without the folder began anew without a word; changed_steps="sum" was three steps, s, u and m."""
+    """restore=7 without the folder started fresh, without an error; changed_steps="sum" meant three steps: s, u
+    and m.
+    """
     given = [options]
     if isinstance(options.get("changed_steps"), (str, bytes, int)) or "together" not in message:
         given.append({**options, "checkpoints": settings(tmp_path)})
@@ -496,7 +498,7 @@ async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_
 
 
 async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
-    """A map was put in front, and the second sum went on with the state of the first."""
+    """A map was added in front, and the second sum resumed with the state of the first."""
     flow = Flow("unnamed")
     flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(
         broker.topic("sums")

@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 @dataclass
 class Plan:
-    """What the channels bring, and how the operator and the scheduler behave."""
+    """The content of the channels, and the behaviour of the operator and the scheduler."""
 
     inputs: list[str]
     scripts: list[list[Item]]
@@ -131,7 +131,7 @@ class Scheduler:
         return barrier.checkpoint in self.announced and not self.run.has_ended
 
     def check_nothing_keeps_a_barrier_waiting(self) -> None:
-        """When all channels have brought a barrier, or their end, it passes, whatever is wanted."""
+        """When all channels have brought a barrier, or their end, the barrier passes, whatever inputs are wanted."""
         for checkpoint in self.announced:
             brought = all(
                 not _brings(left, checkpoint) if _brings(script, checkpoint) else not left
@@ -171,7 +171,7 @@ def records_before(script: list[Item], checkpoint: int) -> list[int]:
 
 
 def check_order(run: GateRun, plan: Plan) -> None:
-    """Every record once; those of a channel in order (by epoch where epochs are in order)."""
+    """Every record comes once; records of a channel come in order (by epoch if epochs are in order)."""
     for port, script in enumerate(plan.scripts):
         expected = [
             (item.epoch, int(record))
@@ -216,10 +216,10 @@ def check_ends(run: GateRun, plan: Plan) -> None:
 def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoint(
     example: tuple[Plan, list[int]],
 ) -> None:
-    """Whatever is wanted, however channels are filled, wherever barriers lie: nothing lost, twice, late, or stuck.
+    """With any wanted inputs, channel sizes and barriers, no record is lost, doubled, late or stuck.
 
-    A checkpoint holds exactly what comes before its barriers; a crash after the first one and a restore from it are
-    together one uninterrupted run.
+    A checkpoint has exactly the records before its barriers; a crash after the first checkpoint and a restore
+    from it are together one uninterrupted run.
     """
     plan, moves = example
     run = Scheduler(plan, plan.scripts).play()
@@ -233,7 +233,7 @@ def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoin
 
 
 def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
-    """What was handled before it and what its snapshot holds: together each record before the barriers, once."""
+    """The handled records before a checkpoint and its snapshot are together each record before the barriers, once."""
     handled = []
     for entry in run.trace:
         if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:
@@ -246,7 +246,7 @@ def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[s
 
 
 def check_restored(run: GateRun, plan: Plan, moves: list[int]) -> None:
-    """What was handled before the first checkpoint, and what follows a restore from it, are one run."""
+    """The handled records before the first checkpoint, and those after a restore from it, are one run."""
     before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
     behind = [behind_barrier(script) for script in plan.scripts]
@@ -260,7 +260,7 @@ def check_restored(run: GateRun, plan: Plan, moves: list[int]) -> None:
 
 
 def behind_barrier(script: list[Item]) -> list[Item]:
-    """What a channel brings after a restore of checkpoint 1: nothing, where it had ended before."""
+    """Return the content of a channel after a restore of checkpoint 1: nothing if it had ended before."""
     for index, item in enumerate(script):
         if _is_barrier(item, 1):
             return script[index + 1 :]

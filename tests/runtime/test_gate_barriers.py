@@ -1,4 +1,4 @@
-"""The gate and checkpoint barriers: alignment, what is held, snapshot and restore, the feedback log."""
+"""The gate and checkpoint barriers: alignment, held records, snapshot and restore, the feedback log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestAlignment:
         assert run.told() == ["10", "barrier 1", "2"]
 
     def test_a_channel_that_had_ended_brings_none(self) -> None:
-        """Checkpoints go on after a bounded input has ended beside an endless one."""
+        """Checkpoints continue after a bounded input has ended while an endless input continues."""
         run = GateRun(["a", "b"])
         run.put_all(1, EndOfInput())
         run.run()
@@ -73,7 +73,7 @@ class TestAlignment:
             run.run()
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
-        """The second is under way before the first has been brought by all."""
+        """The second barrier starts before all channels have brought the first."""
         run = GateRun(["input", "input"])
         run.put_all(0, barrier(1), data(1), barrier(2), data(2))
         run.put_all(1, data(10), barrier(1), data(20), barrier(2))
@@ -89,7 +89,9 @@ class TestAlignment:
 
 class TestUnwantedInputs:
     def test_the_deadlock_of_a_barrier_behind_data_that_is_not_wanted(self) -> None:
-        """A worker waits for its model; the barrier blocks the model's channel and lies behind data on the other."""
+        """A worker waits for its model; the barrier blocks the model's channel and is behind data on the other
+        channel.
+        """
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, data(10, 11), barrier(), data(12))
         run.put_all(0, barrier(), data(1))
@@ -117,7 +119,9 @@ class TestUnwantedInputs:
         assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
 
     def test_data_that_comes_while_it_aligns_is_held_too(self) -> None:
-        """Upstream is blocked on the full channel, with the barrier behind: the hold must go on making room."""
+        """The producer waits for room in the full channel, with the barrier behind: the gate must continue to
+        make room.
+        """
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
         run.put_all(0, barrier(), data(1))
         for number in range(10, 20, 2):
@@ -176,7 +180,7 @@ class TestUnwantedInputs:
         assert restored.told() == ["barrier 2"]
 
     def test_control_at_the_front_of_an_unwanted_input_is_taken(self) -> None:
-        """A watermark or barrier that waits for an input to be wanted holds everybody up."""
+        """A watermark or barrier that waits until its input is wanted delays all other tasks."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, EpochWatermark(0), barrier())
         run.put_all(0, EpochWatermark(0), barrier())
@@ -184,7 +188,7 @@ class TestUnwantedInputs:
         assert run.told() == ["watermark 0", "barrier 1"]
 
     def test_a_barrier_that_is_announced_passes_where_nothing_is_wanted(self) -> None:
-        """Both barriers lie behind data and the operator waits for a timer: none would ever reach the gate."""
+        """Both barriers are behind data and the operator waits for a timer: no barrier would ever reach the gate."""
         run = GateRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, data(1), barrier(), data(2))
         run.put_all(1, data(10), barrier())
@@ -204,7 +208,9 @@ class TestRecordsSetAside:
     """They are in memory and in each snapshot, so they take the room of their channel."""
 
     def test_checkpoint_after_checkpoint_sets_aside_no_more_than_two_channels_hold(self) -> None:
-        """A learner slower than its topic: each barrier moved what its channel held into the snapshot, for ever."""
+        """A learner was slower than its topic: each barrier moved the content of its channel into the snapshot,
+        without end.
+        """
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         sizes = []
         for checkpoint in range(1, 30):
@@ -265,7 +271,7 @@ class TestRecordsSetAside:
         await waiting
 
     async def test_a_producer_that_waits_is_told_that_a_barrier_needs_what_it_brings(self) -> None:
-        """The channel was empty, full of what was set aside, and the barrier behind what found no room."""
+        """The channel was empty, but full of records set aside, and the barrier was behind a batch without room."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
@@ -298,7 +304,7 @@ class TestSnapshot:
         assert isinstance(restored.batches[0].records, np.ndarray)
 
     def test_inputs_that_had_ended_stay_ended(self) -> None:
-        """The upstream task has ended and tells nobody again: a restored gate would wait for ever."""
+        """The task before the gate has ended and does not report again: a restored gate would wait for ever."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfInput())
         run.put_all(1, data(1), barrier())
@@ -309,7 +315,7 @@ class TestSnapshot:
         assert restored.told() == ["watermark 0", "barrier 2", "b ended", "end"]
 
     def test_is_plain_data(self) -> None:
-        """It goes to disk; what has no form there fails the first checkpoint, not the first test."""
+        """The snapshot goes to disk; a value that cannot be encoded would fail the first checkpoint in production."""
         run = GateRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(5, epoch=5), barrier())
         run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
@@ -348,12 +354,12 @@ class Looped:
                 self.feedback.put_control(item)
 
     def logged(self) -> Any:
-        """What goes into a snapshot, written and read back when it is asked for."""
+        """Return the content of the log in a snapshot, encoded and decoded."""
         [returned] = [event for event in self.events if isinstance(event, BarrierReturned)]
         return stored(returned.logged)()
 
     def logged_items(self) -> list[str]:
-        """The same as it comes to the head of a job that goes on from there."""
+        """Return the content of the log as the head of a restored job receives it."""
         restored = Looped()
         restored.gate.restore(restored.gate.snapshot(), self.logged())
         told: list[str] = []
@@ -404,7 +410,7 @@ class TestFeedbackLog:
         assert [type(event) for event in head.events] == [CheckpointBarrier]
 
     def test_restored_feedback_is_in_the_next_snapshot_once(self) -> None:
-        """A checkpoint right after a restore: what lay in its snapshot was also logged, and so doubled."""
+        """A checkpoint followed a restore: feedback of the old snapshot was logged again, and so doubled."""
         head = Looped()
         head.gate.start_feedback_log(barrier())
         head.feed_back(data(6, epoch=1), EpochWatermark(1), data(7, epoch=2), barrier())
@@ -423,7 +429,7 @@ class TestFeedbackLog:
         assert restored.gate.held_records == 0
 
     def test_beyond_its_memory_it_goes_to_disk_and_comes_back_from_there(self) -> None:
-        """A loop with more under way than memory holds could not be checkpointed, nor restored."""
+        """A loop with more feedback than memory could neither be checkpointed nor restored."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
         head.gate.start_feedback_log(barrier())

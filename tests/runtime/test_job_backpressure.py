@@ -1,4 +1,4 @@
-"""Bounded memory, fair turns, and the numbers a job tells of itself."""
+"""Bounded memory, fair turns, and the statistics of a job."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_it_holds_in_bytes_too() -> None:
 
 
 async def test_a_call_that_emits_much_is_waited_for_before_the_next() -> None:
-    """A flat_map of a thousand for one: at most the output of one call waits beside the channel."""
+    """A flat_map emits a thousand records for one: at most the output of one call waits outside of the channel."""
     life = Life()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).flat_map(lambda x: [x] * 1000).process(
@@ -246,7 +246,7 @@ class TestStatistics:
 
 
 async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
-    """None for a new run, so that a source can tell it from one that goes on at its very beginning."""
+    """A new run has no positions, so that a source can tell it from a run that resumes at the very beginning."""
     opened_at: list[Positions | None] = []
 
     class Noting(Fed):
@@ -290,7 +290,7 @@ class WantsModel(Operator):
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
 async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_hold(limit: int) -> None:
-    """Each barrier pushed what all channels on its way held into its snapshot; then they filled again."""
+    """Each barrier moved the content of all channels before it into its snapshot; then the channels filled again."""
     life, models = Life(), Fed()
     flow = Flow("f")
     data = (

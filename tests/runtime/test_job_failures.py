@@ -65,7 +65,7 @@ class TestOneClearError:
     async def test_in_the_middle_it_names_step_line_and_record(
         self, kind: type[Probe], bounded: bool
     ) -> None:
-        """What stands in the log must lead to the record and the line, whichever way the step runs."""
+        """The log must name the record and the line, in whichever way the step runs."""
         life = Life()
         error = await failure_of(flow_of(life, kind, "process", bounded=bounded))
         assert error.step == "middle"
@@ -120,14 +120,14 @@ class TestOneClearError:
         assert life.opened_but_not_closed_once() == []
 
     async def test_a_failed_open_closes_what_had_opened_and_reads_nothing(self) -> None:
-        """A topic that is not there, beside connections that are: these must not stay open."""
+        """One topic is missing while connections to others are open: these must be closed."""
         life = Life()
         await failure_of(flow_of(life, Probe, "open", bounded=False))
         assert life.opened_but_not_closed_once() == []
         assert life.count("source read") == 0
 
     async def test_a_second_failure_while_closing_is_told_with_the_first(self) -> None:
-        """The first is the cause; the second may explain what was lost."""
+        """The first failure is the cause; the second may explain lost records."""
         life = Life()
         flow = Flow("f")
         flow.from_items([1]).process(lambda: Probe(life, "a", "process"), name="a").process(
@@ -171,7 +171,7 @@ class TestOneClearError:
 class TestKeysAndPartitions:
     @pytest.mark.parametrize("parallelism", [1, 3])
     async def test_a_record_without_a_key_fails_at_the_keyed_step(self, parallelism: int) -> None:
-        """It once was an internal error of ours, or blamed the step before."""
+        """It was once an internal error, or named the step before."""
         flow = Flow("f", parallelism=parallelism)
         flow.from_items([{"user": 1}, {"name": 2}]).key_by(lambda r: r["user"]).process(
             lambda: Probe(Life(), "count"), name="count"
@@ -286,7 +286,7 @@ class TestWhatOperatorsMayNotDo:
         assert isinstance(error.__cause__, ConfigurationError)
 
     async def test_a_rejected_record_without_a_policy_fails_with_the_reason(self) -> None:
-        """By batch and by record alike."""
+        """For batches and for single records."""
 
         class Strict(Operator):
             def process(self, record: Any, out: Output) -> None:
@@ -307,10 +307,10 @@ class TestWhatOperatorsMayNotDo:
 
 
 class TestCancellationByOthers:
-    """A CancelledError that nobody asked for: asyncio drops such a task without a word, and the job hangs."""
+    """A CancelledError without a request to cancel: asyncio drops such a task silently, and the job hangs."""
 
     async def test_in_a_step(self) -> None:
-        """An HTTP client that was closed cancels what waits for it."""
+        """An HTTP client that is closed cancels the calls that wait for it."""
 
         class Cancelled(Operator):
             async def process(self, record: Any, out: Output) -> None:
@@ -334,7 +334,7 @@ class TestCancellationByOthers:
         assert (await failure_of(flow)).step == "in"
 
     async def test_while_opening(self) -> None:
-        """The job went on with a step that was not open."""
+        """The job continued with a step that was not open."""
 
         class Cancelled(Operator):
             async def open(self, context: Context) -> None:
@@ -389,7 +389,7 @@ async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
 
 
 async def test_a_mistake_of_ours_says_so() -> None:
-    """What no user can have caused must not be blamed on a step."""
+    """An error that no user can cause must not name a step of the user."""
     flow = Flow("f")
     flow.from_items([1])
     job = await flow.start()
@@ -423,7 +423,7 @@ async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
 
 
 async def test_a_failed_job_that_nobody_waits_for_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """Asyncio says it when the job is forgotten; nothing of ours may swallow it."""
+    """Asyncio logs the error when the job is deleted; the engine must not suppress it."""
     flow = Flow("f")
     flow.from_items([1]).map(lambda x: x / 0)
     job = await flow.start()

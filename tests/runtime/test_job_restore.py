@@ -28,7 +28,7 @@ from streamiter.testing import VirtualClock
 
 @dataclass
 class Schedule:
-    """How one run goes: where batches are cut, who waits when, how small the channels are."""
+    """The schedule of one run: the cuts of batches, the waits of steps, the sizes of channels."""
 
     seed: int
     limit: int
@@ -69,7 +69,7 @@ class Cut(Source):
 
 
 class Waits(Operator):
-    """Passes on, and waits now and then."""
+    """Passes records on, and waits sometimes."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -97,7 +97,7 @@ class Counting(Operator):
 
 
 class Zip(Operator):
-    """Pairs the records of two inputs, one of each in turn; what has no partner goes out alone."""
+    """Pairs the records of two inputs, one of each in turn; records without a partner are emitted alone."""
 
     def __init__(self) -> None:
         self.left: list[Any] = []
@@ -245,7 +245,7 @@ def test_a_restored_flow_equals_one_that_was_never_stopped(
 
 
 async def test_an_input_that_had_ended_is_not_read_again() -> None:
-    """A bounded table beside an endless stream: after a restore its records came a second time."""
+    """A bounded table is joined with an endless stream: after a restore its records came a second time."""
     fed = [Fed(), Fed()]
     sources = iter(fed)
     flow = Flow("f")
@@ -269,7 +269,7 @@ async def test_an_input_that_had_ended_is_not_read_again() -> None:
 
 
 async def test_the_state_of_a_snapshot_does_not_change_with_the_job() -> None:
-    """The job goes on while the snapshot is written: counts of later records were in it."""
+    """The job continues while the snapshot is written: it contained counts of later records."""
     fed = Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed).key_by(lambda x: x).process(Counting, name="count")
@@ -320,7 +320,7 @@ async def test_timers_set_in_open_are_those_of_the_snapshot_after_a_restore() ->
 
 
 async def test_a_timer_whose_time_has_passed_meanwhile_fires_at_once() -> None:
-    """The service was down for an hour: what was due in it must not be forgotten, nor begin anew."""
+    """The service was down for an hour: a timer that is due must neither be lost nor start again."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).key_by(lambda x: x).process(Counting).collect()
@@ -373,7 +373,7 @@ async def test_a_time_to_live_goes_on_after_a_restore() -> None:
     ],
 )
 async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: str) -> None:
-    """State that is given to nobody is lost; a step that gets none begins anew: neither without a word."""
+    """State without a step would be lost, and a step without state would start again, both silently."""
 
     def flow_of(names: list[str]) -> Flow:
         flow = Flow("f")

@@ -80,7 +80,7 @@ async def test_two_stops_at_once_both_return(mode: Mode) -> None:
 async def test_two_stops_while_a_source_waits_for_records_end_the_job(
     modes: tuple[Mode, Mode], waits_between: bool
 ) -> None:
-    """On a quiet topic the second one was taken for an abort that nobody had asked for, and the end never came."""
+    """On a quiet topic the second stop was taken for an unexpected abort, and the job never ended."""
     fed = Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).collect()
@@ -137,11 +137,11 @@ async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
 
 @GRACEFUL
 async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
-    """Records that a source has given away and that nobody has handled are lost, where it cannot give them again."""
+    """Records that were read and not handled are lost if the source cannot read them again."""
     given: list[int] = []
 
     class Once(Source):
-        """A socket: what it has given it does not have any more."""
+        """Behaves like a socket: it cannot return a record a second time."""
 
         bounded = False
 
@@ -167,7 +167,7 @@ async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
 @GRACEFUL
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_stop_while_blocked_by_backpressure_waits_for_the_slow_step(mode: Mode, limit: int) -> None:
-    """A sink that hangs for a while: the stop is obeyed when it goes on, and nothing is lost."""
+    """A sink hangs for some time: the stop continues when the sink does, and no record is lost."""
     opened, fed = asyncio.Event(), Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).map(lambda x: x).process(lambda: Valve(opened)).collect()
@@ -200,7 +200,7 @@ async def test_abort_ends_a_job_whose_step_hangs() -> None:
 
 
 async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() -> None:
-    """The job that goes on from there neither loses nor repeats a record."""
+    """The job that resumes from there neither loses nor repeats a record."""
     broker = MemoryBroker()
     out = broker.topic("out")
     await out.create()
@@ -265,7 +265,7 @@ async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
 
 
 async def test_suspend_beside_an_input_that_has_ended() -> None:
-    """One of two inputs had ended; the other is suspended: the job can go on, so it is ``suspended``."""
+    """One of two inputs had ended and the other is suspended: the job can resume, so its state is ``suspended``."""
     life, fed = Life(), Fed()
     flow = Flow("f")
     ended = flow.from_items([1, 2])
@@ -363,7 +363,7 @@ class TestWait:
         assert (await job.wait()).state == "finished"
 
     async def test_cancelling_a_stop_leaves_the_job_stopping(self) -> None:
-        """With a time limit around it: the job goes on to stop, no task is left behind."""
+        """The caller had a time limit: the job continues to stop, and leaves no task."""
         opened, fed = asyncio.Event(), Fed()
         flow = Flow("f")
         flow.from_source(lambda: fed).process(lambda: Valve(opened))
@@ -401,7 +401,7 @@ class TestWait:
 
 class TestSnapshotOfAJob:
     async def test_of_a_job_that_has_ended_says_so(self) -> None:
-        """There is nothing to go on from."""
+        """A stop has no state to resume from."""
         flow = Flow("f")
         flow.from_items([1])
         job = await flow.start()
@@ -455,7 +455,7 @@ async def test_many_short_jobs_leave_nothing_behind() -> None:
 
 
 async def test_what_has_ended_is_closed_while_others_go_on() -> None:
-    """The reader of a bounded topic stayed connected for weeks, for as long as the endless one beside it."""
+    """The reader of a bounded topic stayed connected for weeks, as long as the endless input continued."""
     life = Life()
 
     class Few(ProbeSource):

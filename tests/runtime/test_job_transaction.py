@@ -1,4 +1,4 @@
-"""The transaction of a job: what it means for the job that the transaction is over."""
+"""The transaction of a job: the effect on the job when the transaction is over."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def counts_and_subtasks(random: Random) -> tuple[list[int], int, int]:
 
 @random_examples(counts_and_subtasks)
 def test_rebalancing_deals_records_in_turn_across_batches(example: tuple[list[int], int, int]) -> None:
-    """Dealing batches, or beginning anew with each batch, loads the first subtask with all single records."""
+    """With whole batches in turn, or a new start for each batch, the first subtask gets all single records."""
     counts, subtask, n = example
     batches: list[Batch] = []
     for count in counts:

@@ -69,14 +69,14 @@ def test_a_step_read_by_two_is_one_task_with_both() -> None:
 
 @pytest.mark.parametrize("factory", [Awaited, InThread, Choosy])
 def test_steps_that_wait_begin_a_task(factory: type[Operator]) -> None:
-    """The steps before them go on meanwhile."""
+    """The steps before them continue during the wait."""
     flow = Flow("f")
     flow.from_items([1], name="in").process(factory, name="waits")
     assert planned(flow) == {"in[0]": ["in"], "waits[0]": ["waits"]}
 
 
 def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -> None:
-    """What a thread emits goes on in the event loop: only its own step may run in the thread."""
+    """Output of a step in a thread continues in the event loop: only this step may run in the thread."""
     flow = Flow("f")
     flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(
         InThread, name="c"

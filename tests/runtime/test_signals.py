@@ -98,7 +98,7 @@ def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: sign
 
 
 def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
-    """Its steps must not hear of an end that is none: what they publish there would be taken for the last word."""
+    """Its steps must not hear of an end: the results that they would publish are not final."""
     with running("suspend", LOOP, "in round 100") as started:
         started.send_signal(signal.SIGINT)
         out, errors = started.communicate(timeout=30)
@@ -121,7 +121,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     ],
 )
 def test_what_is_no_way_to_stop_is_refused_before_the_flow_runs(options: Any, said: str) -> None:
-    """Found out at the Ctrl-C, the job would go on and say nothing."""
+    """If the error came at Ctrl-C, the job would continue without a message."""
     flow = Flow("signals")
     seen = flow.from_items([1]).collect()
     with pytest.raises(ConfigurationError) as refused:

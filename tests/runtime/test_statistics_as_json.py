@@ -35,7 +35,7 @@ CASES: dict[str, Case] = {
 
 
 def checked(statistics: JobStatistics) -> JobStatistics:
-    """The statistics, if a reader of their JSON reads what they say."""
+    """Return the statistics, after a check that their JSON has the same content."""
     document = dataclasses.asdict(statistics)
     as_read = _as_read(document, "statistics")
     assert json.loads(json.dumps(document, allow_nan=False)) == as_read
@@ -45,7 +45,7 @@ def checked(statistics: JobStatistics) -> JobStatistics:
 
 
 def _as_read(value: Any, path: str) -> Any:
-    """The value as JSON gives it back, which has no tuples; an error for whatever else it would change."""
+    """Return the value as JSON returns it, without tuples; raise an error for any other change."""
     if type(value) is dict:
         assert all(type(key) is str for key in value), f"{path} has keys that are no texts: {list(value)[:3]}"
         return {key: _as_read(part, f"{path}.{key}") for key, part in value.items()}

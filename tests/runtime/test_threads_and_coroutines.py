@@ -45,7 +45,7 @@ class Threaded(Operator):
 
 
 async def test_batches_are_handled_in_a_thread_and_go_on_in_order() -> None:
-    """A slow model must not stop the event loop; what is behind it must not run in its thread."""
+    """A slow model must not stop the event loop; later steps must not run in its thread."""
     receivers: set[str] = set()
 
     def note(record: Any) -> Any:
@@ -83,7 +83,7 @@ async def test_what_is_emitted_when_the_input_ends_is_not_lost() -> None:
 
 
 async def test_several_inputs_may_be_handled_in_a_thread() -> None:
-    """What one input emitted came out only with the next batch of the other."""
+    """The output of one input was emitted only with the next batch of the other input."""
 
     class Both(Operator):
         runs_in_thread = True
@@ -169,7 +169,9 @@ async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
 
 
 def test_the_keyed_state_of_a_step_in_a_thread_is_snapshot_under_a_lock() -> None:
-    """The event loop writes it while the thread goes on; without the lock half a change is in it now and then."""
+    """The event loop encodes the state while the thread changes it; without the lock it sometimes has half a
+    change.
+    """
 
     class InLoop(Operator):
         def process(self, record: Any, out: Output) -> None:

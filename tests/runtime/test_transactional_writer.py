@@ -1,4 +1,4 @@
-"""What a sink holds between its barrier and the commit."""
+"""The records that a sink holds between its barrier and the commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = MemoryBroker().topic("out")
 
 
 class Written:
-    """What reaches the transaction, a turn of the event loop for each batch."""
+    """Records the batches that reach the transaction, with a turn of the event loop for each."""
 
     def __init__(self) -> None:
         self.batches: list[OutgoingBatch] = []
@@ -52,7 +52,7 @@ def batch(number: int) -> OutgoingBatch:
 
 
 async def test_what_was_held_comes_in_order_and_unchanged(written: Written, held: HeldBatches) -> None:
-    """What had been on disk came after what was written since, or without its headers."""
+    """Batches from disk came after later batches, or without their headers."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     await writer.write(batch(0))
     writer.seal()
@@ -91,7 +91,7 @@ async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
 
 
 async def test_where_nothing_more_can_be_held_the_sink_waits(written: Written, held: HeldBatches) -> None:
-    """What came between barrier and commit filled the disk of the machine."""
+    """Records between barrier and commit filled the disk of the machine."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()
     accepted = 0
@@ -115,7 +115,7 @@ async def test_where_nothing_more_can_be_held_the_sink_waits(written: Written, h
 
 
 async def test_a_sink_behind_a_loop_does_not_hold_up_the_barrier_in_it(tmp_path: Path) -> None:
-    """What the body emitted for feedback before the barrier filled the sink, which waited for that barrier."""
+    """Output of the body for feedback before the barrier filled the sink, which waited for that barrier."""
     broker = MemoryBroker()
     for name in ("in", "out"):
         await broker.topic(name).create()

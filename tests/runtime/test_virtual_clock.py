@@ -62,7 +62,7 @@ async def test_a_timer_set_by_another_fires_in_the_same_span() -> None:
 
 
 async def test_tasks_run_between_two_timers() -> None:
-    """What the first wakes has acted before the second fires."""
+    """The task that the first timer wakes runs before the second timer fires."""
     clock, heard = VirtualClock(), list[str]()
 
     async def sleeper() -> None:
@@ -93,7 +93,7 @@ async def test_what_is_called_off_does_not_fire() -> None:
 
 
 async def test_a_cancelled_sleep_leaves_no_timer() -> None:
-    """It would be woken when it is gone."""
+    """The timer would wake a task that has ended."""
     clock = VirtualClock()
     task = asyncio.create_task(clock.sleep(5))
     await clock.advance(1)

@@ -1,4 +1,4 @@
-"""Never a silent stall: what the watchdog says, and when."""
+"""No silent stall: the messages of the watchdog, and their times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A consumer that stood still for twenty days without a line in the log."""
+    """A consumer hung for twenty days without a line in the log."""
     clock, opened, fed = VirtualClock(), asyncio.Event(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed, name="in").process(lambda: Valve(opened), name="write")
@@ -74,7 +74,7 @@ class Waits(Operator):
 async def test_a_step_that_waits_for_another_input_is_held_not_stalled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A worker without a model is told apart from one that hangs."""
+    """A worker without a model is reported differently from a worker that hangs."""
     clock, data = VirtualClock(), Fed()
     flow = Flow("f")
     model = flow.from_source(Fed, name="model")
@@ -102,7 +102,7 @@ async def test_a_job_without_input_is_not_stalled(caplog: pytest.LogCaptureFixtu
 async def test_a_checkpoint_that_cannot_align_says_whom_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One channel is blocked behind its barrier; the log must name the one that has not brought it."""
+    """One channel is blocked behind its barrier; the log must name the channel that has not brought the barrier."""
     clock, opened, fed = VirtualClock(), asyncio.Event(), Fed()
     flow = Flow("f")
     source = flow.from_source(lambda: fed, name="in")
@@ -149,7 +149,7 @@ async def busily(clock: VirtualClock, seconds: int, fed: Fed) -> None:
 async def test_a_stuck_step_beside_a_busy_one_is_reported_and_an_idle_one_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One of three branches hung on a dead connection for a week; the job as a whole went on."""
+    """One of three branches hung on a dead connection for a week, while the job as a whole continued."""
     clock, opened, lively, stuck = VirtualClock(), asyncio.Event(), Fed(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: lively, name="lively").process(Quick, name="quick")
@@ -209,7 +209,7 @@ async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCa
 async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_is_whoever_waits_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Records that a web service answers one by one: what its channel holds takes minutes, and all is well."""
+    """A web service answers records one by one: the content of the channel takes minutes, and nothing is wrong."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     source = flow.from_source(lambda: fed, name="in")
