@@ -1,4 +1,4 @@
-"""Flows whose operators work with a parameter server: what workers add there is counted once, whatever happens."""
+"""Flows whose operators work with a parameter server: each add of a worker counts once, under all faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS_OF_A_WORKER = 15
 
 
 class _AddsToOwnRow(Operator):
-    """Counts in a row of its own, one clock a record, and tells at the end what the row has."""
+    """Counts in its own row, with one clock for each record, and emits the count at the end."""
 
     def __init__(self, consistency: Consistency) -> None:
         self._consistency = consistency
@@ -42,7 +42,7 @@ class _AddsToOwnRow(Operator):
 
 
 class _ReadsWhatAllHaveAdded(Operator):
-    """Under BSP, what is read at a clock has all that was added before it, and nothing else."""
+    """Under BSP, a read at a clock contains all adds before this clock, and nothing else."""
 
     async def open(self, context: Context) -> None:
         self._client = context.parameter_server
@@ -77,5 +77,5 @@ def stale_synchronous_server(simulation: Simulation) -> Flow:
 
 
 def asynchronous_server(simulation: Simulation) -> Flow:
-    """Workers that wait for nobody, and pass barriers wherever they are."""
+    """Return a flow whose workers never wait for each other, and pass barriers at any time."""
     return _flow("asynchronous", simulation, lambda: _AddsToOwnRow(ASP()), shards=2)

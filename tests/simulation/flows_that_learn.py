@@ -20,14 +20,14 @@ def _example_rows(rows: list[dict[str, Any]]) -> Examples:
 
 
 def version_and_parameters(record: TopicRecord) -> Hashable:
-    """What of a model update does not depend on time."""
+    """Return the fields of a model update that do not depend on time."""
     headers = UpdateHeaders.parse(record.headers)
     assert headers is not None
     return headers.generation, headers.version, headers.epoch, record.value
 
 
 def version_and_records(record: TopicRecord) -> Hashable:
-    """What of a model update does not depend on the order in which gradients have come."""
+    """Return the fields of a model update that do not depend on the order in which gradients arrive."""
     headers = UpdateHeaders.parse(record.headers)
     assert headers is not None
     assert record.value is not None

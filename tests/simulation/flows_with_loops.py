@@ -65,7 +65,7 @@ class SumOfEpoch(Operator, IterationListener):
 
 
 def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
-    """Every five records make an epoch, and wait for what the epoch before has made of the model."""
+    """Five records make an epoch, which waits for the model of the epoch before."""
     flow = Flow("synchronous")
     numbers = flow.source(simulation.input("numbers", range(1, 33), over_s=0.5))
     start = flow.from_items([1], name="start")
@@ -83,7 +83,7 @@ def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
 
 
 def unbounded_asynchronous_loop(simulation: Simulation) -> Flow:
-    """Each record goes round as often as it says, beside those that come in; two subtasks."""
+    """Each record makes its number of rounds, together with new records; two subtasks."""
     flow = Flow("asynchronous", parallelism=2)
     records = [[number, number % 4] for number in range(24)]
     data = flow.source(simulation.input("records", records, partitions=2, over_s=0.5))
@@ -190,7 +190,7 @@ class GoRound(Operator, IterationListener):
 
 
 def bounded_loop_of_many(simulation: Simulation) -> Flow:
-    """Records that go round beside each other, held until all have come: two heads, two subtasks."""
+    """Records circulate together, and are held until all have arrived: two heads, two subtasks."""
     flow = Flow("many", parallelism=2)
     start = flow.from_items([[number, number % 7] for number in range(14)], name="start")
 
@@ -207,7 +207,7 @@ def bounded_loop_of_many(simulation: Simulation) -> Flow:
 
 
 class ShowRound(Operator):
-    """Shows what the round has come to, and feeds half of it on."""
+    """Emits the result of the round, and feeds half of it back."""
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -218,7 +218,7 @@ class ShowRound(Operator):
 
 
 def per_round_operators(simulation: Simulation) -> Flow:
-    """A sum that begins anew in each round, over replayed data and what goes round."""
+    """A sum that starts again in each round, over replayed data and feedback."""
     flow = Flow("rounds")
     data = flow.source(simulation.input("data", range(1, 12), over_s=0.2), stop={0: 11})
     start = flow.from_items([64, 32], name="start")

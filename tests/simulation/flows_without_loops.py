@@ -11,7 +11,7 @@ LATE = OutputTag("late")
 
 
 class CountWithReminder(Operator):
-    """Emits each key's count; a second after its first record, once, that it is there."""
+    """Emits each key's count, and one reminder a second after the key's first record."""
 
     def open(self, context: Any) -> None:
         self.context = context
@@ -40,7 +40,7 @@ def keyed_state_and_timers(simulation: Simulation) -> Flow:
 
 
 def running_totals(simulation: Simulation) -> Flow:
-    """What each key's records say in order comes out in order; partitions and two subtasks."""
+    """The outputs for the records of a key come in their order; partitions and two subtasks."""
     flow = Flow("totals", parallelism=2)
     numbers = simulation.input("numbers", range(40), partitions=4, key=lambda n: str(n % 6), over_s=1.0)
     keyed = flow.source(numbers).key_by(lambda n: n % 6)
@@ -80,7 +80,7 @@ class Sieve(Operator):
 
 
 def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
-    """What cannot be decoded, what a step rejects and what goes to the side: three topics, one transaction."""
+    """Undecodable values, rejected records and side outputs: three topics, one transaction."""
     flow = Flow("sieve")
     values = [b"not json" if number % 9 == 4 else str(number).encode() for number in range(40)]
     numbers = flow.source(
@@ -98,7 +98,7 @@ def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
 
 
 class Zip(Operator):
-    """Pairs the records of two inputs, one of each in turn; what has no partner goes out alone."""
+    """Pairs the records of two inputs, one of each in turn; records without a partner are emitted alone."""
 
     def __init__(self) -> None:
         self.left: list[Any] = []
@@ -125,7 +125,7 @@ class Zip(Operator):
 
 
 def wanted_inputs(simulation: Simulation) -> Flow:
-    """An operator that reads its inputs in turn: barriers pass what it does not want now."""
+    """An operator that reads its inputs in turn: barriers pass records that it does not want now."""
     flow = Flow("pairs")
     a = flow.source(simulation.input("a", range(20), over_s=0.3), stop={0: 20}, name="source a")
     b = flow.source(simulation.input("b", range(100, 115), over_s=0.6), stop={0: 15}, name="source b")
@@ -135,7 +135,7 @@ def wanted_inputs(simulation: Simulation) -> Flow:
 
 
 def joined_at_the_end(simulation: Simulation) -> Flow:
-    """State that is kept until the input ends; with a sink that writes at once beside the transactional ones."""
+    """State that is kept until the input ends; one sink writes at once, the others in a transaction."""
     flow = Flow("join")
     orders = flow.source(
         simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest"

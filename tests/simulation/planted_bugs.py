@@ -28,7 +28,7 @@ def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
-    """The snapshot of a source has the positions of read records, not those of handled records."""
+    """The snapshot of a source has the positions of read records, instead of those of handled records."""
     snapshot = Task.snapshot
 
     async def ahead(self: Task) -> dict[str, Any]:

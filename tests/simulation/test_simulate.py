@@ -1,4 +1,4 @@
-"""What `simulate` finds, its messages, and that a seed repeats a finding."""
+"""The faults that `simulate` finds, its messages, and that a seed repeats a fault."""
 
 from __future__ import annotations
 

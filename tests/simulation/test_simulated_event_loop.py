@@ -15,7 +15,7 @@ from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, Simulate
 
 
 class Run:
-    """A loop, and what its tasks noted."""
+    """A loop, and the notes of its tasks."""
 
     def __init__(self, seed: int = 0, window: int = 8) -> None:
         self.time, self.trace = SimulatedTime(), Trace()
@@ -56,7 +56,7 @@ def test_the_order_of_tasks_follows_from_the_seed_and_from_nothing_else() -> Non
 
 
 def test_without_a_window_the_order_is_that_of_asyncio() -> None:
-    """The undisturbed run is what users see outside of simulations."""
+    """The undisturbed run must have the same order as outside of simulations."""
     simulated = Run(window=0)
     simulated.main(three_tasks)
     real = Run()
@@ -121,7 +121,7 @@ def test_functions_for_threads_run_in_this_thread() -> None:
 
 
 def test_a_deadlock_is_found_and_says_where_tasks_wait() -> None:
-    """A simulation that hangs tells nobody anything."""
+    """A simulation that hangs gives no information."""
 
     async def main(run: Run) -> None:
         first, second = asyncio.Lock(), asyncio.Lock()
@@ -188,7 +188,7 @@ def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
 
 
 def test_a_loop_that_was_left_can_be_gone_on_with() -> None:
-    """A process that is paused, thought dead and goes on is what fencing is for."""
+    """A process that is paused, taken for dead and continues is the reason for fencing."""
     one, other = Run(seed=1), Run(seed=2)
     tasks = [run.loop.create_task(three_tasks(run)) for run in (one, other)]
     while not all(task.done() for task in tasks):

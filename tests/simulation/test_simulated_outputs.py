@@ -1,4 +1,4 @@
-"""When committed records are those of an undisturbed run, or a part of them."""
+"""When committed records equal those of an undisturbed run, or a part of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EXPECTED = records("0 a 1", "0 b 2", "1 a 3", "0 a 4")
 def test_a_part_may_lack_its_end_only_and_the_whole_nothing(
     order: Order, delivery: Delivery, given: list[str], part: str | None, whole: str | None
 ) -> None:
-    """A check that lets a gap pass, or a record that came twice, lets the bugs pass that it is there for."""
+    """A check that accepts a gap or a doubled record misses the bugs that it must find."""
     rules = OutputRules("out", order, delivery, key_and_value)
     for is_complete, expected in ((False, part), (True, whole)):
         wrong = rules.what_is_wrong(records(*given), EXPECTED, is_complete=is_complete)

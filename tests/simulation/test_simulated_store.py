@@ -1,4 +1,4 @@
-"""The store of a simulation keeps the contract of stores, and breaks it only as it is told to."""
+"""The store of a simulation follows the contract of stores, and breaks it only on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def connection(seed: int = 0) -> NetworkConnection:
 
 
 class TestSimulatedStore(StoreContract):
-    """What every store must do."""
+    """The checks for every store."""
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -34,7 +34,7 @@ class TestSimulatedStore(StoreContract):
 
 
 async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
-    """A job goes on without that checkpoint, and must not come back to half of it."""
+    """A job continues without that checkpoint, and must never restore half of it."""
     to_it = connection()
     store = SimulatedStore(MemoryStore(), to_it)
     await store.claim("clicks", "a")
@@ -46,7 +46,7 @@ async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
 
 
 async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
-    """What was saved although it failed is an orphan, and the next number must not collide with it."""
+    """A snapshot that was saved in spite of an error is an orphan, and the next number must not collide with it."""
     seen = set()
     for seed in range(40):
         to_it = connection(seed)
@@ -63,7 +63,7 @@ async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
 
 
 async def test_nothing_of_a_crashed_job_reaches_the_store() -> None:
-    """A finally block that pruned the store after the crash removed what the next run goes on from."""
+    """A finally block pruned the store after the crash, and removed the snapshot that the next run needs."""
     stored, to_it = MemoryStore(), connection()
     store = SimulatedStore(stored, to_it)
     await store.claim("clicks", "a")

@@ -1,4 +1,4 @@
-"""Topics of a simulation keep the contract of topics, and break it only as they are told to."""
+"""Topics of a simulation follow the contract of topics, and break it only on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 
 class Made:
-    """A cluster with what stands behind it."""
+    """A cluster with the stored topics behind it."""
 
     def __init__(self, levels: Levels = CALM, seed: int = 0) -> None:
         self.commits = 0
@@ -80,7 +80,7 @@ async def test_a_batch_is_cut_anywhere_and_nothing_of_it_is_lost() -> None:
 
 
 async def test_a_call_fails_before_or_after_it_took_effect() -> None:
-    """A harness whose failed commits were never committed does not find what forgets to look."""
+    """A simulation whose failed commits are never committed does not find jobs that forget to check."""
     seen = set()
     for seed in range(40):
         made = Made(seed=seed)
@@ -108,7 +108,7 @@ async def test_what_is_written_outside_transactions_may_be_there_twice() -> None
 
 
 async def test_calls_that_are_stuck_come_back_when_the_network_heals() -> None:
-    """Liveness is promised for the time after the last fault: none may go on behind it."""
+    """The job must make progress after the last fault: no call may stay stuck after it."""
     made = Made(replace(CALM, stuck=1.0, stuck_s_max=1e9))
     calls = [asyncio.create_task(made.topic("t").create()) for _ in range(3)]
     for _ in range(20):
