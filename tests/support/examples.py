@@ -1,10 +1,11 @@
-"""Property tests of pure data look at thousands of random examples in every run of the tests.
+"""Property tests of pure data check thousands of random examples in every run of the tests.
 
-A fault that one example in a thousand shows is found by 5,000 of them nearly always, and by 60 nearly never. So many
-have to be cheap: tests of pure data (no tasks, files or processes) use ``@random_examples(make)``, where ``make``
-builds an example from a ``random.Random``. That costs a small part of what a strategy of ``hypothesis`` does.
+A fault that one example in a thousand shows is found by 5,000 examples nearly always, and by 60 nearly never.
+So many examples must be cheap: tests of pure data (no tasks, files or processes) use
+``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. This costs a small part
+of a ``hypothesis`` strategy.
 
-All other property tests keep the few examples of the profile in ``tests/conftest.py``.
+All other property tests use the few examples of the profile in ``tests/conftest.py``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def random_examples(
 
 
 class _Recorded(Random):
-    """A generator that gives the numbers in ``given`` and then those of its seed, or zeros; ``taken`` has them all."""
+    """A generator of the numbers in ``given``, then of numbers of its seed, or zeros; ``taken`` has all of them."""
 
     given: Iterator[int]
     only_given: bool

@@ -20,16 +20,16 @@ BrokerFactory = Callable[..., KafkaServer]
 
 @dataclass(frozen=True)
 class GivenKafka:
-    """A broker that runs already and is not ours to stop."""
+    """A running broker that the tests must not stop."""
 
     bootstrap: str
 
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
-    """The broker that all tests share; they keep apart by the names of their topics.
+    """The broker of all tests; the names of their topics keep the tests apart.
 
-    ``STREAMITER_TEST_KAFKA=host:port`` names one that runs already.
+    ``STREAMITER_TEST_KAFKA=host:port`` names a running broker.
     """
     given = os.environ.get("STREAMITER_TEST_KAFKA")
     if given:
@@ -43,8 +43,8 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
 
 @pytest.fixture
 def kafka_broker_factory() -> Iterator[BrokerFactory]:
-    """Starts brokers of the test's own, which it may stop, kill and freeze; the arguments are those of
-    ``running_kafka``.
+    """Return a function that starts a broker for one test, which may stop, kill and freeze it; it has the
+    arguments of ``running_kafka``.
     """
     skip_without_java()
     with contextlib.ExitStack() as brokers:
@@ -57,7 +57,7 @@ def kafka_broker_factory() -> Iterator[BrokerFactory]:
 
 @pytest.fixture
 def topic_prefix() -> str:
-    """Keeps the topics of one test apart from those of all others on a shared broker."""
+    """Return a prefix that keeps the topics of one test apart from all others on a shared broker."""
     return f"test-{uuid.uuid4().hex[:12]}-"
 
 

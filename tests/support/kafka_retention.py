@@ -1,4 +1,4 @@
-"""What a broker's retention does, at the moment a test needs it."""
+"""The retention of a broker, at the moment when a test needs it."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ class KafkaServer:
         jvm_options: tuple[str, ...] = QUICK_START,
         format_options: tuple[str, ...] = (),
     ) -> None:
-        """``listeners`` adds listeners by name to the plain one, each with its security protocol.
+        """``listeners`` has more listeners by name, each with its security protocol.
 
-        ``settings`` add to or replace those of ``server.properties``; ``format_options`` go to the tool that
+        ``settings`` add to or replace those of ``server.properties``; ``format_options`` are for the tool that
         prepares the folder (users for SCRAM, for example).
         """
         self.directory = directory
@@ -128,7 +128,7 @@ class KafkaServer:
 
     @property
     def log_file(self) -> Path:
-        """What the broker printed."""
+        """Return the file with the broker's output."""
         return self.directory / "broker.log"
 
     def address(self, listener: str) -> str:
@@ -162,11 +162,11 @@ class KafkaServer:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it go on after :meth:`pause`."""
+        """Continue after :meth:`pause`."""
         self._running().send_signal(signal.SIGCONT)
 
     def log_tail(self, lines: int = 30) -> str:
-        """The end of what it printed."""
+        """Return the end of the broker's output."""
         if not self.log_file.exists():
             return "(no log)"
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
@@ -279,13 +279,13 @@ class KafkaServer:
 
 
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Kills ``pid`` when this process is gone without having stopped it, so that no broker is left behind."""
+    """Kill ``pid`` if this process ends without stopping it, so that no broker remains."""
     script = f"read -r line || kill -9 {pid}"
     return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on just now."""
+    """Return ports of the loopback address that are free now."""
     with contextlib.ExitStack() as sockets:
         bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:

@@ -85,7 +85,7 @@ def main(wanted: list[str]) -> int:
 
 
 def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[str], bool]:
-    """What to print, and whether every survivor is among those that are ``known``, with their reasons."""
+    """Return the text to print, and whether every survivor is ``known`` with a reason."""
     found = list(dict.fromkeys(survivors))
     new = [mutant for mutant in found if mutant not in known]
     gone = [mutant for mutant in known if mutant not in found]
@@ -131,7 +131,7 @@ def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list
 
 
 def _configuration(module: str, tests: list[str]) -> str:
-    """The project's own, and what mutmut is to do; a list of texts is the same in JSON and TOML."""
+    """Return the project's configuration with the settings of mutmut; a list of texts is the same in JSON and TOML."""
     mutmut = {
         "source_paths": ["streamiter"],
         "only_mutate": [module],

@@ -33,10 +33,11 @@ def process(
     text: bool = True,
     **options: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a process in a session of its own; kill it when the block ends, or after ``limit_s`` seconds.
+    """Start a process in its own session; kill it when the block ends, or after ``limit_s`` seconds.
 
-    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, whether or not it works in the tests,
-    unless ``is_sigint_ignored``, as in the background of a script. Raises AssertionError if the limit is reached.
+    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, whether or not it works in the
+    tests, unless ``is_sigint_ignored``, as in the background of a script. Raises AssertionError if the limit is
+    reached.
     """
     with _sigint_of_children(is_ignored=is_sigint_ignored):
         started = subprocess.Popen(command, text=text, **(options | {"start_new_session": True}))
@@ -58,7 +59,7 @@ async def async_process(
     is_sigint_ignored: bool = False,
     **options: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Do the same as ``process`` for a test whose event loop must run meanwhile.
+    """Do the same as ``process`` for a test whose event loop must run at the same time.
 
     ``options`` are those of ``asyncio.create_subprocess_exec``.
     """

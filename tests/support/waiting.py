@@ -1,4 +1,4 @@
-"""Waiting for what sets no event."""
+"""Waiting for conditions without an event."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _LOOK_AGAIN_S = 0.001
 
 
 async def turn() -> None:
-    """Let all that is ready run once; if nothing is, wait for what comes from outside this event loop.
+    """Let all ready tasks run once; if none is ready, wait for events from outside of this event loop.
 
-    A loop that only spins would hold the interpreter: a thread asks for it after each call of SQLite or Ray, and is
-    given it 5 ms later (sys.getswitchinterval). Jobs that write through threads took forty times as long.
+    A loop that only spins would hold the interpreter lock: a thread asks for it after each call of SQLite or
+    Ray, and gets it 5 ms later (sys.getswitchinterval). Jobs that write through threads took forty times as
+    long.
     """
     await asyncio.sleep(0)
     if not getattr(asyncio.get_running_loop(), "_ready", None):
