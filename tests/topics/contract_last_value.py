@@ -49,14 +49,14 @@ class LastValueContract:
             assert (record.partition, record.offset, record.key, record.value) == (0, 1, FLOW, b"last")
 
     async def test_a_key_that_was_never_written_has_no_record(self, case: TopicCase) -> None:
-        """A flow's first start; and a key must not be taken for one that begins like it."""
+        """The first start of a flow; a key must not be taken for another key with the same beginning."""
         topic = await case.make_topic(partitions=2)
         assert await found(topic) is None
         await write(topic, OutgoingBatch(numbered(range(100)), keys=[None, b"flow-2"] * 50))
         assert await found(topic) is None
 
     async def test_a_missing_topic_is_not_taken_for_an_empty_one(self, case: TopicCase) -> None:
-        """A flow would begin anew although its commits are only in another place."""
+        """A flow would start fresh although its commits are in another place."""
         with pytest.raises(TopicNotFound, match="nowhere"):
             await found(case.topic("nowhere"))
 

@@ -66,7 +66,7 @@ class LifecycleContract:
     async def test_a_reader_never_goes_on_with_the_records_of_a_topic_created_again(
         self, case: TopicCase
     ) -> None:
-        """The topic was gone for half a second, in which its reader had not asked for anything."""
+        """The topic was missing for half a second, in which its reader did not ask for records."""
         topic = await case.make_topic()
         await write(topic, numbered(range(5)))
         clock = ManualClock()

@@ -70,14 +70,14 @@ class RangeContract:
             await patiently(topic.open_reader(ReadRequest(start=datetime(2024, 3, 1))))
 
     async def test_an_offset_that_is_not_there_yet_is_an_error(self, case: TopicCase) -> None:
-        """A topic created anew under an old snapshot would otherwise wait without a word."""
+        """With a topic that was created again and an old snapshot, the job would otherwise wait silently."""
         topic = await case.make_topic()
         await write(topic, numbered(range(3)))
         with pytest.raises(OffsetOutOfRange, match="99"):
             await self._open_and_read(topic, ReadRequest(positions={0: 99}))
 
     async def test_an_offset_that_fell_out_of_retention_is_an_error(self, case: TopicCase) -> None:
-        """Silently going on at the earliest record loses what lies between."""
+        """A reader that silently continues at the earliest record loses the records in between."""
         if case.retention_settings is None:
             pytest.skip("this connector has no retention that acts at once")
         topic = await case.make_topic(settings=case.retention_settings)
@@ -117,7 +117,7 @@ class RangeContract:
         assert numbers_of(await read_to_end(topic, request)) == list(range(100, 110))
 
     async def test_offsets_stay_good_through_all_but_a_deletion(self, case: TopicCase) -> None:
-        """A job that refuses to go on after a partition was added is as useless as one that reads other records."""
+        """A job that refuses to resume after a partition was added is as useless as one that reads other records."""
         settings = case.retention_settings
         topic = await case.make_topic(settings=settings)
         await write(topic, numbered(range(5)))
@@ -200,7 +200,7 @@ class RangeContract:
         assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
 
     async def test_a_bounded_read_does_not_wait_for_an_open_transaction(self, case: TopicCase) -> None:
-        """The end is the last stable offset, not what somebody may commit some day."""
+        """The end is the last stable offset, and does not depend on a later commit."""
         topic = await case.make_topic()
         await write(topic, [b"seen"])
         transactions = await topic.open_transactions(case.prefix + "t")

@@ -24,7 +24,7 @@ class ReadingContract:
     """A part of `TopicContract`."""
 
     async def test_each_subtask_reads_its_share_of_the_partitions(self, case: TopicCase) -> None:
-        """A partition read twice counts twice; one read by nobody stops without a word."""
+        """A partition that is read twice counts twice; a partition that no subtask reads stops silently."""
         topic = await case.make_topic(partitions=5)
         for partition in range(5):
             await write(topic, OutgoingBatch(numbered([partition]), partition=partition))
@@ -37,7 +37,7 @@ class ReadingContract:
     async def test_a_reader_tells_where_reading_goes_on_before_and_after_its_first_record(
         self, case: TopicCase
     ) -> None:
-        """A job that began at the end and stopped before the first record came went on from the beginning."""
+        """A job that started at the end and stopped before its first record resumed from the beginning."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(3)), partition=1))
         reader = await patiently(topic.open_reader(ReadRequest(start="latest")))
@@ -84,7 +84,7 @@ class ReadingContract:
         await reader.close()
 
     async def test_reading_resumes_exactly_where_a_batch_ended(self, case: TopicCase) -> None:
-        """Restore after a crash: neither a gap nor a second time, wherever the cut falls."""
+        """After a restore there is neither a gap nor a repetition, for any cut."""
         topic = await case.make_topic(partitions=2)
         transactions = await topic.open_transactions(case.prefix + "t")
         for start in range(0, 40, 10):
@@ -150,7 +150,7 @@ class ReadingContract:
         await reader.close()
 
     async def test_lag_counts_what_is_still_to_be_read(self, case: TopicCase) -> None:
-        """Lag is what operators watch; it must reach zero, on idle partitions too."""
+        """Operators watch the lag; it must reach zero, also on idle partitions."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(30)), partition=0))
         reader = await topic.open_reader(ReadRequest(max_records=10))

@@ -1,4 +1,4 @@
-"""Records that become visible together, and who may write them."""
+"""Records that become visible together, and the owners that may write them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TransactionsContract:
         assert await read_to_end(topic) == []
 
     async def test_one_transaction_covers_several_topics(self, case: TopicCase) -> None:
-        """The commit record lies in a topic of its own, beside the outputs."""
+        """The commit record is in another topic than the outputs."""
         outputs = await case.make_topic("outputs", partitions=2)
         commits = await case.make_topic("commits")
         assert outputs.commit_domain == commits.commit_domain
@@ -128,7 +128,7 @@ class TransactionsContract:
             await patiently(transactions.close())
 
     async def test_a_newer_owner_of_the_id_fences_the_older(self, case: TopicCase) -> None:
-        """A run that was thought dead and wakes up must not write beside its successor."""
+        """A run that was taken for dead and continues must not write at the same time as its successor."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await write_transaction(older, topic, [b"committed before"], commit=True)
@@ -145,7 +145,7 @@ class TransactionsContract:
         assert values_of(await read_to_end(topic)) == expected
 
     async def test_a_fenced_owner_cannot_write_or_begin_again(self, case: TopicCase) -> None:
-        """Whichever call it is at, what it writes from then on never appears."""
+        """Records that it writes later never become visible, at any call."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await patiently(older.begin())
@@ -159,7 +159,7 @@ class TransactionsContract:
         assert await read_to_end(topic) == []
 
     async def test_a_transaction_open_for_too_long_is_told_from_a_fence(self, case: TopicCase) -> None:
-        """A slow run that nobody has replaced goes on from its checkpoint by itself."""
+        """A slow run that was not replaced resumes from its checkpoint automatically."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)
         await patiently(transactions.begin())
@@ -177,7 +177,7 @@ class TransactionsContract:
     async def test_a_process_that_wakes_up_after_it_was_replaced_leaves_no_trace(
         self, case: TopicCase
     ) -> None:
-        """A machine that was suspended, or a container cut off from the one that restarts it."""
+        """A machine was suspended, or a container lost the connection and was replaced."""
         if not case.url_is_global:
             pytest.skip("another process sees other topics at the URL of this case")
         topic = await case.make_topic()
@@ -204,7 +204,9 @@ class TransactionsContract:
     async def test_a_newer_owner_is_not_taken_for_a_timeout_before_the_time_is_up(
         self, case: TopicCase
     ) -> None:
-        """Both runs would go on by themselves, and fence each other for ever; finding out must not harm the newer."""
+        """Both runs would resume automatically and fence each other for ever; the check must not harm the newer
+        run.
+        """
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await patiently(older.begin())

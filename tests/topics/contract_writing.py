@@ -1,4 +1,4 @@
-"""What is written comes back."""
+"""Written records can be read again."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class WritingContract:
     async def test_dead_letters_are_cut_to_what_the_topic_takes(
         self, case: TopicCase, has_checkpoints: bool, tmp_path: Path
     ) -> None:
-        """One large record ended the job of a flow that was to go on without it."""
+        """One large record ended the job of a flow that should have continued without it."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
         dead = await case.make_topic(settings=case.record_limit_settings)

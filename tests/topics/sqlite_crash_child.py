@@ -1,6 +1,6 @@
-"""Writes to a topic until it is killed, and says on stdout what was acknowledged.
+"""Writes to a topic until it is killed, and prints the acknowledged records on stdout.
 
-Run by `test_sqlite_crash.py` as a process of its own: ``sqlite_crash_child.py <url> <way of writing>``.
+Run by `test_sqlite_crash.py` as a process: ``sqlite_crash_child.py <url> <way of writing>``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def batches() -> itertools.chain[OutgoingBatch]:
 
 
 async def write_and_flush(url: str) -> None:
-    """Acknowledged is what was flushed."""
+    """Flushed records are acknowledged."""
     writer = await topic(url).open_writer()
     acknowledged = 0
     for batch in batches():
@@ -38,7 +38,7 @@ async def write_and_flush(url: str) -> None:
 
 
 async def commit_transactions(url: str) -> None:
-    """Acknowledged is what was committed; each transaction is staged, as it is larger than a block."""
+    """Committed records are acknowledged; each transaction is staged, because it is larger than a block."""
     clicks = topic(url)
     transactions = await clicks.open_transactions("crash")
     acknowledged = 0

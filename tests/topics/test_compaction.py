@@ -35,7 +35,7 @@ def handle(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
 
 
 async def test_commits_of_years_leave_one_record_for_each_flow(handle: MakeTopic) -> None:
-    """A commit every ten seconds is three million a year; most of them are of no use to anybody."""
+    """A commit every ten seconds makes three million commit records a year; only the last one is used."""
     commits = await ensure_commit_topic(handle("outputs"))
     flows = [await commits.open_transactions(f"flow-{number}") for number in range(3)]
     for commit in range(400):
@@ -60,7 +60,7 @@ async def test_commits_of_years_leave_one_record_for_each_flow(handle: MakeTopic
 
 
 async def test_what_is_not_committed_supersedes_nothing(handle: MakeTopic) -> None:
-    """The last commit would be gone when the one under way is aborted."""
+    """The last commit record would be lost when the present transaction is aborted."""
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)
     await write(clicks, OutgoingBatch([b"committed"], keys=[b"k"]))
@@ -77,7 +77,7 @@ async def test_what_is_not_committed_supersedes_nothing(handle: MakeTopic) -> No
 
 
 def surviving(history: list[TopicRecord], left: list[TopicRecord]) -> None:
-    """What is left is as it was, and all that must be there is."""
+    """The remaining records are unchanged, and no required record is missing."""
     assert all(record in history for record in left)
     assert [record.offset for record in left] == sorted(record.offset for record in left)
     last = {record.key: record for record in history if record.key is not None}
@@ -115,7 +115,7 @@ async def test_readers_pass_over_the_gaps_wherever_they_begin_and_end(handle: Ma
 
 
 async def test_a_reader_that_was_overtaken_goes_on_behind_the_gap(handle: MakeTopic) -> None:
-    """What is superseded is no loss: it must not end a reader as records out of retention do."""
+    """A superseded record is no loss: it must not end a reader as records out of retention do."""
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)
     await write(clicks, OutgoingBatch(numbered([0]), keys=[b"k"]))

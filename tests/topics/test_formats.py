@@ -1,4 +1,4 @@
-"""Decoders and encoders: what comes out, and that every bad value is named."""
+"""Decoders and encoders: their results, and that every bad value is named."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_exactly_the_bad_values_of_a_batch_are_named(
 
 @pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
 def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | None]) -> None:
-    """The lists above say what they claim."""
+    """The lists above are correct."""
     for value in bad:
         with pytest.raises(errors.DecodeError):
             decode(decoder, value)
@@ -147,7 +147,7 @@ def json_value(random: Random, levels: int = 3) -> Any:
 
 @random_examples(lambda random: many(random, json_value, 6))
 def test_json_survives_the_round_trip(records: list[Any]) -> None:
-    """What a sink writes, a source must read."""
+    """A source must be able to read the output of a sink."""
     assert decode(Json(), *encode(Json(), records)) == records
 
 
@@ -354,7 +354,7 @@ def test_decoded_columns_can_be_written_to() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any]) -> None:
-    """Otherwise the first record, hours later, tells."""
+    """Otherwise the first record shows the error, hours later."""
     with pytest.raises(errors.ConfigurationError, match="JsonColumns"):
         JsonColumns(fields)
 
@@ -403,7 +403,7 @@ def test_exactly_the_records_that_cannot_be_written_are_named(
 
 
 def test_the_type_that_json_has_no_form_for_is_named() -> None:
-    """'Type is not JSON serializable' without the type helps nobody."""
+    """'Type is not JSON serializable' without the type is of no use."""
     with pytest.raises(errors.EncodeError, match="set"):
         encode(Json(), [{"a": {1}}])
     with pytest.raises(errors.EncodeError, match="bytes"):

@@ -1,4 +1,4 @@
-"""What is particular to topics in memory: gaps in offsets, time, threads."""
+"""Special behaviour of topics in memory: gaps in offsets, time, threads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_transaction_that_ended_in_time_is_left_alone_by_the_timer() -> 
 
 
 async def test_retention_by_count_is_exact_and_spares_open_transactions() -> None:
-    """What is not decided yet cannot be dropped: it would be neither seen nor aborted."""
+    """Undecided records cannot be dropped: they would be neither visible nor aborted."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(settings={"retention_records": "3"})
     await write(clicks, numbered(range(10)))
@@ -211,7 +211,7 @@ async def test_a_request_that_nobody_can_serve_is_refused(request_: ReadRequest)
 
 @pytest.mark.parametrize("settings", [{"retention": "3"}, {"retention_records": "many"}])
 async def test_a_setting_that_cannot_be_is_refused(settings: dict[str, str]) -> None:
-    """Misspelt retention keeps everything until memory is gone."""
+    """With misspelt retention a topic grows until memory is full."""
     clicks = MemoryBroker().topic("clicks")
     with pytest.raises(ConfigurationError, match="expected"):
         await clicks.create(settings=settings)

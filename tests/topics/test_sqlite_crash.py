@@ -1,4 +1,4 @@
-"""kill -9 while topics in a file are written: what was acknowledged is there, and nothing is torn."""
+"""kill -9 while topics in a file are written: acknowledged records are present, and no record is torn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def killed_after(acknowledgements: int, url: str, way: str, more_lines: ra
 async def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_torn(
     tmp_path: Path, way: str, acknowledgements: int
 ) -> None:
-    """The engine tells upstream that records are safe on the strength of an acknowledgement."""
+    """The engine relies on acknowledgements when it reports records as safe."""
     clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
     await clicks.create(partitions=3)
     acknowledged = await killed_after(acknowledgements, clicks.url, way, random.Random(acknowledgements))
@@ -59,7 +59,7 @@ async def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_torn
 
 
 async def writing_goes_on(folder: Path, count: int, way: str) -> None:
-    """The next run writes behind what there is, and has cleaned up."""
+    """The next run writes behind the existing records, and has cleaned up."""
     clicks = topic(f"sqlite:///{folder}/topics.db?topic=clicks")
     if way == "transactions":
         transactions = await clicks.open_transactions("crash")

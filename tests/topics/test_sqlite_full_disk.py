@@ -1,4 +1,4 @@
-"""No room left: an error that says so, nothing half written, and going on once there is room again."""
+"""A full disk: a clear error, no partial records, and continuation when there is room again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_go_on(
 async def test_a_transaction_on_a_full_disk_can_be_tried_again_or_aborted(
     small_disk: tuple[Path, Callable[[], bool]],
 ) -> None:
-    """What was staged before the disk was full must neither appear alone nor be lost."""
+    """Records that were staged before the disk was full must neither appear alone nor be lost."""
     disk, give_more_room = small_disk
     clicks = topic(f"sqlite:///{disk}/topics.db?topic=clicks")
     await clicks.create()

@@ -1,4 +1,4 @@
-"""What is particular to topics in an SQLite file: the file itself, staging, looking for news, retention."""
+"""Special behaviour of topics in an SQLite file: the file, staging, polling, retention."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_missing_topic_names_those_that_are_there(tmp_path: Path) -> Non
 
 
 async def test_what_is_no_topic_file_is_left_alone(tmp_path: Path) -> None:
-    """A mistyped path must not turn somebody's data into a log."""
+    """A mistyped path must not turn a user's data into a log."""
     text = b"not a database, but long enough to be looked at: " + b"x" * 5000
     (tmp_path / "topics.db").write_bytes(text)
     with pytest.raises(TopicError, match="expected a file of topics"):
@@ -283,13 +283,13 @@ async def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """'unable to open database file' does not say what is missing."""
+    """'unable to open database file' does not name the missing folder."""
     with pytest.raises(TopicError, match=r"the folder .*/absent does not exist"):
         await sqlite_topic(tmp_path / "absent").create()
 
 
 async def test_a_file_that_cannot_be_written_is_denied(tmp_path: Path) -> None:
-    """A directory in place of the file stands for it: it cannot be opened whoever we are."""
+    """The test uses a directory instead of the file: no user can open it."""
     (tmp_path / "topics.db").mkdir()
     with pytest.raises(TopicDenied, match=r"topics\.db: not allowed to open"):
         await sqlite_topic(tmp_path).describe()
@@ -306,7 +306,7 @@ async def test_a_file_is_created_once_however_many_try(tmp_path: Path) -> None:
 
 
 async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
-    """A hanging process must not hang all others without a word; readers go on meanwhile."""
+    """A process that hangs must not hang all others silently; readers continue."""
     clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
     await clicks.create()
     await write(clicks, [b"before"])
@@ -449,7 +449,7 @@ async def test_several_processes_write_while_another_reads(tmp_path: Path) -> No
 
 
 class CountingClock(ManualClock):
-    """Counts how often and for how long somebody slept."""
+    """Counts the sleeps and their length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -499,7 +499,7 @@ async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> N
 
 
 async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    """Its offsets begin anew and mean other records."""
+    """Its offsets start again and mean other records."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     await write(clicks, numbered(range(3)))
@@ -539,7 +539,7 @@ async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> Non
 
 
 async def test_retention_by_time_goes_by_the_records_own_time(tmp_path: Path) -> None:
-    """Kept is what has not aged, whenever it was written."""
+    """The age of a record counts, not the time of its writing."""
     clock = ManualClock(1_000.0)
     clicks = sqlite_topic(tmp_path, clock=clock)
     await clicks.create(settings={"retention_ms": "10000"})
@@ -604,7 +604,9 @@ async def test_a_small_transaction_is_one_block(tmp_path: Path) -> None:
 
 
 async def test_what_a_dead_owner_staged_is_thrown_away(tmp_path: Path) -> None:
-    """Killed runs would fill the disk: by the next owner of the id at once, by anybody after its time."""
+    """Killed runs would fill the disk: the next owner of the id cleans up at once, any other writer after the
+    timeout.
+    """
     clock = ManualClock()
     clicks = sqlite_topic(tmp_path, clock=clock)
     await clicks.create()
@@ -660,7 +662,7 @@ async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: P
 
 
 async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> None:
-    """Its owner must restart from the checkpoint, not commit what others may have thrown away."""
+    """Its owner must restart from the checkpoint, and not commit records that may have been deleted."""
     clock = ManualClock()
     clicks = sqlite_topic(tmp_path, clock=clock)
     await clicks.create()

@@ -38,7 +38,7 @@ steps = st.one_of(
 
 @dataclass
 class Model:
-    """What a topic should hold: the values that are visible, and those of the open transaction."""
+    """The expected content of a topic: the visible values, and those of the open transaction."""
 
     committed: list[tuple[int, bytes]] = field(default_factory=list)
     open: list[tuple[int, bytes]] = field(default_factory=list)
@@ -145,7 +145,7 @@ def sqlite_topic(folder: Path) -> Topic:
 def test_whatever_happens_committed_records_are_read_once_and_others_never(
     make_topic: Callable[[Path], Topic], script: list[tuple[str, ...]]
 ) -> None:
-    """Orders of commit, abort, take-over and restore that nobody thought of."""
+    """Random orders of commit, abort, take-over and restore."""
     with tempfile.TemporaryDirectory() as folder:
         history = History(make_topic(Path(folder)))
         asyncio.run(history.run(script))

@@ -1,4 +1,4 @@
-"""What the contract of topics is checked with: a connector, a clock, and short ways to write and read."""
+"""Tools for the contract of topics: a connector, a clock, and short functions to write and read."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 class TopicCase:
     """One connector under test.
 
-    ``handle(name)`` gives a topic object for a name, connected to nothing yet; calling it again gives what
-    another client would have. Names are unique within one test; a server that outlives the test needs
-    ``prefix`` to keep tests apart. Settings are what this connector needs to limit a record's size and to
-    keep only the last records; None where it cannot.
+    ``handle(name)`` returns a topic object for a name, without a connection; a second call returns the handle
+    of another client. Names are unique within one test; on a server that outlives the test, ``prefix`` keeps
+    tests apart. Settings are what this connector needs to limit a record's size and to keep only the last
+    records; None if it cannot.
     """
 
     handle: Callable[[str], Topic]
@@ -56,7 +56,7 @@ class TopicCase:
 
 
 class ManualClock:
-    """Time that goes on only when told to."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self, now_s: float = 1_000_000.0) -> None:
         self._now_s = now_s
@@ -84,7 +84,7 @@ class ManualClock:
             timer.cancel()
 
     def advance(self, seconds: float) -> None:
-        """Go on, running on the way what is due."""
+        """Advance the time, and run the timers that become due."""
         end = self._now_s + seconds
         while self._due and self._due[0][0] <= end:
             self._now_s, number, callback = heapq.heappop(self._due)
@@ -132,13 +132,13 @@ async def write(topic: Topic, batch: OutgoingBatch | Sequence[bytes | None]) -> 
 
 
 async def write_and_flush(writer: TopicWriter, batch: OutgoingBatch) -> None:
-    """What a connector refuses may be told by either call."""
+    """Write and flush; a connector may refuse a record in either call."""
     await patiently(writer.write(batch))
     await patiently(writer.flush())
 
 
 async def write_and_commit(transactions: Transactions, topic: Topic, values: Sequence[bytes]) -> None:
-    """What a connector refuses may be told by either call."""
+    """Write and commit; a connector may refuse a record in either call."""
     await patiently(transactions.write(topic, OutgoingBatch(values)))
     await patiently(transactions.commit())
 

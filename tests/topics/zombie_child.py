@@ -1,7 +1,7 @@
-"""Opens a transaction, writes into it, and goes on when told to: what a run does that was thought dead.
+"""Opens a transaction, writes into it, and continues on request, as a run does that was taken for dead.
 
-Run by `contract_transactions.py` as a process of its own: ``zombie_child.py <url> <transactional id>``. It
-prints ``open`` once the transaction is open, waits for a line, and prints what the next calls raise.
+Run by `contract_transactions.py` as a process: ``zombie_child.py <url> <transactional id>``. It prints ``open``
+when the transaction is open, waits for a line, and prints the errors of the next calls.
 """
 
 from __future__ import annotations
