@@ -50,7 +50,7 @@ def test_one_batch_above_the_limit_passes_alone(batch: DataBatch) -> None:
 
 
 def test_control_records_pass_a_full_channel_in_order() -> None:
-    """A barrier or an end of input that waits for room can deadlock with what would make the room."""
+    """A barrier or an end of input that waits for room can deadlock with the task that would make the room."""
     channel = channel_of(records=1)
     data, watermark, end = DataBatch([1]), EpochWatermark(0), EndOfInput()
     assert channel.try_put(data)
@@ -68,7 +68,7 @@ def test_control_records_alone_leave_room_for_a_batch_above_the_limit() -> None:
 
 
 def test_the_consumer_is_told_when_the_empty_channel_gets_something_and_only_then() -> None:
-    """A consumer that is not woken sleeps beside its input: the silent stall."""
+    """A consumer that is not woken sleeps although it has input: the silent stall."""
     channel, woken = channel_of(), deque[str]()
     channel.attach(lambda: woken.append("ready"))
     channel.try_put(DataBatch([1]))
@@ -93,7 +93,9 @@ async def test_a_producer_that_waits_for_room_goes_on_when_something_is_taken() 
 
 
 async def test_waiting_for_room_in_an_empty_channel_returns_at_once() -> None:
-    """Between the refusal and the wait the consumer may have taken everything: nobody would wake it then."""
+    """Between the refusal and the wait the consumer may have taken everything: nothing would wake the producer
+    then.
+    """
     await channel_of().wait_for_room()
 
 

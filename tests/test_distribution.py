@@ -1,4 +1,4 @@
-"""What is built for the package index: its metadata, its page, its licence, and an installation from it."""
+"""The archives for the package index: metadata, page, licence, and an installation from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Metadata:
-    """As the package index reads it; it refuses what is not valid."""
+    """Return the metadata as the package index reads it; it refuses invalid metadata."""
     with zipfile.ZipFile(wheel) as archive:
         [name] = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
         return Metadata.from_email(archive.read(name), validate=True)
@@ -74,7 +74,7 @@ def test_the_page_on_the_package_index_leads_nowhere_else_than_it_says(metadata:
 
 
 def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
-    """The licence asks to be given with each copy, and so does that of the font."""
+    """The licence requires a copy of itself with each copy of the package, and so does the licence of the font."""
     licence = (ROOT / "LICENSE").read_bytes()
     assert b"Apache License\n                           Version 2.0, January 2004" in licence
     with zipfile.ZipFile(wheel) as archive:
@@ -111,9 +111,10 @@ def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
 
 
 class Installation:
-    """A virtual environment that has what the wheels require, without extras.
+    """A virtual environment with the requirements of the wheels, without extras.
 
-    Nothing comes from a network: requirements are taken from here, and what an extra adds is made into wheels again.
+    Nothing is downloaded: requirements are taken from this environment, and the packages of an extra are made
+    into wheels again.
     """
 
     def __init__(self, folder: Path, wheels: list[Path]) -> None:

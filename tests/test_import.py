@@ -1,4 +1,4 @@
-"""What ``import streamiter`` does, and does not."""
+"""Effects of ``import streamiter``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, object]:
-    """What a fresh interpreter tells of the import."""
+    """Return the report of a fresh interpreter about the import."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHECK],
         capture_output=True,

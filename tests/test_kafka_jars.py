@@ -23,7 +23,7 @@ echo jar > jars/kafka.jar
 
 
 def test_processes_that_start_side_by_side_fetch_it_once(tmp_path: Path) -> None:
-    """Two Mavens filled the same repository, and one of them read what the other had half written."""
+    """Two processes of Maven filled the same repository, and one of them read a half-written file of the other."""
     maven = tmp_path / "bin" / "mvn"
     maven.parent.mkdir()
     maven.write_text(MAVEN)

@@ -1,4 +1,4 @@
-"""What `make mutate` says of the changes that no test has noticed, and the list that it reads."""
+"""The report of `make mutate` about changes that no test notices, and the list that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOIN = Mutant("streamiter.records.join", "x = 1", "x = 2")
 
 
 def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
-    """A list that only grows longer is read by nobody; a command that always succeeds, neither."""
+    """A list that only grows is never read, and neither is the output of a command that always succeeds."""
     lines, is_good = report([SPLIT, JOIN], {JOIN: "the same for all callers"})
     assert not is_good
     assert lines == [
@@ -32,7 +32,7 @@ def test_an_explanation_of_what_is_noticed_now_is_told_and_fails_nothing() -> No
 
 
 def test_the_list_names_modules_and_tests_that_are_there() -> None:
-    """A module that was moved would no longer be mutated, and nobody would see it."""
+    """A module that was moved would not be mutated any more, without an error."""
     listed = tomllib.loads(LIST.read_text())
     modules = [core["module"] for core in listed["core"]]
     tests = {test.split("::")[0] for core in listed["core"] for test in core["tests"]}

@@ -46,7 +46,7 @@ def test_processes_are_started_where_they_have_a_limit() -> None:
 
 
 def test_a_read_from_a_process_that_prints_nothing_ends() -> None:
-    """Also where what it has started holds the pipe open."""
+    """A process that it has started may hold the pipe open."""
     started_s = time.monotonic()
     with (
         pytest.raises(AssertionError, match=r"expected the process to end within 0\.2 s; it was killed"),
@@ -71,7 +71,7 @@ async def test_a_read_in_an_event_loop_ends_too() -> None:
 
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_ctrl_c_works_in_a_process_as_the_test_says(is_ignored: bool) -> None:
-    """In the background of a script, what the tests started ignored Ctrl-C, and they waited for its end."""
+    """In the background of a script, processes of the tests ignored Ctrl-C, and the tests waited for their end."""
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     with process(
         [sys.executable, "-c", program], is_sigint_ignored=is_ignored, stdout=subprocess.PIPE

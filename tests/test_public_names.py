@@ -1,4 +1,4 @@
-"""The public names: what acceptance checks and users import."""
+"""The public names, which users import."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("room", "names"), NAMES.items())
 def test_the_public_names_are_these_and_say_what_they_are_for(room: str, names: list[str]) -> None:
-    """A name that disappears breaks whoever uses it; one that slips in must be kept for ever."""
+    """A missing name breaks its users; a name that is added by mistake must be kept for ever."""
     module = importlib.import_module(room)
     assert sorted(module.__all__) == names
     values = {name: getattr(module, name) for name in names}

@@ -1,4 +1,4 @@
-"""What property tests are run with: it finds a rare fault, makes its example smaller, and says how to see it again."""
+"""The tool for property tests: it finds a rare fault, makes its example smaller, and says how to repeat it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _failure() -> list[str]:
 
 
 def test_a_fault_is_told_with_its_seed_and_the_smallest_example() -> None:
-    """Of a plan of sixty steps, all but two of which do not matter, nobody sees what is wrong."""
+    """In a plan of sixty steps of which two matter, the error is hard to find."""
     [note] = _failure()
     assert note.endswith("smaller example: [99]")
     assert re.match(r"seed \d+; again: STREAMITER_EXAMPLES_SEED=\d+\n", note)

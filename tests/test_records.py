@@ -64,7 +64,7 @@ class TestColumns:
         assert "y" not in columns
 
     def test_iterates_rows_as_dicts(self) -> None:
-        """Per-record functions see dicts, whatever the batch is made of."""
+        """Functions of single records receive dicts, for any kind of batch."""
         columns = Columns({"x": [1, 2], "v": np.ones((2, 3))})
         assert [sorted(row) for row in columns] == [["v", "x"], ["v", "x"]]
         assert [row["v"].shape for row in columns] == [(3,), (3,)]
@@ -87,7 +87,7 @@ class TestColumns:
         assert str(caught.value).endswith(f"given {given_lengths}")
 
     def test_an_unknown_column_is_told_with_the_known_ones(self) -> None:
-        """A typo in a field's name; the message must say what there is."""
+        """A typo in a field's name; the message must list the existing names."""
         with pytest.raises(KeyError, match=r"no column 'z'; there are x, y"):
             Columns({"x": [1], "y": [2]})["z"]
 
@@ -128,7 +128,7 @@ class TestColumns:
 
 
 def test_a_slice_holds_the_same_records_of_every_kind_of_batch() -> None:
-    """Batches are cut wherever they are; a cut must never change, lose or repeat a record."""
+    """Batches are cut anywhere; a cut must never change, lose or repeat a record."""
     for length in range(8):
         for batch in batches_of(length):
             whole = rows(batch)
@@ -155,7 +155,7 @@ def test_taking_gives_the_records_asked_for_in_that_order(example: tuple[int, li
 
 
 def test_taking_from_any_other_sequence_gives_a_list() -> None:
-    """A step may emit a tuple; what follows must still work."""
+    """A step may emit a tuple; the next steps must work with it."""
     assert take((5, 6, 7), [2, 0]) == [7, 5]
 
 
@@ -274,7 +274,7 @@ class TestEstimatedBytes:
             assert 10_000 * 100 <= estimated_bytes([record] * 100) <= 11_000 * 100
 
     def test_is_exact_for_a_few_records_each_with_its_container(self) -> None:
-        """Small batches are most of those of a slow stream."""
+        """Most batches of a slow stream are small."""
         size = sys.getsizeof
         assert estimated_bytes([7, 10**30, "x" * 90]) == size(7) + size(10**30) + size("x" * 90)
         assert estimated_bytes([{"a": 1, "b": "x"}]) == size({"a": 1, "b": "x"}) + size(1) + size("x")

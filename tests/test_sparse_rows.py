@@ -1,4 +1,4 @@
-"""Sparse rows, against the dense matrices they stand for."""
+"""Sparse rows, compared with equal dense matrices."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_a_slice_is_that_of_a_list(rows, part):
 
 @pytest.mark.parametrize("which", [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [True, False, True]])
 def test_rows_are_chosen_by_positions_or_by_a_mask(which):
-    """As those of a matrix."""
+    """As for the rows of a matrix."""
     rows = built([[(0, 1.0)], [(1, 2.0), (2, 3.0)], [(6, 4.0)]])
     chosen = np.asarray(which, dtype=None if len(which) else int)
     assert rows[which if len(which) else []].to_dense().tolist() == rows.to_dense()[chosen].tolist()
@@ -149,7 +149,7 @@ def test_wide_rows_take_the_slower_sort_and_give_the_same():
 
 
 def test_dense_rows_keep_zeros_only_when_asked():
-    """Dense SGD with l2 shrinks what is 0 too; to compare with it the zeros must be named."""
+    """Dense SGD with l2 also shrinks zeros; for a comparison the zeros must be stored."""
     matrix = [[0.0, 1.0], [0.0, 0.0]]
     assert list(SparseRows.from_dense(matrix).rows()) == [([1], [1.0]), ([], [])]
     assert list(SparseRows.from_dense(matrix, keep_zeros=True).rows())[1] == ([0, 1], [0.0, 0.0])

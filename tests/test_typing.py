@@ -1,4 +1,4 @@
-"""A program as a user writes it passes ``mypy --strict``, and what iterations give has a type."""
+"""A user's program passes ``mypy --strict``, and the results of iterations are typed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ Told = list[tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    """What mypy says of each program."""
+    """Return mypy's messages for each program."""
     folder = tmp_path_factory.mktemp("programs")
     for name, program in PROGRAMS.items():
         (folder / name).write_text(program)

@@ -1,4 +1,4 @@
-"""Charts: what is drawn where."""
+"""Charts: which parts are drawn, and where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def labels(drawing: str) -> list[str]:
 
 
 def test_the_axis_ends_above_where_lines_are_cut_off() -> None:
-    """The first loss was twenty times the others, which all lay on the axis."""
+    """The first loss was twenty times the other losses, so all other losses were drawn on the axis."""
     losses = Line("loss", [0.0, 1.0, 2.0], [10.0, 0.38, 0.31])
     drawing = chart([Panel("Loss", "epoch", [losses], cut_above=0.4)])
     assert {"0.30", "0.40"} <= set(labels(drawing))
@@ -42,7 +42,7 @@ def test_points_are_marked_where_there_is_room(points: int, marks: int) -> None:
 
 
 def test_bars_are_as_high_as_their_numbers_and_have_the_colours_of_the_lines() -> None:
-    """A reader takes the colours from the legend of the panel beside it."""
+    """A reader takes the colours from the legend of the next panel."""
     lines = [Line(name, [0.0, 1.0], [1.0, 2.0]) for name in ("BSP", "ASP")]
     bars = BarPanel("Speed", {"BSP": 1.0, "ASP": 3.0})
     drawing = chart([Panel("Loss", "s", lines), bars])
