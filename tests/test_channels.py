@@ -80,7 +80,7 @@ def test_the_consumer_is_told_when_the_empty_channel_gets_something_and_only_the
     assert len(woken) == 2
 
 
-async def test_a_producer_that_waits_for_room_goes_on_when_something_is_taken() -> None:
+async def test_a_producer_that_waits_for_room_continues_when_something_is_taken() -> None:
     """A producer that is not woken is a job that stops for ever at its first full channel."""
     channel = channel_of(records=1)
     channel.try_put(DataBatch([1]))
@@ -142,7 +142,7 @@ def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
     assert (told.total_records, told.total_batches, told.total_bytes) == (8, 3, 64)
 
 
-def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
+def test_watermarks_that_are_not_taken_do_not_pile_up() -> None:
     """A stuck worker behind a filter that drops everything: half a million watermarks waited in its channel."""
     channel = channel_of()
     channel.try_put(DataBatch([1]))

@@ -23,7 +23,7 @@ def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
     ]
 
 
-def test_an_explanation_of_what_is_noticed_now_is_told_and_fails_nothing() -> None:
+def test_an_explanation_of_a_noticed_change_is_reported_and_fails_nothing() -> None:
     """Whoever changes a line of a core leaves its explanation behind."""
     lines, is_good = report([], {JOIN: "the same for all callers"})
     assert is_good

@@ -24,14 +24,14 @@ def _failure() -> list[str]:
     return raised.value.__notes__
 
 
-def test_a_fault_is_told_with_its_seed_and_the_smallest_example() -> None:
+def test_a_fault_is_reported_with_its_seed_and_the_smallest_example() -> None:
     """In a plan of sixty steps of which two matter, the error is hard to find."""
     [note] = _failure()
     assert note.endswith("smaller example: [99]")
     assert re.match(r"seed \d+; again: STREAMITER_EXAMPLES_SEED=\d+\n", note)
 
 
-def test_the_seed_that_is_told_gives_the_failing_example_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reported_seed_gives_the_failing_example_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that cannot be seen again cannot be mended."""
     monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", "11")
     [first] = _failure()

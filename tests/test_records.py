@@ -86,7 +86,7 @@ class TestColumns:
             Columns(arrays)
         assert str(caught.value).endswith(f"given {given_lengths}")
 
-    def test_an_unknown_column_is_told_with_the_known_ones(self) -> None:
+    def test_an_unknown_column_is_reported_with_the_known_ones(self) -> None:
         """A typo in a field's name; the message must list the existing names."""
         with pytest.raises(KeyError, match=r"no column 'z'; there are x, y"):
             Columns({"x": [1], "y": [2]})["z"]
@@ -115,7 +115,7 @@ class TestColumns:
         assert columns.names == ("x", "y")
         assert arrays["y"] is columns["y"]
 
-    def test_tells_its_bytes_and_shows_its_fields(self) -> None:
+    def test_shows_its_bytes_and_its_fields(self) -> None:
         """The byte limits of channels count with it."""
         columns = Columns({"x": np.zeros(3), "v": np.zeros((3, 2), np.float32)})
         assert columns.nbytes == 24 + 24

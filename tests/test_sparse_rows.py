@@ -29,7 +29,7 @@ def dense(rows):
 
 @settings(deadline=None)
 @given(sparse_rows)
-def test_rows_mean_what_was_given_in_whatever_order(rows):
+def test_rows_have_the_same_meaning_in_any_order(rows):
     """Hashed features come unordered, and two of one row may fall on one place."""
     built_rows = built(rows)
     assert len(built_rows) == len(rows)

@@ -158,7 +158,7 @@ class StoreContract:
         assert await content_of(snapshot) == CONTENT
         await snapshot.close()
 
-    async def test_a_snapshot_that_is_not_there_is_an_error_that_tells_what_is(
+    async def test_a_missing_snapshot_is_an_error_that_names_the_existing_ones(
         self, make_store: MakeStore
     ) -> None:
         """The wrong directory, or the wrong number."""
@@ -211,7 +211,7 @@ class StoreContract:
         assert await store.claim("clicks", "a") is None
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
-    async def test_a_new_run_goes_on_from_what_is_committed(self, make_store: MakeStore) -> None:
+    async def test_a_new_run_resumes_from_the_committed_checkpoint(self, make_store: MakeStore) -> None:
         """A run must not resume from a snapshot that was only saved: its outputs were aborted."""
         store = make_store()
         await store.claim("clicks", "a")
@@ -229,7 +229,7 @@ class StoreContract:
         assert await store.claim("clicks", "a") == CommitPointer("a", CheckpointId(1, "a"))
         await save_and_commit(store, 2)
 
-    async def test_beginning_anew_forgets_what_was_committed(self, make_store: MakeStore) -> None:
+    async def test_a_fresh_start_forgets_the_commit(self, make_store: MakeStore) -> None:
         """The run must not resume from that checkpoint after a crash before its own first checkpoint."""
         store = make_store()
         await store.claim("clicks", "a")

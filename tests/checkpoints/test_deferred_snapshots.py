@@ -79,7 +79,7 @@ def records_of(queue):
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 100_000, 10**9])
 @pytest.mark.parametrize("then", ["append", "append and close", "restore", "restore and append"])
-def test_a_cache_is_restored_as_it_was_whatever_became_of_it(make_cache, memory_limit_bytes, then):
+def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_bytes, then):
     """Records of after the barrier in a snapshot are trained on twice; a file that went away is a lost model."""
     given = [*blocks(20), np.ones(10), np.ones(10)]
     cache = filled(make_cache(memory_limit_bytes), given)
@@ -110,7 +110,7 @@ def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
 
 @pytest.mark.parametrize("taken", [0, 3, 17, 20])
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_queue_is_refilled_as_it_was_whatever_became_of_it(make_queue, taken, closed):
+def test_a_queue_is_refilled_as_it_was_at_the_snapshot(make_queue, taken, closed):
     """The loop makes many rounds while a checkpoint is written: its files are read and overwritten."""
     queue = filled(make_queue(memory_limit_bytes=50_000, disk_limit_bytes=1_600_000), blocks(taken + 20))
     for _ in range(taken):
@@ -126,7 +126,7 @@ def test_a_queue_is_refilled_as_it_was_whatever_became_of_it(make_queue, taken, 
     assert same(records_of(restored), blocks(taken + 20)[taken:])
 
 
-def test_a_file_that_is_read_to_its_end_is_not_begun_anew_while_a_snapshot_needs_it(make_queue):
+def test_a_file_that_is_read_to_its_end_is_not_overwritten_while_a_snapshot_needs_it(make_queue):
     """Other batches were written over the batches of the snapshot."""
     queue = filled(make_queue(), blocks(3))
     snapshot = queue.snapshot()
@@ -247,7 +247,7 @@ def test_a_snapshot_is_read_once(make, memory_limit_bytes):
         snapshot.frames()
 
 
-def test_what_is_not_plain_data_is_told_when_it_is_encoded_with_the_step(make_cache, make_queue):
+def test_a_value_that_is_not_plain_data_is_refused_with_the_step(make_cache, make_queue):
     """Kept in memory it was not looked at before."""
     cache, queue = make_cache(10**9), make_queue(10**9)
     cache.append([1, {"a": {1}}])

@@ -120,7 +120,7 @@ async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: P
     assert not partial.exists()
 
 
-async def test_a_tool_removes_what_is_newer_only_while_no_run_goes_on(
+async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(
     make_store: MakeStore, folder: Path
 ) -> None:
     """The run may be about to commit it."""
@@ -217,7 +217,7 @@ async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStor
     assert sorted(each.run for each in record.runs) == sorted(runs)
 
 
-async def test_whoever_looks_meanwhile_sees_what_was_committed_or_what_is(
+async def test_a_reader_during_a_commit_sees_the_old_or_the_new_record(
     make_store: MakeStore, folder: Path
 ) -> None:
     """A tool or the next run would report half a record as damage."""

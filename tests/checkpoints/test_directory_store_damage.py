@@ -107,7 +107,7 @@ async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder
     assert await store.pointer("clicks") == CommitPointer("b", None)
 
 
-async def test_a_record_of_a_newer_version_is_told_from_a_damaged_one(
+async def test_a_record_of_a_newer_version_is_distinguished_from_a_damaged_one(
     make_store: MakeStore, folder: Path
 ) -> None:
     """After a downgrade."""

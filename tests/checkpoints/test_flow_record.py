@@ -134,7 +134,7 @@ def headers(history: History) -> list[SnapshotHeader]:
 
 
 @random_examples(lambda random: (histories(random), random.random() < 0.5))
-def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool]) -> None:
+def test_a_job_resumes_from_the_last_commit(example: tuple[History, bool]) -> None:
     """The topic of the outputs says what was committed, if there is one; otherwise the store says it."""
     history, has_topic = example
     chosen = choose_checkpoint(
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     assert str(raised.value) == wanted
 
 
-def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
+def test_if_the_commit_is_unknown_a_number_is_required() -> None:
     """Any choice would lose outputs or have them twice, so it is not made without a word."""
     history = History()
     history.claim(begins_anew=False)
@@ -216,7 +216,7 @@ def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("commits_in", [None, "topic commits"])
-def test_a_job_begins_anew_where_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
+def test_a_job_starts_fresh_if_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
     """The first start of a flow, and a start that is asked to ignore all checkpoints."""
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None

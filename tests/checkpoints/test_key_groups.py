@@ -107,7 +107,7 @@ OTHER_CLASS = "it would come back as another class; use the plain value (.value 
         ((1, (2, 3.5)), NAN),
     ],
 )
-def test_what_is_no_key_is_refused_with_the_reason(key, reason):
+def test_an_invalid_key_is_refused_with_the_reason(key, reason):
     """A float key loses its state at the first rounding, without an error."""
     for function in (
         normalize_key,

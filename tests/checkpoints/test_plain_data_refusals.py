@@ -97,7 +97,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     "wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": (v,)}, lambda v: Click("u", 1, v)]
 )
-def test_anything_else_is_refused_wherever_it_lies(value, wrap):
+def test_any_other_value_is_refused_at_any_place(value, wrap):
     """A bytearray that comes back as bytes, or an enum as its number, is a silent change of state."""
     with pytest.raises(PlainDataError, match=r"^record.*: expected .*, given .*"):
         PLAIN.encode(wrap(value))
@@ -107,7 +107,7 @@ FOREIGN = [{1}, bytearray(b"a"), msgpack.Timestamp(1)]
 
 
 @random_examples(lambda random: (some_plain_value(random), random.choice(FOREIGN)))
-def test_a_foreign_value_is_found_beside_any_plain_one(example):
+def test_a_foreign_value_is_found_next_to_any_plain_one(example):
     """The search for values that msgpack accepts silently goes level by level; it must find all of them."""
     value, foreign = example
     with pytest.raises(PlainDataError, match="given"):
@@ -130,7 +130,7 @@ def test_a_foreign_value_is_found_beside_any_plain_one(example):
     ],
     ids=str,
 )
-def test_a_dtype_that_is_refused_is_told_with_what_to_do(dtype, refusal):
+def test_a_dtype_that_is_refused_is_reported_with_what_to_do(dtype, refusal):
     """Half of them come from other libraries, whose users have never heard of a dtype."""
     assert dtype_refusal(np.dtype(dtype)) == refusal
 
@@ -189,7 +189,7 @@ def test_a_batch_error_gives_the_index_of_the_record():
 @pytest.mark.parametrize(
     "batch", ["abc", b"abc", {1: 2}, {1, 2}, None, np.zeros(()), np.zeros(2).view(Row), 5]
 )
-def test_what_is_no_batch_is_refused(batch):
+def test_an_invalid_batch_is_refused(batch):
     """A str is a sequence, and would become a batch of letters."""
     with pytest.raises(PlainDataError, match=r"^batch: expected .*, given .*; "):
         PLAIN.encode_batch(batch)

@@ -68,14 +68,14 @@ def in_own_memory(encoded):
 
 
 @random_examples(some_batch)
-def test_a_batch_that_is_decoded_where_it_lies_is_the_same(batch):
+def test_a_batch_that_is_decoded_in_place_is_the_same(batch):
     """Two ways to read must not be two results."""
     _, room = in_own_memory(PLAIN.encode_batch(batch))
     assert same(PLAIN.decode_batch_in(room), batch)
 
 
 @pytest.mark.parametrize("name_length", range(1, 17, 3))
-def test_large_arrays_stay_where_they_lie_aligned_and_writable(name_length):
+def test_large_arrays_stay_in_place_aligned_and_writable(name_length):
     """The bytes before an array shift the array; on unaligned numbers numpy is slow, and other programs fail."""
     columns = Columns(
         {
@@ -94,7 +94,7 @@ def test_large_arrays_stay_where_they_lie_aligned_and_writable(name_length):
         assert decoded[name].flags.writeable
 
 
-def test_arrays_that_lie_askew_or_read_only_are_copied():
+def test_unaligned_or_read_only_arrays_are_copied():
     """The memory was made by another program."""
     array = np.arange(4095.0)
     encoded = PLAIN.encode_batch(array)

@@ -423,7 +423,7 @@ def test_negative_limits_are_refused(make_cache, limits):
     [[1, {"a": {1}}], [1, {"a": {1}}] * 2000, np.array([{1}], dtype=object)],
     ids=["small", "large", "array of objects"],
 )
-def test_what_is_not_plain_data_is_refused_itself_and_not_what_comes_after_it(make_cache, refused):
+def test_a_value_that_is_not_plain_data_is_refused_and_later_ones_are_not(make_cache, refused):
     """Found when a hundred batches are written together, the blame would fall on the wrong one."""
     cache = make_cache(memory_limit_bytes=0)
     cache.append([1, 2])
@@ -444,7 +444,7 @@ def test_a_large_batch_with_a_record_that_is_refused_leaves_no_piece(make_cache)
     assert [batch[0] for batch in replayed(cache)] == [0, 1, 2]
 
 
-def test_a_full_disk_is_told_and_changes_nothing(make_cache, small_disk):
+def test_a_full_disk_is_reported_and_changes_nothing(make_cache, small_disk):
     """Half a written batch must not be read as a batch; when the disk has room again, writing continues."""
     disk, grow = small_disk
     cache = make_cache(directory=disk)
@@ -460,7 +460,7 @@ def test_a_full_disk_is_told_and_changes_nothing(make_cache, small_disk):
     assert same(replayed(cache), [*batches, refused])
 
 
-def test_a_directory_that_cannot_be_made_is_told(make_cache, tmp_path):
+def test_a_directory_that_cannot_be_made_is_reported(make_cache, tmp_path):
     """The error of a wrong option comes hours into a run: it must name the directory."""
     (tmp_path / "file").touch()
     cache = make_cache(directory=tmp_path / "file" / "replay")

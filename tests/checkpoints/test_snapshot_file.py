@@ -251,7 +251,7 @@ def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
     assert read_everything(file) == [b"positions", b"", *FRAMES]
 
 
-def test_a_file_of_another_version_is_told_from_a_damaged_one(file: Path) -> None:
+def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Path) -> None:
     """After a downgrade the answer is the newer program, not an older checkpoint."""
     whole = file.read_bytes()
     head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
@@ -295,7 +295,7 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
         pack_manifest(header(1, notes={"name": "\ud800"}), [])
 
 
-def test_an_abandoned_file_is_gone(tmp_path: Path) -> None:
+def test_an_abandoned_file_is_removed(tmp_path: Path) -> None:
     """No incomplete file stays, at any point of the writing."""
     path = tmp_path / "x.partial"
     writer = SnapshotWriter(path)

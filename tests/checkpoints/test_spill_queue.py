@@ -377,7 +377,7 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(mak
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_and_changes_nothing(make_queue, monkeypatch):
+def test_a_full_disk_is_reported_and_changes_nothing(make_queue, monkeypatch):
     """Half a batch written must not be read back as one."""
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=16_000)
     fed = batches(4)
@@ -395,7 +395,7 @@ def test_a_full_disk_is_told_and_changes_nothing(make_queue, monkeypatch):
     assert all(map(same_item, fed, drained(queue)))
 
 
-def test_a_directory_that_cannot_be_made_is_told(make_queue, tmp_path):
+def test_a_directory_that_cannot_be_made_is_reported(make_queue, tmp_path):
     """The error of a wrong option comes hours into a run: it must name the directory."""
     (tmp_path / "file").touch()
     queue = make_queue(memory_limit_bytes=0, directory=tmp_path / "file" / "spill")

@@ -50,7 +50,7 @@ def test_no_two_names_share_a_file(names: tuple[str, str]) -> None:
 
 
 @random_examples(lambda random: (random.randrange(10 ** random.randint(1, 13)), some_name(random) or "run"))
-def test_the_name_of_a_file_tells_which_snapshot_it_is(example: tuple[int, str]) -> None:
+def test_the_name_of_a_file_identifies_its_snapshot(example: tuple[int, str]) -> None:
     """Snapshots to remove are found by their names, without reading files that may be damaged."""
     number, run = example
     assert checkpoint_of(snapshot_name(CheckpointId(number, run))) == CheckpointId(number, run)
@@ -64,7 +64,7 @@ def test_names_of_small_letters_are_stored_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("stored", ["%61", "A", "%2E", ".a", "%ff", "a~b"])
-def test_what_is_no_stored_name_has_no_name(stored: str) -> None:
+def test_an_invalid_stored_name_has_no_name(stored: str) -> None:
     """Two files for one name: one of them would be found, the other removed."""
     assert name_of(stored) is None
 

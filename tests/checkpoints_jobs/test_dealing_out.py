@@ -228,7 +228,7 @@ def some_positions(random: Random) -> list[dict[int, int]]:
 
 
 @random_examples(lambda random: (some_positions(random), some_count(random)))
-def test_no_partition_begins_anew(example: tuple[list[dict[int, int]], int]) -> None:
+def test_no_partition_starts_again(example: tuple[list[dict[int, int]], int]) -> None:
     """A partition that the positions of its reader did not name counted as new."""
     positions, subtasks = example
     shared = TopicSource.redistribute(positions, subtasks)

@@ -76,7 +76,7 @@ def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
     [(None, False, "rebalance"), (None, True, "forward"), (0, True, "key"), (1, True, "rebalance")],
 )
 @everywhere
-def test_what_goes_round_goes_on_where_it_was(
+def test_circulating_records_continue_where_they_were(
     ahead: int | None, stamped: bool, feedback: str, before: int, after: int
 ) -> None:
     """Feedback that a head held, or that came back while the barrier did, was lost with its head; or nothing ended."""
@@ -176,7 +176,7 @@ def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> Non
 
 @pytest.mark.usefixtures("_small_pieces")
 @everywhere
-def test_a_step_that_begins_anew_in_each_round_goes_on_in_the_one_under_way(before: int, after: int) -> None:
+def test_a_per_round_step_continues_in_the_current_round(before: int, after: int) -> None:
     """The operators of the current round were lost, and the operators of the next round started with their state."""
     got = outputs(in_rounds(per_round=True), [before, after], turns=500, seed=before * 10 + after)
     totals: Counter[int] = Counter()

@@ -79,7 +79,7 @@ def keeping(shared: Any = None) -> MakeFlow:
     return make_flow
 
 
-async def test_state_that_nobody_can_share_out() -> None:
+async def test_state_that_cannot_be_redistributed() -> None:
     """A counter started again at some subtasks, and continued at others."""
     message = await refused(keeping(), 3, 2, records_in=("keep", NUMBERS))
     assert message == (
@@ -127,7 +127,7 @@ def reading(shared: Any = None) -> MakeFlow:
     return make_flow
 
 
-async def test_positions_that_nobody_can_share_out() -> None:
+async def test_positions_that_cannot_be_redistributed() -> None:
     """A source of a user read everything again from its beginning."""
     message = await refused(reading(), 1, 2, records_in=("sink out", 5))
     assert message == (
@@ -216,7 +216,7 @@ async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> No
     )
 
 
-async def test_records_that_wait_before_a_step_that_is_gone() -> None:
+async def test_records_that_wait_before_a_step_that_was_removed() -> None:
     """The records were lost with the step."""
     message = await refused(held_back(None), 1, 2, records_in=("left first", NUMBERS))
     assert message == (

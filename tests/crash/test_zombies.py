@@ -117,7 +117,7 @@ async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alon
     await check_each_is_seen_once(case)
 
 
-async def test_a_run_that_takes_over_goes_on_from_the_last_commit_of_the_one_before(case: Case) -> None:
+async def test_a_run_that_takes_over_resumes_from_the_last_commit_of_the_run_before(case: Case) -> None:
     """It had looked up the last commit, the old one made one more, and only then it was fenced."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program) as zombie:

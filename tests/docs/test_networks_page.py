@@ -48,7 +48,7 @@ def codes(cell: str) -> list[str]:
     return re.findall(r"`(.*?)`", cell)
 
 
-def test_each_type_of_layer_stands_in_the_table() -> None:
+def test_each_type_of_layer_is_in_the_table() -> None:
     """A type of layer was missing in the table, or had its old name."""
     named = [name.lower() for row in rows("Layers", "type") for name in codes(row[0])]
     assert sorted(named) == sorted([*(kind.lower() for kind in LAYER_KINDS), *ALIASES])
@@ -107,7 +107,7 @@ def parameters(cell: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("section", ["data", "model", "train"])
-def test_each_key_of_a_section_stands_in_its_table_with_its_default(section: str) -> None:
+def test_each_key_of_a_section_is_in_its_table_with_its_default(section: str) -> None:
     """A key was missing in the table, or its default had changed."""
     told = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
     canonical = Network.from_json(SMALLEST).to_json()[section]

@@ -25,7 +25,7 @@ def first_cells(heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_function_stands_in_one_table_with_its_arguments(name: str) -> None:
+def test_each_function_is_in_one_table_with_its_arguments(name: str) -> None:
     """A function was missing in the tables, or its arguments had other names."""
     cells = first_cells("Functions where the parameters are")
     [given] = [cell for cell in cells if cell.startswith(f"{name}(")]
@@ -43,13 +43,13 @@ def test_the_tables_name_no_function_that_is_not_there() -> None:
     assert sorted(named) == FUNCTIONS
 
 
-def test_each_setting_of_a_matrix_stands_in_the_table() -> None:
+def test_each_setting_of_a_matrix_is_in_the_table() -> None:
     """A setting that is found in the source only."""
     settings = [field.name for field in dataclasses.fields(Matrix) if field.name != "name"]
     assert sorted(first_cells("Matrices")) == sorted(settings)
 
 
-def test_each_error_of_the_parameter_server_stands_in_the_table() -> None:
+def test_each_error_of_the_parameter_server_is_in_the_table() -> None:
     """The reader has an error, and the page does not say what to do."""
     raised = {
         name

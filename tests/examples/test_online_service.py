@@ -154,7 +154,7 @@ async def first_record(topic: Topic) -> TopicRecord:
 # ---- the programs
 
 
-async def test_a_restarted_trainer_goes_on_where_it_was_while_the_consumer_predicts(stack: Stack) -> None:
+async def test_a_restarted_trainer_continues_where_it_was_while_the_consumer_predicts(stack: Stack) -> None:
     """After an update of the trainer the service started from nothing, and consumers ignored its updates."""
     often = {"CHECKPOINT_INTERVAL": "0.1"}
     producer = await stack.start("producer", EVENTS_PER_SECOND="2000")

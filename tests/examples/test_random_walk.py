@@ -48,7 +48,7 @@ def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
         assert visits_of(graph, walkers, steps=10, schedule=schedule) == expected
 
 
-async def test_a_job_restored_goes_on_with_the_same_walks() -> None:
+async def test_a_job_restored_continues_with_the_same_walks() -> None:
     """No walker lost, none twice."""
     graph, walkers = PROGRAM.made_up_edges(12, 30), PROGRAM.new_walkers(20, 12)
 

@@ -65,7 +65,7 @@ def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None
     assert {(9, 105, 218), (191, 57, 137), (26, 127, 55)} <= colours
 
 
-def test_it_learns_a9a_as_well_whoever_waits_for_whom(tmp_path: Path) -> None:
+def test_it_learns_a9a_as_well_under_each_consistency(tmp_path: Path) -> None:
     """Gradients of a worker that is five times slower are old ones: they led somewhere else."""
     rows = data_file("a9a/a9a_123d_test.dummy").read_text(encoding="utf-8").splitlines()
     (tmp_path / "test.libsvm").write_text("\n".join(map(as_libsvm, rows)) + "\n", encoding="utf-8")

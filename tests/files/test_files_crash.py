@@ -83,7 +83,7 @@ async def test_a_killed_writer_loses_nothing_that_was_flushed(
         ("a.txt", b"a\n", b"a\n"),
     ],
 )
-async def test_a_torn_last_line_is_cut_off_and_kept_beside_the_file(
+async def test_a_torn_last_line_is_cut_off_and_kept_next_to_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, after: bytes
 ) -> None:
     """Appended to as it is, the torn line and the next would be one bad record, and the next one lost."""
@@ -178,7 +178,7 @@ async def test_a_file_that_is_none_of_lines_is_not_cut(tmp_path: Path) -> None:
         (b"a\nb\n", 0, "incorrect header check"),
     ],
 )
-async def test_bad_gzip_data_is_told_with_file_and_position(
+async def test_bad_gzip_data_is_reported_with_file_and_position(
     tmp_path: Path, content: bytes, records: int, expected: str
 ) -> None:
     """A download that broke off must not look like a file that has ended."""
@@ -243,7 +243,7 @@ async def test_files_without_the_right_to_them_are_denied(folder_without_rights:
         await topic_at(folder_without_rights / "new.txt").create()
 
 
-async def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
     """A pipe has no offsets for a restart, and opening a pipe would wait for ever."""
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(TopicError, match="expected a regular file"):
@@ -283,7 +283,7 @@ def output_of(program: str, path: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-async def test_a_full_disk_is_told_and_writing_goes_on_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported_and_writing_continues_when_there_is_room(tmp_path: Path) -> None:
     """Half a batch at the end of a full disk must be taken back; once there is room, nothing is missing."""
     path = tmp_path / "a.txt"
     lines = output_of(FULL_DISK, path).splitlines()

@@ -28,7 +28,7 @@ def test_a_flow_over_a_file_ends_by_itself_and_writes_all_of_it(tmp_path: Path) 
     assert sorted((record["label"], record["ones"]) for record in map(json.loads, lines)) == sorted(expected)
 
 
-def test_a_bad_line_is_told_with_file_and_offset_or_left_out(tmp_path: Path) -> None:
+def test_a_bad_line_is_reported_with_file_and_offset_or_left_out(tmp_path: Path) -> None:
     """One broken line of a million: the error must lead to it, and the policy may pass over it."""
     (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,x\n5,6\n")
     url = f"file:{tmp_path}/a.csv"

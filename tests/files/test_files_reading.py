@@ -90,7 +90,7 @@ async def test_comments_are_no_records_where_the_format_has_them(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv"])
-async def test_reading_goes_on_exactly_at_a_position(tmp_path: Path, name: str) -> None:
+async def test_reading_continues_exactly_at_a_position(tmp_path: Path, name: str) -> None:
     """A restored job that is one line off has lost a record or counts one twice."""
     content = b"head\r\n\n" + b"".join(b"%d\n%s" % (number, b"\n" * (number % 3)) for number in range(40))
     path = tmp_path / name

@@ -35,7 +35,7 @@ async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:
     assert order == ["slow", "second"]
 
 
-async def test_what_an_abandoned_call_raised_is_told_by_the_next_once() -> None:
+async def test_the_error_of_an_abandoned_call_is_raised_by_the_next_once() -> None:
     """An append that failed after its flush was cancelled must not pass for stored."""
     calls = OneAtATime()
     may_end = threading.Event()

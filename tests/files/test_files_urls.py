@@ -95,7 +95,7 @@ def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) 
         ("a.txt", Text),
     ],
 )
-def test_the_suffix_tells_the_default_decoder(tmp_path: Path, name: str, decoder: type) -> None:
+def test_the_suffix_decides_the_default_decoder(tmp_path: Path, name: str, decoder: type) -> None:
     """A LIBSVM file read as JSON would fail at its first line."""
     assert type(topic_at(tmp_path / name).default_decoder()) is decoder
 
@@ -114,7 +114,7 @@ async def test_options_may_stand_in_the_url(tmp_path: Path) -> None:
     assert await records_of(topic) == [{"a": "1", "b": "2"}]
 
 
-async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None:
+async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> None:
     """Most files that are not found were mistyped."""
     (tmp_path / "clicks.jsonl").touch()
     with pytest.raises(
@@ -123,7 +123,7 @@ async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None
         await values_of(topic_at(tmp_path / "clikcs.jsonl"))
 
 
-async def test_a_missing_folder_is_told_by_its_first_missing_part(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named_by_its_first_missing_part(tmp_path: Path) -> None:
     """The path has five folders: the error must name the wrong one."""
     (tmp_path / "data").mkdir()
     with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; similar names are 'data'"):
@@ -163,7 +163,7 @@ async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path:
         await topic_at(tmp_path / "a.jsonl").open_transactions("job")
 
 
-async def test_nothing_is_committed_beside_a_file(tmp_path: Path) -> None:
+async def test_nothing_is_committed_together_with_a_file(tmp_path: Path) -> None:
     """A flow that asks for its commit topic there must hear why there is none, before it has written anything."""
     files = topic_at(tmp_path / "a.jsonl")
     assert not files.has_transactions

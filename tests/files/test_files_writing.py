@@ -206,7 +206,7 @@ async def test_a_sink_creates_its_file_but_no_folder(tmp_path: Path) -> None:
         await topic_at(tmp_path / "typo" / "a.jsonl").open_writer()
 
 
-async def test_a_file_that_is_deleted_under_the_writer_is_told_at_the_flush(tmp_path: Path) -> None:
+async def test_a_file_that_is_deleted_under_the_writer_is_reported_at_the_flush(tmp_path: Path) -> None:
     """The system continues to write to a file without a name: all records would be lost without an error."""
     path = tmp_path / "a.jsonl"
     writer = await topic_at(path).open_writer()

@@ -39,7 +39,7 @@ async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> No
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_a_checkpoint_goes_on_without_whoever_asked_for_it(topics: Topics, tmp_path: Path) -> None:
+async def test_a_checkpoint_continues_without_its_caller(topics: Topics, tmp_path: Path) -> None:
     """Records behind the barrier were in no commit, and were lost in a later crash."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
@@ -58,7 +58,7 @@ async def test_a_checkpoint_goes_on_without_whoever_asked_for_it(topics: Topics,
     await check_committed(topics.sums, 20)
 
 
-async def test_a_suspension_goes_on_without_whoever_asked_for_it(topics: Topics, tmp_path: Path) -> None:
+async def test_a_suspension_continues_without_its_caller(topics: Topics, tmp_path: Path) -> None:
     """The job said that it was suspended, though its last checkpoint had been given up half way."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))

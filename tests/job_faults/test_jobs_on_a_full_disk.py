@@ -74,7 +74,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
     assert "The next one is tried in 0.1 s" in caplog.text
 
 
-async def test_a_transaction_that_waited_too_long_for_room_is_gone_on_from_the_checkpoint(
+async def test_a_transaction_that_waited_too_long_for_room_is_resumed_from_the_checkpoint(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk was full for hours, and the job continued without a transaction, or lost the records that it had

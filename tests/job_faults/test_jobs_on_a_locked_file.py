@@ -62,7 +62,7 @@ async def test_a_commit_waits_for_a_file_that_is_locked(
     assert len(service.jobs) == 1
 
 
-async def test_a_file_that_stays_locked_ends_the_job_and_the_next_one_goes_on(
+async def test_a_file_that_stays_locked_ends_the_job_and_the_next_one_resumes(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was unclear whether a failed commit counted as committed, or was written again."""

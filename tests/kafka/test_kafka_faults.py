@@ -244,7 +244,7 @@ RAISING = {
 
 
 @pytest.mark.parametrize("how", ["stop", "pause"])
-async def test_every_call_to_a_broker_that_is_gone_raises_within_its_patience(
+async def test_every_call_to_a_broker_that_is_down_raises_within_its_time_limit(
     breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "streamiter.kafka"):
@@ -334,7 +334,7 @@ async def test_reading_and_writing_come_through_a_restart(
 # -- Frozen, and back
 
 
-async def test_reading_goes_on_after_a_freeze(
+async def test_reading_continues_after_a_freeze(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
     """A long garbage collection: the answers of before come late, on connections given up long ago."""
@@ -417,7 +417,7 @@ async def until_stored(made: Topic, count: int) -> None:
 # -- Deleted
 
 
-async def test_a_reader_of_a_deleted_topic_is_told_so_at_once(handle: Callable[..., Topic]) -> None:
+async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
     """Whatever the patience with a broker: the topic does not come back."""
     made = handle(give_up_after_s=600)
     await made.create(partitions=2)
@@ -433,7 +433,7 @@ async def test_a_reader_of_a_deleted_topic_is_told_so_at_once(handle: Callable[.
         await reader.close()
 
 
-async def test_a_writer_to_a_deleted_topic_is_told_so_at_once(handle: Callable[..., Topic]) -> None:
+async def test_a_writer_to_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
     """Kafka's own clients retry this for minutes."""
     made = handle(give_up_after_s=600)
     await made.create()
@@ -445,7 +445,7 @@ async def test_a_writer_to_a_deleted_topic_is_told_so_at_once(handle: Callable[.
     await writer.close()
 
 
-async def test_a_transaction_on_a_deleted_topic_is_told_so_and_the_next_one_works(
+async def test_a_transaction_on_a_deleted_topic_gets_an_error_and_the_next_one_works(
     handle: Callable[..., Topic],
 ) -> None:
     """One wrong sink must not take the others with it."""

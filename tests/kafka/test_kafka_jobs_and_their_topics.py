@@ -56,7 +56,7 @@ def check_cause(error: StreamiterError, kind: type[Exception], *said: str) -> No
         assert each in one_line(error)
 
 
-async def test_an_output_that_is_deleted_ends_the_job_and_once_it_is_there_again_the_next_one_goes_on(
+async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_the_next_one_resumes(
     topics: Topics, run: RunAgain, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Results went nowhere for a week; and after the repair some of them came twice."""

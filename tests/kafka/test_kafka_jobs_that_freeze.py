@@ -81,7 +81,7 @@ async def suspended(process: Process) -> str:
     return printed
 
 
-async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by_itself(
+async def test_a_job_that_was_frozen_for_too_long_resumes_from_its_checkpoint_automatically(
     topics: Topics, program: Program
 ) -> None:
     """A paused machine resumed, and the service stayed down until an operator noticed; or it continued with a gap."""
@@ -98,7 +98,7 @@ async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by
     assert "Traceback" not in printed
 
 
-async def test_a_job_that_was_frozen_and_replaced_does_not_go_on(topics: Topics, program: Program) -> None:
+async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topics, program: Program) -> None:
     """Its transaction was over, too; it took that for an accident, and ended the run that had replaced it."""
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as zombie:
         await frozen_too_long(zombie)

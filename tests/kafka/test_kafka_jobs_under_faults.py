@@ -170,7 +170,7 @@ async def test_a_broker_that_dies_right_before_a_commit_or_after_it_changes_noth
 
 
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.soak), "kill", "pause"])
-async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next_run_goes_on(
+async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next_run_resumes(
     serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,

@@ -47,7 +47,7 @@ def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
     assert read.lag == 0
 
 
-def test_where_reading_goes_on_is_never_behind_what_was_dropped() -> None:
+def test_the_next_offset_is_never_behind_dropped_records() -> None:
     """A run that ends at its stop position is resumed by a run that reads further: no record may be missing."""
     read = partition(offset=3, stop=7)
     read.add(read.fetch_offset, stored(0, 10), None, 10)

@@ -139,7 +139,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
         assert "wrong-horse" not in str(caught.value)
 
 
-async def test_a_user_without_rights_is_told_what_is_missing(
+async def test_a_user_without_rights_gets_an_error_that_names_the_missing_rights(
     guarded_broker: KafkaServer, topic_prefix: str
 ) -> None:
     """Read as "there is no such topic", a missing right costs an afternoon."""

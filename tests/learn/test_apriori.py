@@ -176,7 +176,7 @@ def test_empty_transactions_count_as_transactions() -> None:
         ([True], "True"),
     ],
 )
-def test_what_is_no_transaction_ends_the_job_or_is_skipped(transaction: Any, given: str) -> None:
+def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, given: str) -> None:
     """Python treats a text as a list of its letters, which is never the intention."""
     with pytest.raises(JobFailed) as failed:
         found_in([["a"], transaction], 0.5)
@@ -220,7 +220,7 @@ def test_two_in_one_flow_have_steps_of_their_own() -> None:
     assert len(pairs) == 8
 
 
-def test_it_goes_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
+def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
     """Transactions counted twice, or candidates of the wrong round."""
     transactions = [random.Random(row).sample(range(6), 4) for row in range(12)]
     expected = found_in(transactions, 0.3)

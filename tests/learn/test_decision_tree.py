@@ -215,7 +215,7 @@ def test_when_tennis_is_played() -> None:
     assert stump.predict_probability(features[:3]).tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]
 
 
-def test_flowers_that_one_petal_tells_apart() -> None:
+def test_flowers_that_one_petal_distinguishes() -> None:
     """Three kinds, of which length divides the first, and width the others."""
     generator = np.random.default_rng(0)
     kinds = [("setosa", 1.5, 0.3), ("versicolor", 4.5, 1.3), ("virginica", 5.5, 2.1)]
@@ -286,7 +286,7 @@ def test_leaves_that_cannot_be_divided_are_not_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_rows_that_are_all_alike_are_one_leaf(task: Any) -> None:
+def test_equal_rows_are_one_leaf(task: Any) -> None:
     """No feature has a cut, or no label differs."""
     for features, labels in (([[1, 2]] * 3, [0, 1, 1]), ([[1], [2], [3]], [7, 7, 7])):
         fitted = DecisionTree(task).fit(features, labels)
@@ -461,7 +461,7 @@ def test_of_many_values_the_cuts_are_quantiles() -> None:
     assert np.searchsorted(x, thresholds).tolist() == pytest.approx([250, 500, 750], abs=1)
 
 
-def test_too_many_values_are_sampled_alike_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_sampled_equally_at_any_subtask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker's own sample would make the tree depend on how many there are."""
     monkeypatch.setattr(tree_growing, "_VALUES_KEPT", 50)
     generator = np.random.default_rng(0)
@@ -572,7 +572,7 @@ def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> N
         DecisionTree.from_parameters({"task": "regression", "classes": None, "feature_names": None})
 
 
-def test_a_second_fit_begins_anew() -> None:
+def test_a_second_fit_starts_again() -> None:
     """Classes and width are those of the last rows."""
     fitted = DecisionTree().fit([[0], [1]], ["a", "b"])
     fitted.fit([[0, 1], [1, 0], [2, 2]], [7, 8, 9])

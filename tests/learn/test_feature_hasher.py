@@ -303,7 +303,7 @@ def test_a_field_that_is_not_there_has_no_places(ask) -> None:
         ask(hasher(tables={"city": 3}))
 
 
-def test_numeric_fields_and_crosses_lie_among_the_shared_places() -> None:
+def test_numeric_fields_and_crosses_are_among_the_shared_places() -> None:
     """Only categorical fields have tables; the others must not be taken for misspelt."""
     made = hasher(tables={"city": 3}, bits=4)
     assert made.places_of("price") == made.places_of(("city", "hour")) == slice(0, 16)

@@ -140,7 +140,7 @@ def test_progress_is_shown_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("given", "url"), [("rows.libsvm", "file:rows.libsvm"), ("file:a/rows.csv", "file:a/rows.csv")]
 )
-def test_the_name_of_a_file_is_told_from_data(
+def test_the_name_of_a_file_is_distinguished_from_data(
     fitted: Callable[..., Any], name: str, given: str, url: str
 ) -> None:
     """It was said that targets are missing."""

@@ -323,7 +323,7 @@ def test_it_predicts_the_nearest_centroid() -> None:
     assert model.predict(np.zeros((0, 3))).tolist() == []
 
 
-def test_a_second_fit_begins_anew_and_one_that_fails_changes_nothing() -> None:
+def test_a_second_fit_starts_again_and_one_that_fails_changes_nothing() -> None:
     model = KMeans(clusters=2, rounds=5, tolerance=None)
     with pytest.raises(ModelError, match="expected to be fitted first"):
         model.predict([[1.0, 1.0]])
@@ -426,7 +426,7 @@ def test_options_that_cannot_be_are_refused_before_anything_runs(
         KMeans(**options)
 
 
-def test_what_is_no_bounded_stream_is_refused() -> None:
+def test_an_unbounded_stream_is_refused() -> None:
     with pytest.raises(GraphError, match="expected a stream of points, given \\[1\\]"):
         k_means([1], clusters=1, rounds=1)  # type: ignore[arg-type]
     endless = Flow("endless").source(MemoryBroker().topic("points"))

@@ -28,7 +28,7 @@ def rows(seed, count=40):
 
 @pytest.mark.parametrize("model_type", [LinearRegression, LogisticRegression])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.3, 0.1, l1=0.01, l2=0.1)], ids=str)
-def test_a_model_goes_on_from_stored_bytes(model_type, optimizer):
+def test_a_model_resumes_from_stored_bytes(model_type, optimizer):
     """Whatever is no plain data would be refused by the first checkpoint of a running job."""
     through, before, after = (model_type(12, optimizer=optimizer) for _ in range(3))
     for model in (through, before):
@@ -55,7 +55,7 @@ def test_gradients_travel_as_records():
         assert (arrived.records, arrived.width) == (40, 12)
 
 
-def test_validation_goes_on_from_stored_bytes():
+def test_validation_resumes_from_stored_bytes():
     """The metrics of a restarted job continue, and do not begin again."""
     random = np.random.default_rng(5)
     through, before, after = (ProgressiveValidation(window=30) for _ in range(3))

@@ -170,7 +170,7 @@ def test_without_weight_there_is_no_step():
 @pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("form", ["dense", "sparse", "each", "sparse each"])
-def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(model_type, optimizer, form):
+def test_training_resumes_after_a_restore_as_if_nothing_had_happened(model_type, optimizer, form):
     """State that is saved but never read back: version, step, accumulators. To the last bit, weighted."""
 
     def train(model, data):
@@ -361,7 +361,7 @@ def test_learning_each_row_does_not_depend_on_the_cut():
 
 
 @pytest.mark.parametrize("width", [3, 10, 33])
-def test_a_prediction_does_not_depend_on_the_rows_beside_it(width):
+def test_a_prediction_does_not_depend_on_the_rows_next_to_it(width):
     """A matrix product gives another last bit for another cut of the batch, and a restarted run differs."""
     features = np.random.default_rng(9).normal(size=(100, width))
     model = LogisticRegression(width, initial_weights=np.linspace(-1, 1, width))
@@ -643,7 +643,7 @@ def test_the_intercept_is_learned_but_not_shrunk():
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)], ids=str)
-def test_learning_goes_on_from_another_model_s_parameters(optimizer):
+def test_learning_resumes_from_another_model_s_parameters(optimizer):
     """With FTRL the first gradients discarded the published weights, and every restart made the model worse."""
     random = np.random.default_rng(3)
     features = random.normal(size=(2_000, 3))

@@ -126,7 +126,7 @@ def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.Capture
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_no_more_rounds_are_told_of_than_there_are(mode: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_more_rounds_are_reported_than_are_made(mode: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """An asynchronous loop makes one more round than it learns: this was shown as round 4 of 3."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, mode=mode, progress=True)
     assert "round 3 of 3" in capfd.readouterr().err.splitlines()[-1]

@@ -250,7 +250,7 @@ def test_the_sum_of_losses_is_that_of_each(loss: LinearLoss) -> None:
     assert loss.total(predictions, targets) == pytest.approx(values.sum(), rel=1e-4)
 
 
-def test_training_goes_on_from_where_the_model_stands() -> None:
+def test_training_resumes_from_the_present_model() -> None:
     """Ten rounds and ten more are twenty."""
     rows = made_up(40)
     once, twice = LogisticRegression(3), LogisticRegression(3)
@@ -323,7 +323,7 @@ def test_asynchronous_with_idle_workers(seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["kept", "replayed", "asynchronous"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
+def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
     """Examples, the place of the next mini-batch, gradients half added up: all of it is state."""
     records = as_records(made_up(20))
     options: dict[str, Any] = {
@@ -411,7 +411,7 @@ def test_features_whose_sum_is_too_large_are_still_finite() -> None:
     model.checked_examples(Examples([[1.7e308, 1.7e308]], [1.0]))
 
 
-def test_weights_that_run_away_are_told_of() -> None:
+def test_weights_that_diverge_are_reported() -> None:
     """With too high a rate, instead of a model of NaNs."""
     rows = made_up(40)
     model = LinearRegression(3)

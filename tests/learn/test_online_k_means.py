@@ -100,7 +100,7 @@ def test_where_batches_are_cut_and_who_is_faster_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [20.0, 0.0]]])
-def test_restored_it_goes_on_as_if_nothing_had_happened(initial: Any) -> None:
+def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
     """To the last bit, weights, version and all."""
     points = drifting(60)
     whole = OnlineKMeans(2, decay=0.7, initial=initial)

@@ -56,7 +56,7 @@ def test_where_batches_are_cut_changes_nothing() -> None:
         assert [model.parameters["deviation"].tobytes() for model in models] == expected
 
 
-def test_restored_it_goes_on_as_if_nothing_had_happened() -> None:
+def test_restored_it_resumes_as_if_nothing_had_happened() -> None:
     rows = np.random.default_rng(0).normal(size=(60, 2))
     whole, first, second = StandardScaler(), StandardScaler(), StandardScaler()
     first.learn(rows[:20])

@@ -77,7 +77,7 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
 
 @EVERY
 @pytest.mark.parametrize("mini_batches", [1, 20, 50])
-async def test_a_job_goes_on_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
+async def test_a_job_resumes_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
     """Weights, optimizer state, clocks, and the place of each worker in the data are all of one moment."""
 
     def made() -> tuple[Flow, Any, Any]:

@@ -65,7 +65,7 @@ def test_a_subtask_without_records_ends(count: int) -> None:
     assert seen.items == [(0, 0)] * 2 * count
 
 
-def test_a_subtask_that_stands_still_does_not_keep_the_others_from_their_next_pass() -> None:
+def test_a_subtask_that_hangs_does_not_keep_the_others_from_their_next_pass() -> None:
     """As it is with replayed streams, whose passes are epochs that all of them share."""
     flow = Flow("at their own pace")
     may_go_on = asyncio.Event()
@@ -108,7 +108,7 @@ def test_a_job_that_is_drained_ends_in_the_middle_of_a_pass(after: int) -> None:
 
 @pytest.mark.parametrize("after", [1, 9, 25, 60])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_restored_job_goes_on_where_each_subtask_was(after: int, seed: int) -> None:
+def test_a_restored_job_resumes_where_each_subtask_was(after: int, seed: int) -> None:
     """In the first pass, between two, in the last: nothing is sent twice, and nothing left out."""
 
     async def main() -> list[Any]:

@@ -120,7 +120,7 @@ def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
-def test_workers_without_rows_keep_nobody_waiting(count: int) -> None:
+def test_workers_without_rows_delay_no_worker(count: int) -> None:
     """With fewer rows than workers the minimum clock stayed at 0, and the others waited for ever."""
     rows = made_up_rows(count)
     [model], _ = trained(rows, BSP(), batch=2, optimizer=SGD(0.5))
@@ -263,7 +263,7 @@ def test_a_step_changes_only_weights_whose_features_are_there() -> None:
     assert model.parameters["intercept"] == 0.0
 
 
-def test_another_flow_goes_on_from_what_the_server_holds() -> None:
+def test_another_flow_continues_with_the_matrices_of_the_server() -> None:
     """One epoch today and two tomorrow are three."""
     rows, server = made_up_rows(200), ParameterServer(shards=2)
     trained(rows, BSP(), server=server, epochs=1)
@@ -342,7 +342,7 @@ def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any],
         train_on_parameter_server(Flow("refused").from_items([1]), settings.pop("server"), **settings)
 
 
-def test_a_stream_that_never_ends_is_gone_through_once() -> None:
+def test_an_endless_stream_is_read_once() -> None:
     """It would wait for the end of the first epoch for ever."""
     endless = Flow("endless").from_source(Endless)
     settings: dict[str, Any] = {"features": 3, "consistency": BSP()}

@@ -162,7 +162,7 @@ def test_regression_has_its_own_metrics():
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_counting_goes_on_after_a_restore_as_if_nothing_had_happened(kind):
+def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
     """To the last bit, with weights, with a full window and a window that is not yet full."""
     columns = stream(3, 900)
     for at, window in ((300, 256), (100, 256), (700, 1)):

@@ -186,7 +186,7 @@ def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-def test_training_begins_where_it_is_told_to(mode: Any) -> None:
+def test_training_begins_with_the_given_parameters(mode: Any) -> None:
     """A service that restarts must not begin at zero; no example may be used before the model is there."""
     start = {"weights": TRUE_WEIGHTS, "intercept": 3.0, "link": "identity"}
     flow = Flow("f")

@@ -199,7 +199,7 @@ async def test_a_superseded_writer_at_the_end_does_not_hide_the_newest() -> None
     assert await next_generation(topic, "ctr") == 3
 
 
-async def test_the_newest_is_found_in_whichever_partition_it_lies(make_topic: MakeTopic) -> None:
+async def test_the_newest_is_found_in_any_partition(make_topic: MakeTopic) -> None:
     """A topic that gained partitions has the same model in two of them."""
     topic = await make_topic(partitions=3)
     for partition, version in ((0, 4), (2, 6), (1, 5)):
@@ -229,7 +229,7 @@ async def test_an_update_of_many_chunks_is_found_between_those_of_others() -> No
     assert np.array_equal(update.parameters, np.arange(20_000.0))  # type: ignore[arg-type]
 
 
-async def test_the_search_goes_on_for_the_chunks_of_a_newer_update() -> None:
+async def test_the_search_continues_for_the_chunks_of_a_newer_update() -> None:
     """A superseded writer's small update at the end must not end the search in the middle of a large one."""
     topic = await memory_topic()
     many = encoder(2, 1, record_bytes_max=460).encode([np.arange(40_000.0)], epoch=1)

@@ -102,7 +102,7 @@ def test_an_unknown_format_is_refused() -> None:
         encoder(format="pickle")
 
 
-def test_a_restored_encoder_goes_on_as_if_never_stopped() -> None:
+def test_a_restored_encoder_resumes_as_if_never_stopped() -> None:
     """A run restored from a checkpoint must not publish a version twice with different contents."""
     models = [large(version) for version in range(6)]
     never_stopped = encoder(record_bytes_max=1000)

@@ -93,7 +93,7 @@ def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, 
     assert asyncio.run(main()) == maxima
 
 
-async def test_records_of_other_models_and_of_nobody_are_passed_over(make_topic: MakeTopic) -> None:
+async def test_records_of_other_models_and_of_no_model_are_skipped(make_topic: MakeTopic) -> None:
     """Many models share one topic, and commit records may be in it, too."""
     topic = await make_topic()
     strange = OutgoingBatch(values=[b"\x00", b"{}"], keys=[b"ctr-2", None])
@@ -399,7 +399,7 @@ async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> N
         assert await ranks(await compacted(topic)) == [(1, 2 if is_closed else 1)]
 
 
-async def test_chunks_that_lie_in_several_partitions_are_put_together(make_topic: MakeTopic) -> None:
+async def test_chunks_in_several_partitions_are_joined(make_topic: MakeTopic) -> None:
     """A tool that copies a topic spreads records by key, so chunks by their own."""
     topic = await make_topic(partitions=4)
     whole = large_update((1, 1))

@@ -48,7 +48,7 @@ async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(model
     assert await next_generation(models, "ctr") == 2
 
 
-async def test_followers_of_a_topic_that_was_created_again_are_told_so(models: Topic) -> None:
+async def test_followers_of_a_topic_that_was_created_again_get_an_error(models: Topic) -> None:
     """Training started again in a new topic; for weeks the service used the model of the old one."""
     await models.create()
     await write(models, update_of((5, 1)), update_of((5, 2)))
@@ -76,7 +76,7 @@ async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:
     assert (await last_update(models, "ctr")) is not None
 
 
-async def test_the_last_update_lies_before_open_and_aborted_transactions(models: Topic) -> None:
+async def test_the_last_update_is_before_open_and_aborted_transactions(models: Topic) -> None:
     """A publisher with checkpoints has a transaction open nearly always."""
     await models.create(partitions=3)
     await write(models, update_of((1, 1), partition=2), update_of((1, 2), partition=2))

@@ -91,7 +91,7 @@ async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTop
     assert await ranks(topic) == [(1, 1), (1, 2), (2, 1)]
 
 
-async def test_exactly_once_goes_on_with_the_next_version(make_topic: MakeTopic, tmp_path: Path) -> None:
+async def test_exactly_once_continues_with_the_next_version(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Each restart began a new generation, and consumers started again with it."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)

@@ -198,7 +198,7 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
         assert (statistics.updates, statistics.skipped, statistics.failed) == (2, 1, 2)
 
 
-async def test_a_deleted_topic_is_told_by_check_and_at_the_end_while_the_last_model_answers_on() -> None:
+async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_last_model_predicts() -> None:
     """The topic was deleted by mistake; for weeks the service used an old model, without an error."""
     topic = await memory_topic()
     await write(topic, update_of((1, 1)))
@@ -221,7 +221,7 @@ async def test_a_deleted_topic_is_told_by_check_and_at_the_end_while_the_last_mo
     assert isinstance(caught.value.__cause__, TopicNotFound)
 
 
-async def test_a_topic_that_was_created_again_during_an_outage_is_told_by_check(
+async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_check(
     make_topic: MakeTopic,
 ) -> None:
     """Its updates began with generation 1 again, were all older than the one in service, and were passed over."""
@@ -244,7 +244,7 @@ async def test_a_topic_that_was_created_again_during_an_outage_is_told_by_check(
             served.check()
 
 
-async def test_an_error_that_check_has_told_is_not_raised_again_at_the_end() -> None:
+async def test_an_error_that_check_has_raised_is_not_raised_again_at_the_end() -> None:
     """Whoever has handled it must be able to shut down in peace."""
     topic = await memory_topic()
     async with ServedModel(topic, "ctr") as served:
@@ -329,7 +329,7 @@ class _FlakyReader(TopicReader):
         await self._reader.close()
 
 
-async def test_an_outage_is_told_and_followed_by_the_newest_model() -> None:
+async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
     """A broker restart must neither end serving nor leave it at the model of that day."""
     clock = ManualClock()
     topic = await memory_topic()

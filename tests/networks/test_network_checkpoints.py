@@ -90,7 +90,7 @@ class Run:
 @WAYS
 @pytest.mark.parametrize("steps", [1, 4, 5, 37])
 @pytest.mark.parametrize("mode", ["abort", "suspend"])
-async def test_training_with_dropout_goes_on_to_the_same_bits(
+async def test_training_with_dropout_continues_to_the_same_bits(
     train: Train, steps: int, mode: Literal["abort", "suspend"]
 ) -> None:
     """After a restart, dropout counted mini-batches from 0 again, and omitted the same numbers as in the first
@@ -157,7 +157,7 @@ def ran(folder: Path) -> int:
     return int(ended.stdout)
 
 
-def test_a_process_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Path) -> None:
     """A kill -9 in the middle of an epoch, and the same command again: the saved files differ in no byte."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert ran(whole) == 100

@@ -139,7 +139,7 @@ def test_on_a_stream_it_says_the_mini_batch_and_the_worker() -> None:
         flow.run()
 
 
-def test_the_published_deepfm_does_not_diverge_at_the_seed_that_it_has_unless_told() -> None:
+def test_the_published_deepfm_does_not_diverge_at_the_default_seed() -> None:
     """The whole file and seed 0 are the first thing that a user tries, and the training ended in epoch 3."""
     made = Network.from_json(published("deepfm"))
     data, held_out = (

@@ -64,7 +64,7 @@ def test_float32_has_the_numbers_of_float64_rounded():
         assert name.endswith("bias") or not np.array_equal(values, single[name])
 
 
-def test_a_layer_begins_the_same_whatever_stands_before_or_beside_it():
+def test_a_layer_begins_the_same_with_any_other_layers():
     """Taking a layer out, to compare, must not change how the others begin."""
     document = deep_fm()
     whole = Network.from_json(document).initial_parameters(7)

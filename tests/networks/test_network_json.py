@@ -142,7 +142,7 @@ def test_what_was_left_out_is_not_warned_of_again():
         network.with_features(2).graph()
 
 
-def test_a_layer_that_cannot_be_built_is_told_with_the_file(tmp_path, monkeypatch):
+def test_a_layer_that_cannot_be_built_is_reported_with_the_file(tmp_path, monkeypatch):
     """The error of a layer itself does not name the file."""
 
     class Refusing:

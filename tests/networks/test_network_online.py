@@ -79,7 +79,7 @@ async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
     assert right.mean() > 0.7
 
 
-async def test_a_new_run_goes_on_from_the_version_published_last() -> None:
+async def test_a_new_run_resumes_from_the_version_published_last() -> None:
     """After a deployment the model must not begin as it did a year ago."""
     events, updates = await topics()
     made = network()

@@ -29,7 +29,7 @@ def test_the_table_of_a_deep_fm():
     assert str(summary) == repr(summary) == DEEP_FM
 
 
-def test_what_depends_on_the_data_is_told_by_feature():
+def test_sizes_that_depend_on_the_data_are_shown_by_feature():
     """logreg.json does not say how many there are."""
     summary = Network.from_json(published("logreg")).summary()
     assert str(summary).splitlines()[4:] == [
@@ -54,7 +54,7 @@ def test_several_numbers_for_each_feature():
     assert counted.totals == "8 layers, 22,034 parameters"
 
 
-def test_a_transfer_function_is_told_with_its_parameters():
+def test_a_transfer_function_is_shown_with_its_parameters():
     """A network with a tenth dropped is another than one with a half."""
     document = deep_fm()
     layer(document, "deep")["transfuncs"][1] = {"type": "dropout", "proba": 0.1}

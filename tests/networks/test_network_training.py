@@ -102,7 +102,7 @@ def test_in_step_it_makes_the_steps_that_are_written_down_by_hand(workers: int, 
     assert closest(arrays_of(models[-1]), expected) < 1e-12
 
 
-def test_a_step_with_fewer_rows_than_workers_goes_on() -> None:
+def test_a_step_with_fewer_rows_than_workers_continues() -> None:
     """A worker without rows that does not clock is waited for until the end of time."""
     data, made = rows(11), network(train={"numupdateperepoch": 5})
     expected = by_hand(data, made.initial_parameters(seed=0), epochs=3, updates=5)
@@ -141,7 +141,7 @@ def test_workers_learn_under_each_consistency(how: str) -> None:
     assert models[-1].records == sum(each["records"] for each in losses) == 12 * len(parted.training)
 
 
-def test_training_goes_on_from_given_parameters() -> None:
+def test_training_resumes_from_given_parameters() -> None:
     """Earlier training is not lost; FTRL without its state would forget it with the first gradient."""
     data = rows(800)
     for optimizer in ("momentum", "ftrl", "adam", "adagrad"):
@@ -226,7 +226,7 @@ def test_dense_rows_learn_too() -> None:
     assert fitted.predictor([1.0, 1.0, 0.0]) > 0.8 > 0.2 > fitted.predictor([1.0, -1.0, 0.0])
 
 
-async def test_a_training_that_was_cut_off_goes_on_to_the_same_model() -> None:
+async def test_a_training_that_was_cut_off_continues_to_the_same_model() -> None:
     """A crash in epoch 29 of 30 must cost seconds, and give the model that no crash would have given."""
     data, changed = rows(300), document(data={"useshuffle": True}, train={"epoch": 40})
 

@@ -88,7 +88,7 @@ def test_dense_rows_have_all_features():
         (np.zeros((0, 4)), None, "expected at least one row, given none"),
     ],
 )
-def test_what_is_no_mini_batch_is_refused_and_the_one_before_stays(rows, labels, message):
+def test_an_invalid_mini_batch_is_refused_and_the_one_before_stays(rows, labels, message):
     """A refused batch left the labels of one mini-batch with the rows of another."""
     place_holder = PlaceHolder(4, "float64")
     place_holder.feed_data([[1, 2, 3, 4]], [7])

@@ -24,7 +24,7 @@ from streamiter.networks.serving import (
 from streamiter.networks.training import fit_network
 
 
-def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:
+def test_a_saved_network_predicts_the_same_and_continues(tmp_path: Path) -> None:
     """A model with a different bit has not been evaluated."""
     data = rows(300)
     fitted = fit_network(network(data={"indexrange": -1}), data, data, progress=False)
@@ -76,7 +76,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_saved_network_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
     """A wrong path, an old folder, a broken file."""
     with pytest.raises(
         ModelError, match=r"expected a folder with network.json and .*, given no folder; streamiter train"

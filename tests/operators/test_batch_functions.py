@@ -33,7 +33,7 @@ def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
         (np.array(3), "an array without axes: array(3)"),
     ],
 )
-def test_map_batch_names_what_is_no_batch(result: Any, given: str) -> None:
+def test_map_batch_names_an_invalid_batch(result: Any, given: str) -> None:
     """A sum instead of a batch failed far away, as "object has no len"."""
     with pytest.raises(FunctionResultError) as error:
         Driven(MapBatch(lambda batch: result)).feed([1])
@@ -90,7 +90,7 @@ def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
         (None, "NoneType: None"),
     ],
 )
-def test_filter_batch_names_what_is_no_mask(mask: Any, given: str) -> None:
+def test_filter_batch_names_an_invalid_mask(mask: Any, given: str) -> None:
     """Indices taken for a mask, or a mask too short, dropped records without a word."""
     with pytest.raises(FunctionResultError) as error:
         Driven(FilterBatch(lambda batch: mask)).feed(COLUMNS)

@@ -18,7 +18,7 @@ def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
     assert repr(collected) == "Collected(3 items)"
 
 
-def test_a_second_run_begins_anew() -> None:
+def test_a_second_run_starts_again() -> None:
     """Running a flow twice gave every result twice."""
     collected = Collected()
     Driven(Collect(collected)).feed([1, 2])
@@ -26,7 +26,7 @@ def test_a_second_run_begins_anew() -> None:
     assert collected.items == [3]
 
 
-def test_a_restored_run_goes_on_with_the_items_of_its_checkpoint() -> None:
+def test_a_restored_run_continues_with_the_items_of_its_checkpoint() -> None:
     """Items after the checkpoint come again: the items of the failed run must not stay."""
     collected = Collected()
     first = Driven(Collect(collected)).feed([1, 2])

@@ -114,7 +114,7 @@ def some_keys(random: Random) -> tuple[Any, list[int]]:
 
 
 @random_examples(some_keys, examples=FEWER)
-def test_keys_of_every_type_and_range_are_told_apart(example: tuple[Any, list[int]]) -> None:
+def test_keys_of_every_type_and_range_are_distinguished(example: tuple[Any, list[int]]) -> None:
     """Keys are numbered in one or two bytes where their range allows: the ends of it must not meet."""
     keys, places = example
     check_against_loop(np.arange(len(keys)), keys, np.add, places)
@@ -122,7 +122,7 @@ def test_keys_of_every_type_and_range_are_told_apart(example: tuple[Any, list[in
 
 @pytest.mark.parametrize("spread", [1, 255, 256, 65_535, 65_536, 2**40])
 @pytest.mark.parametrize("lowest", [-(2**62), -3, 0, 250, 2**50])
-def test_keys_at_the_ends_of_a_byte_are_told_apart(spread: int, lowest: int) -> None:
+def test_keys_at_the_ends_of_a_byte_are_distinguished(spread: int, lowest: int) -> None:
     """The ranges at which the width changes."""
     keys = np.array([lowest, lowest + spread, lowest, lowest + spread // 2, lowest + spread])
     check_against_loop(np.arange(5), keys, np.add, [2])
@@ -168,7 +168,7 @@ def numbers_and_pieces(random: Random) -> tuple[list[int], list[Any]]:
 
 
 @random_examples(numbers_and_pieces, examples=FEWER)
-def test_state_goes_on_across_kinds_of_batches(example: tuple[list[int], list[Any]]) -> None:
+def test_state_continues_across_kinds_of_batches(example: tuple[list[int], list[Any]]) -> None:
     """A list between two arrays, or another type of number, must find the same state."""
     numbers, pieces = example
     keys = np.array(numbers) % 3

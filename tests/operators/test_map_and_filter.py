@@ -35,7 +35,7 @@ def test_a_failure_names_the_record(kind: str, operator: Any, numbers: list[int]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("operator", "expected"), [(Map, [3.0, 6.0]), (Filter, [2, 1])])
-def test_refused_records_become_dead_letters_and_the_others_go_on(
+def test_refused_records_become_dead_letters_and_the_others_continue(
     kind: str, operator: Any, expected: list[float]
 ) -> None:
     """One bad record must not cost the rest of its batch."""

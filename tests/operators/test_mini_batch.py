@@ -149,7 +149,7 @@ def test_a_timeout_does_not_send_records_of_a_later_epoch_out_in_an_earlier_one(
     assert (driven.records, driven.epochs) == ([[7]], [2])
 
 
-def test_a_timeout_goes_on_after_a_restart() -> None:
+def test_a_timeout_resumes_after_a_restart() -> None:
     """Restored without its timer, a remainder would wait for ever on a stream that has gone quiet."""
     driven = Driven(MiniBatch(5, timeout_s=10)).feed([1]).wait(4)
     restarted = driven.restarted(MiniBatch(5, timeout_s=10)).wait(5.9)

@@ -113,7 +113,7 @@ def test_results_do_not_depend_on_where_batches_are_cut(
 @every_operator
 @quick
 @given(numbers=NUMBERS, places=cuts(), restart_at=st.integers(0, 12), twice=st.booleans())
-def test_a_restored_instance_goes_on_as_if_nothing_had_happened(
+def test_a_restored_instance_resumes_as_if_nothing_had_happened(
     make: Callable[[], Operator],
     kind: str,
     numbers: list[int],

@@ -46,7 +46,7 @@ def test_warm_restarts_are_those_of_a_scheduler_that_counts(lr, alpha, interval)
     assert [rate.at(t) for t in range(1, 3001)] == pytest.approx(expected, rel=1e-12)
 
 
-def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_begin_anew():
+def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_start_again():
     """The last step of an interval has the lowest rate, the next one nearly the highest."""
     rate = WarmRestarts(0.5, decay=0.5)
     assert rate.at(50) == pytest.approx(0.05 + 0.45 / 2)

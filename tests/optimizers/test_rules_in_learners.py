@@ -77,7 +77,7 @@ def test_online_training_learns_with_every_rule(rule, mode):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 40])
-def test_learning_goes_on_after_a_restore_to_the_last_bit(rule, sparse, rows_at_once):
+def test_learning_resumes_after_a_restore_to_the_last_bit(rule, sparse, rows_at_once):
     """A slot of the intercept, or the number of the step, that is missing in the state."""
     x, y = data(160)
     whole, first, second = (LinearRegression(4, optimizer=rule) for _ in range(3))

@@ -105,7 +105,7 @@ def test_settings_that_cannot_be_are_refused_by_name(make, message):
         ("adam", r"given 'adam'; take one of streamiter.learn: SGD\(…\), Adam\(…\), FTRL\(…\), …"),
     ],
 )
-def test_what_is_no_optimizer_is_refused_with_a_way_out(given, message):
+def test_an_object_that_is_no_optimizer_is_refused_with_a_remedy(given, message):
     """A class instead of an object failed at the first step, with Python's error about a missing self."""
     with pytest.raises(ConfigurationError, match=message):
         checked_optimizer("fit", given)

@@ -115,7 +115,7 @@ def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
     assert SGD(0.1, l2=np.float32(0.5)) == SGD(0.1, l2=0.5)
 
 
-def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
+def test_ftrl_discards_its_start_at_the_first_gradient_by_default():
     """A warm start from a published model was forgotten with the first small gradient of each feature.
 
     Or each of its weights was moved towards 0 by l1: that was too small here for anyone to see.

@@ -67,7 +67,7 @@ def test_the_gradient_is_not_changed(optimizer, gradients):
 
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
-def test_float32_is_updated_alike_as_a_whole_and_in_part(optimizer, gradients):
+def test_float32_is_updated_equally_as_a_whole_and_in_part(optimizer, gradients):
     """A shard updates a row in pieces, or only the columns that have a gradient."""
     start = np.random.default_rng(4).normal(size=6).astype(np.float32)
     whole, some = start.copy(), start.copy()

@@ -61,7 +61,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "records", "options", "told"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_found_and_told(
+def test_a_fault_is_found_and_reported(
     name: str, records: list[Any], options: dict[str, Any], told: list[str], restore_process: RestoreProcess
 ) -> None:
     """A check that finds nothing proves nothing: each of these faults has spoiled a real restart."""

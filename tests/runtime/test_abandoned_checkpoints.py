@@ -99,7 +99,7 @@ async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
     await job.stop("abort")
 
 
-async def test_a_checkpoint_that_takes_longer_than_the_interval_is_told_of_once(
+async def test_a_checkpoint_that_takes_longer_than_the_interval_is_reported_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Outputs came a minute late, and a crash cost as much, though the interval was five seconds."""
@@ -164,7 +164,7 @@ async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given
 
 
 @pytest.mark.parametrize("ahead", [0, None], ids=["synchronous", "asynchronous"])
-async def test_a_loop_goes_on_when_its_checkpoint_is_given_up(
+async def test_a_loop_continues_when_its_checkpoint_is_given_up(
     broker: MemoryBroker, tmp_path: Path, ahead: int | None
 ) -> None:
     """Heads kept logging feedback for a checkpoint that was given up, and decisions of the loop were delayed

@@ -104,7 +104,7 @@ async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBro
     await job.stop("abort")
 
 
-async def test_a_run_after_a_crash_goes_on_as_if_there_had_been_none(
+async def test_a_run_after_a_crash_resumes_as_if_there_had_been_none(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """Records after the last checkpoint were counted twice, or their output was doubled."""
@@ -154,7 +154,7 @@ async def test_what_comes_behind_the_barrier_is_not_in_the_commit(
     assert seen == expected(10)[: len(seen)]
 
 
-async def test_a_suspended_job_commits_and_goes_on_later(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_suspended_job_commits_and_resumes_later(broker: MemoryBroker, tmp_path: Path) -> None:
     """Each nightly restart began with empty sums."""
     await write(broker.topic("numbers"), range(5))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
@@ -235,7 +235,7 @@ async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
     await job.stop("suspend")
 
 
-async def test_beginning_anew_leaves_what_is_committed(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_fresh_start_keeps_committed_outputs(broker: MemoryBroker, tmp_path: Path) -> None:
     """restore=None deleted the results of the runs before."""
     await write(broker.topic("numbers"), range(4))
     for _ in range(2):
@@ -277,7 +277,7 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
         await summing(broker).start(checkpoints=settings(tmp_path / "b"))
 
 
-async def test_a_chosen_checkpoint_is_gone_on_from(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_chosen_checkpoint_is_resumed_from(broker: MemoryBroker, tmp_path: Path) -> None:
     """After a bad deploy there was no way back to the state of the day before."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     for count in (5, 10):
@@ -292,7 +292,7 @@ async def test_a_chosen_checkpoint_is_gone_on_from(broker: MemoryBroker, tmp_pat
     assert await written(broker.topic("sums")) == expected(10) + expected(10)[5:]
 
 
-async def test_a_checkpoint_that_was_never_committed_is_not_gone_on_from(
+async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """A job was killed between snapshot and commit; gone on from it, half the outputs were missing."""
@@ -311,7 +311,7 @@ async def test_a_checkpoint_that_was_never_committed_is_not_gone_on_from(
         await job.stop("abort")
 
 
-async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_gone_on_from(
+async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_resumed_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """The snapshot was newer than the last one that this run had committed: its outputs were aborted."""
@@ -589,7 +589,7 @@ async def test_a_start_that_fails_leaves_for_the_next_one_what_was_there(
     assert await written(broker.topic("sums")) == expected(6)
 
 
-async def test_a_commit_record_that_is_none_does_not_keep_a_job_from_beginning_anew(
+async def test_an_invalid_commit_record_does_not_prevent_a_fresh_start(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """The error advised restore=None, which gave the same error again."""

@@ -133,7 +133,7 @@ class TestUnwantedInputs:
         assert run.told() == ["barrier 1", "1"]
         assert held_records(run.snapshots[1], in_order=False) == list(range(10, 20))
 
-    def test_what_lies_behind_the_barrier_never_comes_before_it(self) -> None:
+    def test_records_behind_the_barrier_never_come_before_it(self) -> None:
         """Holding completed the alignment in the middle of a look at the ports: the next one overtook the barrier."""
         run = GateRun(["model", "data", "model"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
@@ -288,7 +288,7 @@ class TestRecordsSetAside:
 
 
 class TestSnapshot:
-    def test_a_restored_gate_goes_on_where_the_snapshot_was_taken(self) -> None:
+    def test_a_restored_gate_continues_where_the_snapshot_was_taken(self) -> None:
         """Held records and watermarks are part of the state: a callback that came must not come again."""
         run = GateRun(["a", "b"], wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(1, epoch=1), barrier())

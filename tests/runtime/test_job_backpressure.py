@@ -186,7 +186,7 @@ class TestStatistics:
         assert (channel.records, channel.peak_records, channel.total_records) == (0, 5, 6)
         await job.stop("abort")
 
-    async def test_time_is_the_clock_s_and_blocked_time_is_told(self) -> None:
+    async def test_time_is_the_clock_s_and_blocked_time_is_reported(self) -> None:
         """How long a step waited for the one behind it: the one behind is slow."""
         clock, opening, fed = VirtualClock(), asyncio.Event(), Fed()
         flow = Flow("f")

@@ -126,7 +126,7 @@ class TestOneClearError:
         assert life.opened_but_not_closed_once() == []
         assert life.count("source read") == 0
 
-    async def test_a_second_failure_while_closing_is_told_with_the_first(self) -> None:
+    async def test_a_second_failure_while_closing_is_reported_with_the_first(self) -> None:
         """The first failure is the cause; the second may explain lost records."""
         life = Life()
         flow = Flow("f")
@@ -154,7 +154,7 @@ class TestOneClearError:
         assert "step 'second'" in str(error := await failure_of(flow))
         assert "on record 20: ZeroDivisionError" in str(error)
 
-    async def test_a_source_s_batch_is_named_by_where_reading_goes_on(self) -> None:
+    async def test_a_source_s_batch_is_named_by_its_next_offset(self) -> None:
         """Where neither record nor offsets are known."""
 
         class Fails(Operator):
@@ -222,7 +222,7 @@ class TestWhatOperatorsMayNotDo:
         assert error.step == "train"
         assert f"wanted_inputs(): {message}" in str(error)
 
-    async def test_wanted_inputs_that_are_none_are_told_of_before_any_record_is_read(self) -> None:
+    async def test_wrong_wanted_inputs_are_reported_before_any_record_is_read(self) -> None:
         """Where the model came once a day, so did the error; in the meantime records were read and handled."""
         reads: list[str] = []
 

@@ -337,7 +337,7 @@ async def test_a_timer_whose_time_has_passed_meanwhile_fires_at_once() -> None:
     await job.stop("abort")
 
 
-async def test_a_time_to_live_goes_on_after_a_restore() -> None:
+async def test_a_time_to_live_resumes_after_a_restore() -> None:
     """A state restored again and again must still be forgotten, and its own timers not be lost for it."""
     clock = VirtualClock()
     sources: list[Fed] = []
@@ -390,7 +390,7 @@ async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: s
     assert tasks_left() == []
 
 
-async def test_records_given_in_turn_go_on_with_the_subtask_whose_turn_it_was() -> None:
+async def test_records_given_in_turn_continue_with_the_next_subtask() -> None:
     """After a restore each subtask got the records of its neighbour: so it was another run."""
 
     class Tagged(Operator):

@@ -264,7 +264,7 @@ async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
     assert (got.items, life.count("last finish")) == ([1, 2, 3], 1)
 
 
-async def test_suspend_beside_an_input_that_has_ended() -> None:
+async def test_suspend_with_another_input_that_has_ended() -> None:
     """One of two inputs had ended and the other is suspended: the job can resume, so its state is ``suspended``."""
     life, fed = Life(), Fed()
     flow = Flow("f")
@@ -322,7 +322,7 @@ async def test_timers_and_records_are_not_heard_after_the_end() -> None:
     assert heard.index("finish") >= heard.count("late")
 
 
-async def test_an_unknown_mode_is_told_the_known_ones() -> None:
+async def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     """A typo must not stop the job in some other way."""
     job = await endless().start()
     with pytest.raises(ConfigurationError, match='expected "suspend", "drain" or "abort", given \'kill\''):
@@ -454,7 +454,7 @@ async def test_many_short_jobs_leave_nothing_behind() -> None:
     assert tasks_left() == []
 
 
-async def test_what_has_ended_is_closed_while_others_go_on() -> None:
+async def test_ended_steps_are_closed_while_others_continue() -> None:
     """The reader of a bounded topic stayed connected for weeks, as long as the endless input continued."""
     life = Life()
 

@@ -201,7 +201,7 @@ def test_a_tolerant_key_that_is_good_splits_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("chosen", [1.0, "1", None])
-def test_a_function_that_gives_no_whole_number_is_told_so(chosen: Any) -> None:
+def test_a_function_that_returns_no_whole_number_is_refused(chosen: Any) -> None:
     """The message once blamed the function for every TypeError that happened inside it."""
     with pytest.raises(
         ConfigurationError, match=r"partition_by: expected the function to give a whole number"

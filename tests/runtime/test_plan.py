@@ -174,7 +174,7 @@ def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable
         ),
     ],
 )
-def test_a_factory_that_gives_no_operator_is_told_so_before_anything_starts(
+def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
     factory: Callable[[], Any], message: str
 ) -> None:
     """An error in a factory names its step, like every other."""

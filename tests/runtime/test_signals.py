@@ -120,7 +120,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
         ),
     ],
 )
-def test_what_is_no_way_to_stop_is_refused_before_the_flow_runs(options: Any, said: str) -> None:
+def test_an_unknown_way_to_stop_is_refused_before_the_flow_runs(options: Any, said: str) -> None:
     """If the error came at Ctrl-C, the job would continue without a message."""
     flow = Flow("signals")
     seen = flow.from_items([1]).collect()

@@ -44,7 +44,7 @@ class Threaded(Operator):
         assert len(self.threads) == 1
 
 
-async def test_batches_are_handled_in_a_thread_and_go_on_in_order() -> None:
+async def test_batches_are_handled_in_a_thread_and_continue_in_order() -> None:
     """A slow model must not stop the event loop; later steps must not run in its thread."""
     receivers: set[str] = set()
 

@@ -13,7 +13,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.testing import VirtualClock
 
 
-async def test_it_stands_still_until_it_is_advanced() -> None:
+async def test_it_does_not_move_until_it_is_advanced() -> None:
     """A test that depends on the machine's speed fails on the slowest machine."""
     clock: Clock = VirtualClock(start_ms=1000)
     await asyncio.sleep(0.001)

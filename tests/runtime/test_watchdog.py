@@ -146,7 +146,7 @@ async def busily(clock: VirtualClock, seconds: int, fed: Fed) -> None:
         await clock.advance(1)
 
 
-async def test_a_stuck_step_beside_a_busy_one_is_reported_and_an_idle_one_is_not(
+async def test_a_stuck_step_next_to_a_busy_one_is_reported_and_an_idle_one_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One of three branches hung on a dead connection for a week, while the job as a whole continued."""
@@ -167,7 +167,7 @@ async def test_a_stuck_step_beside_a_busy_one_is_reported_and_an_idle_one_is_not
     await job.stop("abort")
 
 
-async def test_a_held_step_beside_a_busy_one_is_reported_later(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_held_step_next_to_a_busy_one_is_reported_later(caplog: pytest.LogCaptureFixture) -> None:
     """A partition that waits for a slower one until the epoch is complete: two lines in the log each epoch."""
     clock, lively, data = VirtualClock(), Fed(), Fed()
     flow = Flow("f")
@@ -206,7 +206,7 @@ async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCa
     await job.stop("abort")
 
 
-async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_is_whoever_waits_for_it(
+async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps_that_wait_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A web service answers records one by one: the content of the channel takes minutes, and nothing is wrong."""

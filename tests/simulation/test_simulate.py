@@ -111,7 +111,7 @@ def test_state_that_a_restart_forgets_is_found_and_the_message_says_how_to_see_i
         simulate(remembering, seed, undisturbed=undisturbed)
 
 
-def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_told() -> None:
+def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_named() -> None:
     """A job that runs without an error and commits nothing looks healthy."""
     found = failure(flow_of(Hanging))
     assert "has not ended 600 s after the last fault" in found.what

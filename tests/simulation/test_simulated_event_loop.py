@@ -187,7 +187,7 @@ def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
     assert reached == []
 
 
-def test_a_loop_that_was_left_can_be_gone_on_with() -> None:
+def test_a_paused_loop_can_continue() -> None:
     """A process that is paused, taken for dead and continues is the reason for fencing."""
     one, other = Run(seed=1), Run(seed=2)
     tasks = [run.loop.create_task(three_tasks(run)) for run in (one, other)]

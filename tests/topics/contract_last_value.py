@@ -38,7 +38,7 @@ def keyed(*values: bytes | None, key: bytes = FLOW) -> OutgoingBatch:
 class LastValueContract:
     """A part of `TopicContract`."""
 
-    async def test_the_last_record_of_a_key_is_found_whatever_lies_behind_it(self, case: TopicCase) -> None:
+    async def test_the_last_record_of_a_key_is_found_before_any_other_records(self, case: TopicCase) -> None:
         """Other flows commit into the same topic, some of them much more often."""
         topic = await case.make_topic()
         await write(topic, keyed(b"old", b"last"))
@@ -127,7 +127,7 @@ class LastValueContract:
 class CommitTopicContract:
     """A part of `TopicContract`."""
 
-    async def test_a_topic_beside_another_is_committed_with_it(self, case: TopicCase) -> None:
+    async def test_a_topic_is_committed_together_with_another(self, case: TopicCase) -> None:
         """Outputs and the commit record are one transaction, or nothing is exactly once."""
         outputs = await case.make_topic("outputs")
         assert outputs.has_transactions
@@ -145,7 +145,7 @@ class CommitTopicContract:
         await patiently(transactions.close())
         assert [record.value for record in await read_to_end(case.topic("other"))] == [b"a"]
 
-    async def test_the_commit_topic_is_there_once_whoever_asks_first(self, case: TopicCase) -> None:
+    async def test_the_commit_topic_is_created_once_for_any_first_caller(self, case: TopicCase) -> None:
         """Flows that start at once all find it missing."""
         outputs = await case.make_topic("outputs")
         await asyncio.gather(*(patiently(ensure_commit_topic(outputs)) for _ in range(5)))
@@ -157,7 +157,7 @@ class CommitTopicContract:
         assert wanted
         assert wanted.items() <= description.settings.items()
 
-    async def test_commits_of_flows_are_told_apart(self, case: TopicCase) -> None:
+    async def test_commits_of_flows_are_distinguished(self, case: TopicCase) -> None:
         """One topic serves all flows of a server."""
         outputs = await case.make_topic("outputs")
         commits = await ensure_commit_topic(outputs)

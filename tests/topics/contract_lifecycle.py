@@ -48,7 +48,7 @@ class LifecycleContract:
             await write_and_commit(transactions, case.topic("nowhere"), [b"a"])
         await patiently(transactions.close())
 
-    async def test_a_reader_of_a_topic_that_is_deleted_is_told_so(self, case: TopicCase) -> None:
+    async def test_a_reader_of_a_topic_that_is_deleted_gets_an_error(self, case: TopicCase) -> None:
         """Some clients retry a deleted topic for ever."""
         topic = await case.make_topic()
         clock = ManualClock()
@@ -63,7 +63,7 @@ class LifecycleContract:
             reading.result()
         await patiently(reader.close())
 
-    async def test_a_reader_never_goes_on_with_the_records_of_a_topic_created_again(
+    async def test_a_reader_never_continues_with_the_records_of_a_topic_created_again(
         self, case: TopicCase
     ) -> None:
         """The topic was missing for half a second, in which its reader did not ask for records."""
@@ -95,7 +95,7 @@ class LifecycleContract:
         assert (described.name, described.partitions) == (topic.name, 4)
         assert values_of(await read_to_end(topic)) == [b"a"]
 
-    async def test_a_deleted_topic_is_gone_and_can_be_created_anew(self, case: TopicCase) -> None:
+    async def test_a_deleted_topic_is_missing_and_can_be_created_again(self, case: TopicCase) -> None:
         """Records of the deleted one must not come back."""
         topic = await case.make_topic(partitions=3)
         await write(topic, [b"old"])
@@ -133,7 +133,7 @@ class LifecycleContract:
             await patiently(reader.close())
             await patiently(transactions.close())
 
-    async def test_a_closed_reader_or_writer_refuses_to_go_on(self, case: TopicCase) -> None:
+    async def test_a_closed_reader_or_writer_refuses_to_continue(self, case: TopicCase) -> None:
         """Writing behind close would be lost without a word."""
         topic = await case.make_topic()
         writer = await topic.open_writer()

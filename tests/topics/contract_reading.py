@@ -34,7 +34,7 @@ class ReadingContract:
                 numbers = sorted(numbers_of(await read_to_end(topic, request)))
                 assert numbers == list(range(subtask, 5, subtasks))
 
-    async def test_a_reader_tells_where_reading_goes_on_before_and_after_its_first_record(
+    async def test_a_reader_returns_its_next_offset_before_and_after_its_first_record(
         self, case: TopicCase
     ) -> None:
         """A job that started at the end and stopped before its first record resumed from the beginning."""
@@ -55,7 +55,7 @@ class ReadingContract:
         await write(topic, [b"a"])
         assert await read_to_end(topic, ReadRequest(subtask=1, subtasks=2, stop="latest")) == []
 
-    async def test_a_batch_lies_in_one_partition_and_within_max_records(self, case: TopicCase) -> None:
+    async def test_a_batch_is_in_one_partition_and_within_max_records(self, case: TopicCase) -> None:
         """Positions are kept by partition, and the caller's memory limit is the batch."""
         topic = await case.make_topic(partitions=2)
         for partition in range(2):

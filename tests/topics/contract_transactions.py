@@ -99,7 +99,7 @@ class TransactionsContract:
         assert sorted(numbers_of(await read_to_end(outputs))) == [0, 0, 2, 2]
         assert numbers_of(await read_to_end(commits)) == [0, 2]
 
-    async def test_a_reader_meets_an_open_transaction_and_goes_on_after_it(self, case: TopicCase) -> None:
+    async def test_a_reader_meets_an_open_transaction_and_continues_after_it(self, case: TopicCase) -> None:
         """Records behind an open transaction are neither skipped nor read twice once it is decided."""
         for committed in (True, False):
             topic = await case.make_topic(f"met-{committed}")
@@ -158,7 +158,9 @@ class TransactionsContract:
         await patiently(newer.close())
         assert await read_to_end(topic) == []
 
-    async def test_a_transaction_open_for_too_long_is_told_from_a_fence(self, case: TopicCase) -> None:
+    async def test_a_transaction_open_for_too_long_is_distinguished_from_a_fence(
+        self, case: TopicCase
+    ) -> None:
         """A slow run that was not replaced resumes from its checkpoint automatically."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)

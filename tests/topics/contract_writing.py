@@ -154,7 +154,7 @@ class WritingContract:
             of_writer = [number % 1000 for number in numbers if number // 1000 == name]
             assert of_writer == list(range(60))
 
-    async def test_one_record_above_the_limit_is_an_error_and_the_topic_goes_on(
+    async def test_one_record_above_the_limit_is_an_error_and_the_topic_continues(
         self, case: TopicCase
     ) -> None:
         """A record that is dropped because it is large is a silent loss."""
@@ -168,7 +168,7 @@ class WritingContract:
         await patiently(writer.close())
         assert values_of(await read_to_end(topic)) == [b"small"]
 
-    async def test_the_largest_record_that_a_topic_tells_of_is_the_largest_that_it_takes(
+    async def test_the_size_limit_of_a_topic_is_the_largest_record_that_it_takes(
         self, case: TopicCase
     ) -> None:
         """Dead letters are cut to it: a byte too many ended the job."""

@@ -114,7 +114,7 @@ async def test_readers_pass_over_the_gaps_wherever_they_begin_and_end(handle: Ma
         assert await read_to_end(clicks, request) == expected
 
 
-async def test_a_reader_that_was_overtaken_goes_on_behind_the_gap(handle: MakeTopic) -> None:
+async def test_a_reader_that_was_overtaken_continues_behind_the_gap(handle: MakeTopic) -> None:
     """A superseded record is no loss: it must not end a reader as records out of retention do."""
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)

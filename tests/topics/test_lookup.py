@@ -67,7 +67,7 @@ def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["clicks", "", "://clicks", "other:clicks"])
-def test_what_is_no_url_is_refused_with_an_example(url: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(url: str) -> None:
     """Users try a bare name first."""
     with pytest.raises(ConfigurationError, match="expected a URL such as kafka://"):
         topic(url)

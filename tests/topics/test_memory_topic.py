@@ -102,7 +102,7 @@ async def test_retention_by_count_is_exact_and_spares_open_transactions() -> Non
     assert numbers_of(await read_to_end(clicks)) == [18, 19]  # the commit has the offset 20
 
 
-async def test_a_reader_that_fell_behind_retention_is_told() -> None:
+async def test_a_reader_that_fell_behind_retention_gets_an_error() -> None:
     """Going on at the earliest record would be a silent loss."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(settings={"retention_records": "3"})

@@ -17,7 +17,7 @@ from streamiter.topics import OutgoingBatch, topic
 MiB = 1 << 20
 
 
-async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_go_on(
+async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_continue(
     small_disk: tuple[Path, Callable[[], bool]],
 ) -> None:
     """A job that stops on a full disk must find its topics whole when there is room again."""

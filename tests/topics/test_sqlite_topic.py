@@ -97,7 +97,7 @@ async def test_a_missing_topic_names_those_that_are_there(tmp_path: Path) -> Non
         await sqlite_topic(tmp_path, "click").describe()
 
 
-async def test_what_is_no_topic_file_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_without_topics_is_left_unchanged(tmp_path: Path) -> None:
     """A mistyped path must not turn a user's data into a log."""
     text = b"not a database, but long enough to be looked at: " + b"x" * 5000
     (tmp_path / "topics.db").write_bytes(text)
@@ -325,7 +325,7 @@ async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-async def test_the_event_loop_goes_on_while_a_commit_waits(tmp_path: Path) -> None:
+async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> None:
     """All heartbeats of a job live in the loop."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()

@@ -155,7 +155,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
     ],
     ids=case_id,
 )
-def test_a_dimension_that_does_not_fit_is_told_with_both_numbers(tmp_path, change, said):
+def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, change, said):
     """Only the author knows which of the two numbers is wrong."""
     assert_refused(tmp_path, change, said)
 

@@ -136,7 +136,7 @@ def test_what_is_missing_is_named_with_what_is_there(tmp_path, change, said):
     ],
     ids=case_id,
 )
-def test_an_unknown_name_is_told_with_the_nearest_known_one(tmp_path, change, said):
+def test_an_unknown_name_is_reported_with_the_nearest_known_one(tmp_path, change, said):
     """A typing error is mostly one letter."""
     assert_refused(tmp_path, change, said)
 
@@ -269,7 +269,7 @@ def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
     ],
     ids=case_id,
 )
-def test_a_number_out_of_bounds_is_told_with_the_bounds(tmp_path, change, said):
+def test_a_number_out_of_bounds_is_reported_with_the_bounds(tmp_path, change, said):
     """A rate of 0 learns nothing, and says nothing."""
     assert_refused(tmp_path, change, said)
 

@@ -80,7 +80,7 @@ def test_the_published_deep_fm_says_what_it_says():
 # ---- sections
 
 
-def test_what_is_not_said_has_the_published_default():
+def test_a_missing_key_has_the_published_default():
     """Files leave most keys out."""
     read = read_configuration({"layers": LOGISTIC})
     assert read.data == DataSettings(
@@ -429,7 +429,7 @@ def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
 @pytest.mark.parametrize(
     ("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)]
 )
-def test_a_cross_entropy_of_what_is_no_probability_is_told_of(function, is_probability):
+def test_a_cross_entropy_without_a_probability_is_refused(function, is_probability):
     """The transfer function was left at its default, and the loss was −20 and fell."""
     document = {
         "default_lossfunc": "crossentropyloss",

@@ -141,7 +141,7 @@ def test_a_way_back_before_the_way_there_is_over_names_the_layer_in_question():
     assert nodes.layers[0].status == Status.FORWARD
 
 
-def test_a_layer_that_nobody_reads_has_no_gradient():
+def test_a_layer_without_a_reader_has_no_gradient():
     """It would wait for one without end, or take 0 for it."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     layer = nodes.hidden(2)
