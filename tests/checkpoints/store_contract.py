@@ -38,7 +38,7 @@ FLOWS = [
 class StoreContract:
     """Inherit from this and give a fixture ``make_store``."""
 
-    # ---- what is kept
+    # ---- kept snapshots
 
     async def test_a_snapshot_comes_back_as_it_was(self, make_store: MakeStore) -> None:
         """State with a piece missing, or the pieces of two parts exchanged, is worse than none."""

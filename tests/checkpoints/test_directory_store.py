@@ -81,7 +81,7 @@ async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run
         await make_store().claim("clicks", run)
 
 
-# ---- beside others
+# ---- several processes
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     ) as program:
-        # A live topic has no end: the program goes on until it is told to stop.
+        # A live topic has no end: the program continues until a signal stops it.
         async with asyncio.timeout(PATIENCE_S):
             async for update in model_updates(updates, "regression", follow=True):
                 if np.allclose(update.parameters, TRUE_WEIGHTS, atol=0.5):

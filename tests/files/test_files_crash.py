@@ -19,7 +19,7 @@ from support.processes import process
 from streamiter.errors import TopicDenied, TopicError
 from streamiter.topics.topic import OutgoingBatch, ReadRequest
 
-# Appends numbered lines for ever; tells the last number after each flush.
+# Appends numbered lines for ever; prints the last number after each flush.
 ENDLESS_WRITER = """
 import asyncio, itertools, sys
 from streamiter_files import FilesConnector

@@ -27,7 +27,7 @@ _TESTS: Final = Path(__file__).parents[1]
 _TIMEOUT_S: Final = 1.0
 # The broker looks for transactions that have lasted too long five times a second.
 _LONGER_S: Final = 2.0
-# The process stands still for longer than the broker may be away: that is no reason to blame the broker.
+# The process is stopped for longer than the broker may be away: the error must not blame the broker.
 _PATIENCE: Final = {"give_up_after_s": 1.5, "request_timeout_s": 0.5}
 # With records in its transaction: at the first commits there may be none yet.
 _COMMIT: Final = 6

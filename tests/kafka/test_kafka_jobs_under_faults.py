@@ -220,7 +220,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
-    # Only where the broker was quicker to end the transaction than to answer what it had been sent.
+    # Only if the broker ended the transaction before it answered the requests.
     assert len(service.jobs) == 1 + caplog.text.count("resuming from the last checkpoint")
 
 

@@ -69,7 +69,7 @@ def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
     return centroids, counts
 
 
-# -- what it comes to ----------------------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 4, 7])
@@ -394,7 +394,7 @@ def test_two_of_them_in_one_flow_with_names() -> None:
     assert "first: assign" in {step.name for step in flow.steps}
 
 
-# -- what it refuses -----------------------------------------------------------------------------------------
+# -- refused input -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ async def test_versions_are_published() -> None:
     assert seen[-1].metrics["distance"] < seen[0].metrics["distance"]
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- refused input ---------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_no_points_are_left_out() -> None:

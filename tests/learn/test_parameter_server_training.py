@@ -146,7 +146,7 @@ def test_the_last_gradient_of_a_worker_that_ends_first_is_applied() -> None:
     assert model.parameters["weights"] == pytest.approx(weights, rel=1e-12, abs=1e-12)
 
 
-# -- whatever the consistency ----------------------------------------------------------------------------------
+# -- under every consistency -----------------------------------------------------------------------------------
 
 
 @EVERY
@@ -273,7 +273,7 @@ def test_another_flow_continues_with_the_matrices_of_the_server() -> None:
     assert model.records == 400
 
 
-# -- what is refused -------------------------------------------------------------------------------------------
+# -- refused input ---------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() -> None:

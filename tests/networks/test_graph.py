@@ -231,7 +231,7 @@ def test_a_chain_of_2000_layers_needs_no_deep_recursion():
     for parameter in graph.parameters:
         parameter.values = np.full(graph.shape_of(parameter), float(parameter.initial == "weight"))
     gradients = gradients_of(graph)
-    # Each layer hands on what it is given, but the first one, whose tanh flattens it.
+    # Each layer passes its input on, except the first one, whose tanh flattens it.
     np.testing.assert_allclose(gradients["fclayer1.bias"], gradients["fclayer2000.bias"], rtol=1e-12)
     assert np.abs(gradients["simpleinputlayer0.weight"]).max() > 0
 

@@ -63,7 +63,7 @@ class WithEpochs(Operator, IterationListener):
     process_left = process_right = process
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        # Where records of several inputs meet, their order is not given; those of later epochs may be there already.
+        # The order of records of several inputs is undefined; records of later epochs may have arrived already.
         out.emit(
             ("epoch", epoch_watermark, sorted((c for c in self.came if c[0] <= epoch_watermark), key=repr))
         )

@@ -92,7 +92,7 @@ def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: sign
         out, errors = started.communicate(timeout=30)
     said = re.fullmatch(r"finished (\d+) the job was drained (\d+)\n", out)
     assert said is not None, (out, errors)
-    # The variables pass the body once more in the epoch it ends in, which is counted from 0.
+    # The variables pass the body again in the ending epoch, which is counted from 0.
     assert int(said[2]) == int(said[1]) + 1 > 100
     assert (started.returncode, errors) == (0, "")
 

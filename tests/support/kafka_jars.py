@@ -93,7 +93,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _fetch_into(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as working:
-        # Whole or not at all: whoever looks without the lock sees no half a folder.
+        # The folder appears as a whole: a reader without the lock never sees half of it.
         _run_maven(Path(working)).rename(folder)
 
 

@@ -33,7 +33,7 @@ _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprov
 _TIMEOUT_FACTOR: Final = 8.0
 # The module with the most mutants takes less than half of it on two busy cores; each single mutant has its own limit.
 _LONGEST_S: Final = 4 * 3600.0
-# Each changed function is there beside the first one, so attributes are declared more than once.
+# Each changed function is a copy next to the original, so attributes are declared more than once.
 _TYPE_CHECK: Final = [
     "mypy",
     "--output",

@@ -44,7 +44,7 @@ class Click(msgspec.Struct):
 POINTS = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
 GOOD = b'{"id": 1, "x": [1, 2.5], "name": "n"}'
 
-# Bad for each decoder below, whatever lies beside it in the batch.
+# Bad for each decoder below, in any batch.
 BAD = [
     b"",
     b"{",
