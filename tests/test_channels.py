@@ -177,7 +177,9 @@ def actions_and_limits(random: Random) -> Actions:
 
 @random_examples(actions_and_limits)
 def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(example: Actions) -> None:
-    """Against a plain list: first in, first out, never above a limit but for a batch alone, sizes never drift."""
+    """Compared with a plain list: first in, first out, never above a limit except for a single batch, correct
+    sizes.
+    """
     actions, records, size_bytes = example
     channel = channel_of(records, size_bytes)
     model: deque[DataBatch | Control] = deque()

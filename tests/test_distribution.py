@@ -172,7 +172,7 @@ def requirements(name: str, extra: str = "") -> set[str]:
 
 
 def as_wheel(installed: Distribution, folder: Path) -> None:
-    """The wheel that it was installed from, but for programs."""
+    """Return the wheel from which a package was installed, without its programs."""
     tag = re.findall(r"^Tag: (.+)$", installed.read_text("WHEEL") or "", re.MULTILINE)[0]
     name = installed.name.replace("-", "_")
     with zipfile.ZipFile(folder / f"{name}-{installed.version}-{tag}.whl", "w") as archive:

@@ -1,4 +1,4 @@
-"""Kafka is fetched once, however many test runs find it missing."""
+"""Kafka is downloaded once, for any number of test runs that find it missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That no test waits for a process without a limit."""
+"""No test waits for a process without a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SILENT = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"]
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """All calls of functions of a module in the file, as ``subprocess.run``."""
+    """Return all calls of functions of a module in the file, such as ``subprocess.run``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield ast.unparse(node.func), node
@@ -57,7 +57,7 @@ def test_a_read_from_a_process_that_prints_nothing_ends() -> None:
 
 
 async def test_a_read_in_an_event_loop_ends_too() -> None:
-    """The same for tests that do something else meanwhile; a test that fails by it says why."""
+    """A test may do other work at the same time; if it fails because of the limit, the error says why."""
 
     async def read() -> None:
         async with async_process(SILENT, limit_s=0.2, stdout=asyncio.subprocess.PIPE) as silent:

@@ -32,7 +32,7 @@ from streamiter.records import (
 
 
 def batches_of(length: int) -> list[Batch]:
-    """The same records as each kind of batch."""
+    """Return the same records as each type of batch."""
     values = list(range(length))
     return [
         values,
@@ -92,7 +92,7 @@ class TestColumns:
             Columns({"x": [1], "y": [2]})["z"]
 
     def test_a_row_that_is_not_there_is_an_index_error(self) -> None:
-        """So that code which counts up to the end stops there."""
+        """Code that counts up to the end must stop there."""
         with pytest.raises(IndexError):
             Columns({"x": [1]})[1]
 
@@ -225,7 +225,9 @@ def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> No
 
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_texts_of_any_width_may_be_joined(kind: str) -> None:
-    """Each batch of a column is as wide as its longest text: all of them would be handed on one by one."""
+    """Each batch of a text column is as wide as its longest text: batches of different widths were passed on
+    one by one.
+    """
     short, long = np.array(["a"], f"{kind}1"), np.array(["abc"], f"{kind}3")
     assert can_concatenate(short, long)
     assert can_concatenate(long, short)
@@ -307,7 +309,7 @@ class TestEstimatedBytes:
         assert len(looked_at) <= 8
 
     def test_of_equal_records_is_their_size_times_their_number(self) -> None:
-        """Whatever the length, the sample is scaled right."""
+        """For any length, the sample is scaled correctly."""
         for length in range(1, 301):
             assert estimated_bytes([7] * length) == sys.getsizeof(7) * length
 

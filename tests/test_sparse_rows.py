@@ -58,7 +58,7 @@ def test_parts_are_parts(rows, data):
 @settings(deadline=None)
 @given(sparse_rows)
 def test_a_row_is_its_indices_and_values(rows):
-    """By number, from either end, and one after the other; ``for`` was an error of numpy's."""
+    """A row is found by number, from both ends, and by iteration; ``for`` raised an error of numpy."""
     built_rows, matrix = built(rows), dense(rows)
     each = list(built_rows)
     assert len(each) == len(built_rows)
@@ -74,7 +74,7 @@ def test_a_row_is_its_indices_and_values(rows):
 @settings(deadline=None)
 @given(sparse_rows, st.slices(6))
 def test_a_slice_is_that_of_a_list(rows, part):
-    """Whatever its step is."""
+    """The slice may have any step."""
     assert built(rows)[part] == built(rows[part])
 
 
@@ -130,7 +130,7 @@ def test_products_are_those_of_the_matrix(rows):
 
 
 def test_a_row_gives_the_same_in_any_batch():
-    """Where a transport batch is cut must not show, not even in the last bit."""
+    """The cut of a transport batch must not change the result, not even in the last bit."""
     random = np.random.default_rng(5)
     rows = SparseRows.from_dense(random.normal(size=(50, 40)) * (random.random((50, 40)) < 0.3))
     weights = random.normal(size=40)

@@ -28,5 +28,5 @@ async def make_store(tmp_path: Path) -> AsyncIterator[MakeStore]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the stores of ``make_store`` keep the flow called clicks."""
+    """Return the folder in which the stores of ``make_store`` keep the flow ``clicks``."""
     return tmp_path / "made" / "here" / "clicks"

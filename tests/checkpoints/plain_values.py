@@ -118,7 +118,7 @@ def some_shape(random: Random) -> tuple[int, ...]:
 
 
 def some_array(random: Random) -> np.ndarray[Any, Any]:
-    """Of any bits where the type allows it: every NaN, every padding."""
+    """Return an array of random bits if the type allows it: every NaN, every padding."""
     kind, shape = random.random(), some_shape(random)
     dtype = random.choice(SCALAR_DTYPES) if kind < 0.4 else random.choice((*BITS, PADDED, ALIGNED))
     if kind > 0.8:
@@ -205,7 +205,7 @@ def some_batch(random: Random) -> Any:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values are equal to the bit, with equal types all the way down."""
+    """Return whether two values are equal to the bit, with equal types at all levels."""
     if type(first) is not type(second):
         return False
     if isinstance(first, (list, tuple)):

@@ -58,7 +58,7 @@ CONTENT: Mapping[str, tuple[bytes, list[list[bytes]]]] = {
 
 
 async def content_of(snapshot: StoredSnapshot) -> dict[str, tuple[bytes, list[list[bytes]]]]:
-    """All that is in a snapshot that holds :func:`parts`, as in ``CONTENT``."""
+    """Return the whole content of a snapshot with :func:`parts`, as in ``CONTENT``."""
     return {
         name: (
             await snapshot.content(name),

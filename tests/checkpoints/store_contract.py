@@ -80,7 +80,7 @@ class StoreContract:
         await snapshot.close()
 
     async def test_nothing_is_released(self, make_store: MakeStore) -> None:
-        """Whoever froze the state lets go of it, also where saving fails; twice would be once too often."""
+        """The caller that froze the state releases it, also if saving fails; a second release would be wrong."""
         store, deferred = make_store(), Frames()
         await store.claim("clicks", "a")
         await store.save(header(1), [SnapshotPart("p", b"", [deferred])])
@@ -113,7 +113,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("broken", ["fails", "is cancelled"])
     async def test_a_save_that_ends_early_leaves_nothing(self, make_store: MakeStore, broken: str) -> None:
-        """A snapshot without its last parts would be taken for a whole one."""
+        """A snapshot without its last parts would be taken for a complete one."""
         began = asyncio.Event()
 
         class Broken(Frames):

@@ -56,7 +56,7 @@ def make_queue(tmp_path):
 
 
 def blocks(count, records=3000):
-    """Arrays of 24 kB, each of its own number."""
+    """Return arrays of 24 kB, each with its own number."""
     return [np.full(records, float(number)) for number in range(count)]
 
 
@@ -240,7 +240,7 @@ def test_a_snapshot_released_while_it_is_read_is_an_error_and_not_less_state(mak
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 10**9])
 def test_a_snapshot_is_read_once(make, memory_limit_bytes):
-    """Nothing would be left the second time, and look like a cache without data."""
+    """The second reading would find no frames, and look like a cache without data."""
     snapshot = filled(make(memory_limit_bytes), blocks(2)).snapshot()
     assert list(snapshot.frames())
     with pytest.raises(InternalError, match="read that was read before, or was released"):

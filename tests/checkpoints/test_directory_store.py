@@ -106,7 +106,7 @@ async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
 
 
 async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: Path) -> None:
-    """Of a half written file only the death of its writer makes rubbish."""
+    """A half-written file may be removed only after its writer has died."""
     store, task, go_on = saving
     partial = folder / "0000000002-a.checkpoint.partial"
     dead = folder / "0000000009-dead.checkpoint.partial"
@@ -155,7 +155,7 @@ async def test_a_lock_that_is_never_given_back_is_an_error(
 async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
     make_store: MakeStore, folder: Path, turns: int
 ) -> None:
-    """Also while a thread writes the last bytes, or gives the file its name."""
+    """The save may be cancelled while a thread writes the last bytes, or renames the file."""
     store = make_store()
     await store.claim("clicks", "a")
     frames = Frames([bytes(MIB)] * 3)

@@ -32,7 +32,7 @@ def fill(disk: Path) -> None:
 
 
 async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: SmallDisk) -> None:
-    """Of another user, or mounted to be read only."""
+    """The directory belongs to another user, or is mounted read-only."""
     disk, _ = small_disk
     make_read_only(disk)
     with pytest.raises(

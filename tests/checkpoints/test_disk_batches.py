@@ -57,7 +57,7 @@ def encoded_and_segment_bytes(random):
 
 @random_examples(encoded_and_segment_bytes)
 def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
-    """Also batches without bytes, and batches longer than a segment."""
+    """Some batches have no bytes, and some are longer than a segment."""
     given, segment_bytes = example
     batches = disk_batches(tmp_path, segment_bytes=segment_bytes)
     for encoded in given:
@@ -94,7 +94,7 @@ def test_reading_and_writing_may_alternate(make_batches):
 
 
 def test_without_batches_there_is_no_first_one(make_batches):
-    """Also after the last segment was kept to be filled again."""
+    """The last segment may be kept to be filled again."""
     batches = make_batches(segment_bytes=100)
     with pytest.raises(IndexError):
         batches.first()

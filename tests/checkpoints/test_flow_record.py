@@ -49,7 +49,7 @@ class History:
         return self.committed[-1] if self.committed else None
 
     def led_to_commit(self, checkpoint: CheckpointId) -> bool:
-        """Whether its run has committed it, or one after it."""
+        """Return whether the run of the checkpoint has committed it, or a later one."""
         return any(each.run == checkpoint.run and each.number >= checkpoint.number for each in self.committed)
 
 

@@ -181,7 +181,7 @@ def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
 
 @pytest.mark.parametrize("keys", [[], [1, "a"], [2**70], [1, 2**64]])
 def test_groups_are_whole_numbers_whatever_the_keys(keys):
-    """Those of no keys were floats, with which nothing can be indexed."""
+    """The groups of an empty batch were floats, which cannot be used as indices."""
     assert key_groups(keys).dtype == np.int64
 
 

@@ -29,7 +29,7 @@ RICH = {
 
 
 def decode_or_refuse(data: bytes) -> None:
-    """Whatever can be read is plain data again; anything else is refused."""
+    """Decode bytes, which may be refused; a decoded value must be plain data."""
     try:
         value = PLAIN.decode(data)
     except PlainDataError:
@@ -70,7 +70,7 @@ def some_encoded(random):
 
 
 def changed(random, encoded):
-    """The same with one to three bytes changed."""
+    """Return the bytes with one to three of them changed."""
     data = bytearray(encoded)
     for _ in range(random.randint(1, 3)):
         data[random.randrange(len(data))] = random.randrange(256)
@@ -296,7 +296,7 @@ def test_a_struct_that_lost_a_field_says_what_is_stored():
 
 
 def test_an_error_of_a_struct_itself_is_refused_like_damage():
-    """Its own checks may raise anything."""
+    """The checks of a struct may raise any error."""
 
     class Strict(msgspec.Struct):
         a: int

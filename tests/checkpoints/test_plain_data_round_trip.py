@@ -144,7 +144,7 @@ def test_order_of_dicts_survives():
 
 
 def test_read_only_void_scalars_stay_hashable():
-    """They are the only numpy scalars that can be changed in place; as a key one must not come back so."""
+    """They are the only numpy scalars that can be changed in place; a restored key must not be changeable."""
     row = np.zeros(1, [("a", "i4")])
     row.flags.writeable = False
     value = {row[0]: 1}

@@ -434,7 +434,7 @@ def test_a_value_that_is_not_plain_data_is_refused_and_later_ones_are_not(make_c
 
 
 def test_a_large_batch_with_a_record_that_is_refused_leaves_no_piece(make_cache):
-    """Its first pieces were on disk already."""
+    """The first pieces of the batch were already on disk."""
     cache = filled(make_cache(), arrays(2, records=3000))
     size_bytes = cache.bytes_on_disk
     with pytest.raises(PlainDataError):

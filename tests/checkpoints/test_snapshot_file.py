@@ -54,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def read_everything(path: Path) -> list[bytes]:
-    """All that can be asked for; closed in any case."""
+    """Read the whole content; close the file in any case."""
     snapshot = SnapshotFile(path)
     try:
         snapshot.verify_now()
@@ -252,7 +252,7 @@ def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
 
 
 def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Path) -> None:
-    """After a downgrade the answer is the newer program, not an older checkpoint."""
+    """After a downgrade the remedy is the newer program, not an older checkpoint."""
     whole = file.read_bytes()
     head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
     newer = head + zlib.crc32(head).to_bytes(4, "little") + b"whatever comes"

@@ -1,4 +1,4 @@
-"""Names of files that a store makes of the names of flows and runs."""
+"""The names of files that a store makes from the names of flows and runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def some_name(random: Random) -> str:
 
 
 def two_names(random: Random) -> tuple[str, str]:
-    """Also two that differ in capital and small letters only."""
+    """Return two names, some of which differ only in capital and small letters."""
     one = some_name(random)
     return one, random.choice((some_name(random), one.upper(), one.lower(), one.casefold(), one))
 
 
 @random_examples(two_names)
 def test_no_two_names_share_a_file(names: tuple[str, str]) -> None:
-    """Also where the file system takes capital and small letters for the same."""
+    """The file system may not distinguish capital and small letters."""
     one, other = names
     assert name_of(storage_name(one)) == one
     assert (storage_name(one).casefold() == storage_name(other).casefold()) == (one == other)

@@ -144,7 +144,7 @@ def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:
 
 
 def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None:
-    """Of a channel with watermarks among its batches, all came before the first of them after a change."""
+    """In a channel with watermarks between its batches, all batches came before the first watermark after a change."""
     held = [
         ("data", [1], 4),
         ("watermark", None, 5),
@@ -181,7 +181,7 @@ Done = tuple[int, list[list[int]], int]
 
 
 def items_and_done(random: Random) -> Done:
-    """How many items, how many each subtask passed on in each run before, and the subtasks of now."""
+    """Return the number of items, how many each subtask emitted in each earlier run, and the present subtasks."""
     done = many(random, lambda random: [random.randint(0, 9) for _ in range(random.randint(1, 4))])
     return random.randint(0, 60), done, some_count(random)
 
@@ -212,7 +212,7 @@ def _opened(items: int, subtask: int, subtasks: int, positions: dict[Any, Any]) 
 
 
 class _Place:
-    """All that such a source asks of its context."""
+    """The part of a context that such a source uses."""
 
     clock = SystemClock()
 

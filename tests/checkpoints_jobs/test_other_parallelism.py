@@ -85,7 +85,7 @@ def in_batches(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 def in_batches_at_the_source(broker: MemoryBroker, parallelism: int) -> Flow:
-    """The same in the source's own task, of which some subtasks end before others."""
+    """The mini-batches are in the source's own task, of which some subtasks end before others."""
     flow = Flow("batches", parallelism=parallelism)
     numbers(flow, broker).batch(3, name="batch").map(list).sink(broker.topic("out"))
     return flow
@@ -233,7 +233,7 @@ class Remind(Operator):
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 3)])
 async def test_timers_go_with_their_keys(before: int, after: int) -> None:
-    """A timer came at a subtask that did not have the state of its key."""
+    """A timer fired at a subtask without the state of its key."""
     broker, clock, stops = await new_broker(), VirtualClock(), Stops(0)
 
     def make_flow(parallelism: int) -> Flow:

@@ -154,7 +154,9 @@ class Listener(Operator, IterationListener):
 
 
 def listening(*, at_listener: bool) -> MakeFlow:
-    """Of 100 numbers, the first subtask gets 67 in two partitions and completes as many epochs, the other 33."""
+    """Return a flow of 100 numbers: the first subtask gets 67 in two partitions and completes as many epochs,
+    the other gets 33.
+    """
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("listening", parallelism=2)
@@ -307,7 +309,7 @@ async def test_heads_of_which_one_knows_of_the_end() -> None:
 
 
 async def test_replayers_that_are_further_than_others() -> None:
-    """Of two epochs that were sent again at once, one was sent twice or never."""
+    """Two epochs were replayed at the same time, and one of them was sent twice or never."""
     make_flow = in_rounds(per_round=False)
     snapshot = await taken(make_flow, 3)
     for subtask, replayed in ((0, 1), (1, 3), (2, 2)):
@@ -333,7 +335,7 @@ async def test_rounds_that_are_further_than_others() -> None:
 
 
 class HearsEnds(LeftFirst):
-    """Hears of the ends of its inputs."""
+    """Records the ends of its inputs."""
 
     def input_ended(self, name: str, out: Output) -> None:
         out.emit(name)

@@ -42,7 +42,7 @@ _FLIGHTS_UNDER_WAY: Final = 30
 
 @dataclass(frozen=True)
 class Case:
-    """Where the topics of a test are, how commits can be hit there, and where checkpoints go."""
+    """The topics of a test, the ways to hit commits there, and the folder of checkpoints."""
 
     prefix: str
     """Of the URL of a topic."""

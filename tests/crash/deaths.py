@@ -26,7 +26,7 @@ class Death(Protocol):
 
     @property
     def place(self) -> Place | None:
-        """Where the process kills itself."""
+        """Return the place where the process kills itself."""
 
     @property
     def number(self) -> int:
@@ -34,7 +34,7 @@ class Death(Protocol):
 
     @property
     def may_come_late(self) -> bool:
-        """Whether the process may have come to its end by itself."""
+        """Return whether the process may have ended normally before."""
 
     async def come(self, process: Process, start_s: float) -> None:
         """Kill the process in time, or give it the arguments for its place; a process starts in about
@@ -44,7 +44,7 @@ class Death(Protocol):
 
 @dataclass(frozen=True)
 class AtPlace:
-    """By its own hand, when it gets there."""
+    """The process kills itself when it reaches the place."""
 
     place: Place
     number: int

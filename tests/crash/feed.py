@@ -32,7 +32,7 @@ class Feed:
         await writer.close()
 
     async def rest(self) -> None:
-        """All that is left."""
+        """Write all remaining events."""
         writer = await self._topic.open_writer()
         while self._pieces:
             await writer.write(self._pieces.pop())

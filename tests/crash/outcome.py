@@ -22,7 +22,7 @@ class Update(NamedTuple):
 
 
 async def committed(topic: Topic) -> list[TopicRecord]:
-    """All records, partition by partition."""
+    """Return all records, partition by partition."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     records: list[TopicRecord] = []
     while (batch := await reader.read()) is not None:
@@ -32,7 +32,7 @@ async def committed(topic: Topic) -> list[TopicRecord]:
 
 
 async def updates_in(topic: Topic) -> list[Update]:
-    """All records of a topic of updates."""
+    """Return all records of a topic of updates."""
     return [
         Update(record.key, record.value, tuple(each for each in record.headers if each[0] not in _TIMES))
         for record in await committed(topic)

@@ -33,7 +33,7 @@ _SQLITE: Final = "streamiter_sqlite.writer:SqliteTransactions"
 
 
 class Place(NamedTuple):
-    """Before or after the call of a function."""
+    """A place before or after the call of a function."""
 
     when: When
     function: str

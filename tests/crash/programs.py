@@ -28,7 +28,7 @@ _MORTAL: Final = Path(__file__).with_name("mortal.py")
 
 
 class Record(NamedTuple):
-    """The content of the store for a flow."""
+    """The owner and the last committed run of a flow, as the store has them."""
 
     run: str | None
     """The run that owns it."""
@@ -46,12 +46,12 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def given(self, *arguments: str, **environment: str) -> Program:
-        """The same with other arguments, or with more in its environment."""
+        """Return the same program with other arguments, or with more variables in its environment."""
         more = {**self.environment, **environment}
         return replace(self, arguments=arguments or self.arguments, environment=more)
 
     def record(self) -> Record:
-        """Return the current content of the store."""
+        """Return the present record of the store."""
         try:
             record = unpack_record((self.folder / "record.json").read_bytes())
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class Program:
         return Record(record.runs[-1].run, None if record.committed is None else record.committed.run)
 
     def is_writing(self) -> bool:
-        """Whether a snapshot is half written."""
+        """Return whether a snapshot is half written."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         return any(name.endswith(".checkpoint.partial") for name in names)
 
@@ -75,20 +75,20 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the process has ended."""
         return self._printed.done()
 
     def has_taken_over(self) -> bool:
-        """Whether its run owns the store."""
+        """Return whether its run owns the store."""
         return self.program.record().run not in (None, self._before.run)
 
     def has_committed(self) -> bool:
-        """Whether its run has committed a checkpoint of its own."""
+        """Return whether its run has committed a checkpoint."""
         run, committed_run = self.program.record()
         return run not in (None, self._before.run) and committed_run == run
 
     def is_stopped(self) -> bool:
-        """Whether SIGSTOP has stopped it."""
+        """Return whether SIGSTOP has stopped the process."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
         return stat.rpartition(")")[2].split()[0] == "T"
 
@@ -107,7 +107,7 @@ class Process:
         await asyncio.wait([self._printed], timeout=duration_s)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 

@@ -86,7 +86,7 @@ async def create(case: Case, *names: str, partitions: int = 1) -> None:
 
 
 async def check_synchronous_example(case: Case, kills: int) -> None:
-    """As above, for the program of the example and nothing but that."""
+    """Check the same for the program of the example."""
     await create(case, "events", "dead-letters", "updates-killed", "updates-whole")
     flights = EVENTS_PER_LIFE * kills // 2
     story = Story(
@@ -146,7 +146,7 @@ async def check_synchronous(case: Case, kills: int) -> None:
 
 
 async def check_asynchronous(case: Case, kills: int) -> None:
-    """Of several partitions, read side by side, every event is counted once."""
+    """Every event of several partitions, which are read in parallel, is counted once."""
     await create(case, "events", partitions=PARTITIONS)
     await create(case, "updates-killed", "read-killed")
     events = EVENTS_PER_LIFE * kills

@@ -1,4 +1,6 @@
-"""A run that was thought dead and is not: another one has taken over, and it must end without having been seen."""
+"""A run that was taken for dead and continues: another run has taken over, and the old one must end without a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alon
 
 
 async def test_a_run_that_takes_over_resumes_from_the_last_commit_of_the_run_before(case: Case) -> None:
-    """It had looked up the last commit, the old one made one more, and only then it was fenced."""
+    """The new run had read the last commit, the old one committed once more, and only then it was fenced."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program) as zombie:
         assert await zombie.until(zombie.has_committed)

@@ -38,7 +38,7 @@ def blocks(language: str) -> list[object]:
 
 
 def is_program(code: str) -> bool:
-    """Whether it runs by itself; ``async with`` outside of a function shows a part of a program of yours."""
+    """Return whether the code is a whole program; a block that begins with ``async with`` is a part of one."""
     return not code.startswith("async ")
 
 

@@ -102,7 +102,7 @@ def test_functions_stand_in_their_tables_with_their_defaults(
 
 
 def parameters(cell: str) -> dict[str, float]:
-    """Names in code, each with a number behind it."""
+    """Return the names in code, each with the number behind it."""
     return {name: float(number) for name, number in re.findall(r"`(\w+)` ([\d.]+)", cell)}
 
 

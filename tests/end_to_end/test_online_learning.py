@@ -217,7 +217,7 @@ async def test_a_model_is_not_fed_what_it_cannot_take(
 
 
 async def test_a_model_given_another_number_of_features_than_it_has_says_both(any_topic: MakeTopic) -> None:
-    """Without a schema nothing before the model can know: numpy's own words name neither step nor model."""
+    """Without a schema no step before the model can check it: numpy's error names neither step nor model."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()

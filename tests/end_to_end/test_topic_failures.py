@@ -51,7 +51,7 @@ def own_broker() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def broker(own_broker: KafkaServer) -> KafkaServer:
-    """The same, running even if the test before has ended it."""
+    """Return the broker, started again if the test before has stopped it."""
     own_broker.start()
     return own_broker
 

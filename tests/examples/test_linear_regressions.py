@@ -136,7 +136,7 @@ def descended(rows: Columns, *, rounds: int) -> Any:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 2, 301])
 def test_in_step_and_bounded_a_hundred_rounds_are_those_of_all_rows_at_once(count: int, seed: int) -> None:
-    """Whatever the schedule, and where one of the workers has nothing to say."""
+    """For any schedule, also if one of the workers has no rows."""
     models = models_of(BOUNDED[0], count, seed=seed, limits=ChannelLimits(records=7))
     rows = loaded(BOUNDED[0]).made_up_examples(count)
     assert len(models) == 100

@@ -61,7 +61,7 @@ class Program:
         pytest.fail(f"expected a line {pattern!r}, given:\n{''.join(self.printed)}")
 
     async def ends(self) -> int:
-        """Its exit code."""
+        """Return the exit code."""
         rest, _ = await asyncio.wait_for(self._process.communicate(), PATIENCE_S)
         self.printed.append(rest.decode())
         return cast("int", self._process.returncode)
@@ -73,7 +73,7 @@ class Program:
 
 
 class Stack:
-    """The service at one broker, with topics of its own."""
+    """The service at one broker, with its own topics."""
 
     def __init__(self, bootstrap: str, prefix: str, folder: Path) -> None:
         self._bootstrap = bootstrap
@@ -111,7 +111,7 @@ class Stack:
         return Program(process)
 
     async def updates(self) -> list[ModelUpdate]:
-        """All updates published so far."""
+        """Return all updates published so far."""
         return [
             update
             async for update in model_updates(self.topic("UPDATES_TOPIC"), "late-flights", follow=False)
@@ -246,7 +246,7 @@ async def test_a_consumer_waits_for_a_model_and_ends_when_it_has_predicted_enoug
 async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
     topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Whatever starts before the broker is up: it gave up, or could be ended only by force."""
+    """A program that started before the broker gave up, or could be ended only by force."""
     absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path)
     try:
         programs = [await absent.start(service, is_sigint_ignored=True) for service in PROGRAMS]
@@ -310,7 +310,7 @@ def copied_paths() -> list[str]:
 
 
 def is_ignored(path: str) -> bool:
-    """As Docker does it: the last rule that fits the path or a folder above it decides."""
+    """Decide as Docker does: the last rule that matches the path or a folder above it counts."""
     ignored = False
     above = [path, *map(str, Path(path).parents)][:-1]
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():

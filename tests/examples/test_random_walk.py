@@ -74,7 +74,7 @@ def test_a_walk_goes_along_edges_for_as_many_steps_as_it_has() -> None:
 
 
 def test_where_no_edge_leads_on_a_walk_ends() -> None:
-    """Also where nothing at all is known of the place, or of any."""
+    """The graph may not contain the place of a walker, or any place."""
     walkers = PROGRAM.new_walkers(4, 4)
     visits = visits_of(links([(0, 1), (1, 2), (3, 3)]), walkers, steps=3)
     assert [place for walker, _, place in visits if walker == 0] == [0, 1, 2]

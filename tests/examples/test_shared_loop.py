@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 def commands() -> list[list[str]]:
-    """Those of the page, in order."""
+    """Return the commands of the page, in order."""
     text = (ROOT / "docs" / "iterations.md").read_text(encoding="utf-8")
     [block] = [
         each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "crawl" in each

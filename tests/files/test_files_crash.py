@@ -132,7 +132,7 @@ async def test_every_cut_of_a_gzip_file_is_mended_to_its_whole_members(tmp_path:
 
 
 async def test_a_gzip_file_whose_last_line_has_no_end_is_completed(tmp_path: Path) -> None:
-    """Its checksum says that the last line is whole; the next must not be glued to it."""
+    """The checksum says that the last line is complete; the next line must not be appended to it."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a\nb"))
     await append(topic_at(path), [b"c"])
@@ -203,7 +203,7 @@ async def test_padding_between_and_behind_gzip_members_is_left_out(tmp_path: Pat
 
 
 async def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """Its end would else be taken for the end of the data."""
+    """The end of the cut file would be taken for the end of the data."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\n" * 100)
     reader = await topic_at(path, chunk_bytes=10).open_reader(ReadRequest())

@@ -109,7 +109,7 @@ async def test_the_header_can_be_demanded_or_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", [b"a,a\n", b"a,\n", b'a,"b"c\n', b"\xff,b\n"])
 async def test_a_header_that_names_no_columns_is_refused(tmp_path: Path, header: bytes) -> None:
-    """Of two columns of one name, one would be lost."""
+    """One of two columns with the same name would be lost."""
     (tmp_path / "a.csv").write_bytes(header + b"1,2\n")
     with pytest.raises(TopicError, match="expected a header of names"):
         await records_of(topic_at(tmp_path / "a.csv"))
@@ -254,7 +254,7 @@ def test_records_come_back_from_the_file_they_were_written_to(rows: list[tuple[A
 
 
 async def test_a_new_csv_file_begins_with_its_header_and_an_old_one_must_have_it(tmp_path: Path) -> None:
-    """Without the header, the first record would be read as one."""
+    """Without the header, the first record would be read as the header."""
     path = tmp_path / "a.csv"
     with pytest.raises(ConfigurationError, match="expected the option columns="):
         await topic_at(path).open_writer()
@@ -280,7 +280,7 @@ async def test_a_new_csv_file_begins_with_its_header_and_an_old_one_must_have_it
     ],
 )
 def test_a_record_that_no_line_holds_is_refused(record: Any, expected: str) -> None:
-    """Written anyway, it would shift the columns of the line or break it in two."""
+    """The record would shift the columns of the line or break it in two."""
     with pytest.raises(EncodeError) as caught:
         Csv().encode([{"a": 1, "b": None}, record])
     assert caught.value.failures == {1: expected}

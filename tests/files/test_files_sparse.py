@@ -143,7 +143,7 @@ def plainly_or_none(line: str) -> tuple[float, list[int], list[float]] | None:
 @settings(max_examples=500, deadline=None)
 @given(lines=st.lists(_line, min_size=1, max_size=4))
 def test_good_and_bad_lines_are_distinguished_as_by_plain_reading(lines: list[str]) -> None:
-    """All lines of a batch are parsed at once: a bad one must not lend its numbers to its neighbours."""
+    """All lines of a batch are parsed together: a bad line must not change the numbers of its neighbours."""
     expected = [plainly_or_none(line) for line in lines]
     batch = TopicBatch(values=[line.encode() for line in lines])
     bad = {index for index, row in enumerate(expected) if row is None}

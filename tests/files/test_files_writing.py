@@ -35,7 +35,7 @@ async def test_what_was_flushed_is_read_by_the_next_reader(tmp_path: Path, name:
 
 
 async def test_a_gzip_sink_is_a_file_that_gzip_reads(tmp_path: Path) -> None:
-    """Each append is a member of its own: other tools must see one file."""
+    """Each append is a gzip member: other tools must see one file."""
     topic = topic_at(tmp_path / "a.txt.gz")
     for value in (b"a", b"b"):
         await append(topic, [value] * 2)
@@ -58,7 +58,7 @@ async def test_a_gzip_sink_is_a_file_that_gzip_reads(tmp_path: Path) -> None:
 async def test_values_that_lines_cannot_hold_are_refused_with_the_whole_batch(
     tmp_path: Path, value: bytes | None, reason: str
 ) -> None:
-    """Written anyway, it would be read back as another number of records, or not at all."""
+    """The value would be read back as another number of records, or not at all."""
     topic = topic_at(tmp_path / "a.libsvm")
     writer = await topic.open_writer()
     with pytest.raises(TopicError, match="record 1 of the batch cannot be a line: ") as caught:

@@ -55,17 +55,17 @@ class Service:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the service has ended, with or without an error."""
         return self._running.done()
 
     @property
     def taken(self) -> int:
-        """Checkpoints that its job has committed."""
+        """Return the number of checkpoints that the job has committed."""
         return self._statistics("taken")
 
     @property
     def given_up(self) -> int:
-        """Those that it has not."""
+        """Return the number of checkpoints that were given up."""
         return self._statistics("given_up")
 
     def _statistics(self, name: str) -> int:
@@ -104,7 +104,7 @@ class Service:
         return caught.value
 
     async def close(self) -> None:
-        """As good as a crash, where it still runs."""
+        """Abort the job if it still runs, which has the effect of a crash."""
         for job in self.jobs:
             with contextlib.suppress(StreamiterError):
                 await job.stop("abort")

@@ -44,7 +44,7 @@ class Topics:
 
     @classmethod
     def same(cls, numbers: Topic, sums: Topic) -> Topics:
-        """Where one handle does for all."""
+        """Return topics whose observers use the flow's own handles."""
         return cls(numbers, sums, numbers, sums)
 
     async def create(self) -> None:
@@ -56,7 +56,9 @@ class Topics:
 def sums_flow(
     name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers"
 ) -> Flow:
-    """Each number with the sum of all of its key so far; ``padding`` makes outputs larger by twice so many bytes."""
+    """Return a flow that emits each number with the sum of its key so far; ``padding`` makes outputs larger by
+    twice as many bytes.
+    """
     flow = Flow(name)
     numbers = flow.source(topics.numbers, stop=stop, name=source)
 

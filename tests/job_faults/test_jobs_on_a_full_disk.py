@@ -37,7 +37,7 @@ def fill(folder: Path) -> Path:
 
 
 def has_room(file: BinaryIO) -> bool:
-    """Whether one more block could be written."""
+    """Return whether one more block can be written."""
     try:
         file.write(b"x" * 4096)
     except OSError:
@@ -132,7 +132,7 @@ async def test_a_commit_without_room_is_tried_again(
 async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever cannot be stored would have to be held in memory, more and more of it."""
+    """Records that cannot be stored would fill the memory."""
     disk, _ = small_disk
     topics = topics_on(disk, tmp_path)
     await topics.create()

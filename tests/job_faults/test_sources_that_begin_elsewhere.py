@@ -119,7 +119,7 @@ async def test_a_topic_that_was_deleted_and_has_more_records_now_is_noticed(
 
 
 async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve, tmp_path: Path) -> None:
-    """Of a log that was rotated, as many lines were skipped as had been read of the old one."""
+    """A log was rotated, and as many lines of the new log were skipped as had been read of the old one."""
     log = tmp_path / "log.jsonl"
 
     def count() -> Flow:
@@ -148,7 +148,7 @@ async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve,
 
 
 class _Slow(Operator):
-    """So that a run can be interrupted within the file."""
+    """Slow enough that a run can be interrupted in the middle of the file."""
 
     async def process(self, record: int, out: Output) -> None:
         await asyncio.sleep(0)

@@ -370,7 +370,7 @@ async def finishes(call: Awaitable[object], *, within_s: float) -> bool:
 async def test_too_much_under_way_makes_a_write_wait(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
-    """Without a bound, a slow broker is answered by an ever larger process."""
+    """Without a limit, a slow broker makes the process grow."""
     made = handle(**PATIENT, max_unacked_bytes=100_000)
     await made.create()
     writer = await made.open_writer()
@@ -418,7 +418,7 @@ async def until_stored(made: Topic, count: int) -> None:
 
 
 async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
-    """Whatever the patience with a broker: the topic does not come back."""
+    """A deleted topic does not return, for any time limit."""
     made = handle(give_up_after_s=600)
     await made.create(partitions=2)
     readers: list[TopicReader] = [

@@ -99,7 +99,7 @@ async def test_a_job_that_was_frozen_for_too_long_resumes_from_its_checkpoint_au
 
 
 async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topics, program: Program) -> None:
-    """Its transaction was over, too; it took that for an accident, and ended the run that had replaced it."""
+    """The frozen job took the end of its transaction for a timeout, and ended the run that had replaced it."""
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as zombie:
         await frozen_too_long(zombie)
         async with running(program) as twin:
@@ -118,7 +118,7 @@ async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topi
 
 
 async def test_one_attempt_never_uses_up_all_patience() -> None:
-    """After a night in which the machine slept, the first answer was late, and the broker was said to be away."""
+    """A machine slept for a night, the first answer was late, and the error said that the broker was down."""
     clock = ManualClock()
     patience = RetryLimit("topic 'clicks'", 60.0, clock)
     begun_s = clock.monotonic_s()

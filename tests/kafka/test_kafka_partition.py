@@ -60,7 +60,9 @@ def test_the_next_offset_is_never_behind_dropped_records() -> None:
 
 
 def test_an_answer_to_an_earlier_fetch_is_dropped() -> None:
-    """A leader had moved, and the old one answered last: with records that the new one had not taken over."""
+    """A partition had a new leader, and the old leader answered last, with records that the new leader did not
+    have.
+    """
     read = partition()
     read.add(0, stored(0, 5), None, 10)
     read.add(0, stored(0, 5) + stored(5, 3), None, 5)
@@ -71,7 +73,7 @@ def test_an_answer_to_an_earlier_fetch_is_dropped() -> None:
 
 
 def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
-    """Neither a producer of single records nor one of huge batches decides how much a flow takes at once."""
+    """Neither small nor huge batches of a producer decide how many records a flow takes at once."""
     read = partition()
     read.add(read.fetch_offset, b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
     assert taken(read, 10) == list(range(10))

@@ -33,7 +33,9 @@ def keys_and_partitions(random: Random) -> tuple[list[bytes], int]:
 
 @random_examples(keys_and_partitions, examples=500)
 def test_many_keys_at_once_go_where_each_goes_alone(example: tuple[list[bytes], int]) -> None:
-    """Few keys are hashed one by one and many together: a key must not move with the size of its batch."""
+    """A few keys are hashed one by one and many together: the partition of a key must not depend on the size of
+    its batch.
+    """
     keys, partitions = example
     alone = [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
     assert partitions_of_keys(keys, partitions) == alone

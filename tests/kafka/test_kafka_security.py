@@ -239,7 +239,7 @@ async def test_a_broker_that_cannot_prove_who_it_is_is_refused_with_the_option_t
 async def test_a_broker_of_another_name_is_refused_unless_that_is_allowed(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """Its certificate is for 127.0.0.1 alone."""
+    """The certificate of the broker is only for 127.0.0.1."""
     port = guarded_broker.address("TLS").rpartition(":")[2]
     by_name = f"kafka://localhost:{port}/{topic_prefix}clicks"
     options = {"security_protocol": "SSL", "ssl_cafile": str(certificates / "authority.pem"), **PATIENT}

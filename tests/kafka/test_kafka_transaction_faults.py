@@ -290,7 +290,7 @@ async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_
 
 
 async def test_a_run_replaced_while_nothing_was_open_knows_that_however_late(kafka_topic: MakeTopic) -> None:
-    """Without records the broker counts no time, so that it is up cannot be the reason."""
+    """Without records the broker measures no time, so a timeout cannot be the reason."""
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.1)
@@ -374,7 +374,7 @@ async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
 async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_the_others(
     handle: MakeTopic,
 ) -> None:
-    """Its records are gone, by an administrator's own wish; the commit must not wait for it to come back."""
+    """An administrator deleted the records on purpose; the commit must not wait for them."""
     gone, kept = handle("gone", **PATIENT), handle("kept", **PATIENT)
     await gone.create()
     await kept.create()

@@ -91,7 +91,7 @@ def gain(features: Any, labels: Any, column: int, threshold: float, *, classes: 
 
 
 def gains(features: Any, labels: Any, minimum_rows: int, *, classes: bool) -> Iterator[Fraction]:
-    """Of every split there is."""
+    """Return the gain of every split."""
     for column in range(features.shape[1]):
         for value in sorted(set(features[:, column].tolist()))[:-1]:
             left = np.count_nonzero(features[:, column] <= value)

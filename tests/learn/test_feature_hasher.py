@@ -126,7 +126,7 @@ def test_the_same_text_in_two_fields_is_two_features():
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_a_missing_value_leaves_its_feature_out(missing):
-    """None from JSON, NaN from tables; neither is a value of its own, nor a 0 that hides it."""
+    """JSON has None and tables have NaN; neither is a value, nor a 0."""
     made = FeatureHasher(["city", "hour"], numeric=["price"], crosses=[("city", "hour")])
     [row] = features(made.rows([{"city": missing, "hour": 7, "price": missing}]))
     assert row == {made.index("hour", 7): 1.0}
@@ -249,7 +249,7 @@ def test_settings_that_cannot_be_are_refused(make, message):
 
 
 def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
-    """A mapping was taken for a list of fields and its scales forgotten."""
+    """A mapping was taken for a list of fields and its scales were ignored."""
     hasher = FeatureHasher(
         {"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16
     )
@@ -333,7 +333,7 @@ def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
 @pytest.mark.parametrize("price", ["１２", "1_0", b"1_0", "٣", "1" * 400])
 @pytest.mark.parametrize("others", [[], [1.5], [None]], ids=["alone", "with a number", "with none"])
 def test_only_texts_of_plain_digits_are_numbers(price: str | bytes, others: list[float | None]) -> None:
-    """Of a price in digits of another script the file format and the hasher must not differ."""
+    """The hasher and the file format must treat digits of another script in the same way."""
     made = FeatureHasher(numeric=["price"])
     records = [{"price": each} for each in [*others, price]]
     with pytest.raises(ModelError, match=r"expected finite numbers .*'price', given"):

@@ -176,7 +176,7 @@ def test_progress_counts_the_rounds_that_were_asked_for(capfd: pytest.CaptureFix
 
 
 def test_a_tree_grows_from_a_file_of_which_the_first_rows_lack_a_feature(tmp_path: Path) -> None:
-    """How wide rows are is known when the last one has been read."""
+    """The width of the rows is known only after the last row has been read."""
     generator = np.random.default_rng(1)
     features = (generator.random((20_000, 4)) < 0.5).astype(float)
     features[:19_000, 3] = 0.0

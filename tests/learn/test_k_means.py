@@ -53,7 +53,7 @@ def blobs(count: int = 600, clusters: int = 5, coordinates: int = 3, seed: int =
 
 
 def nearest_by_differences(centroids: Any, points: Any) -> Any:
-    """Without any rearranging of the formula."""
+    """Compute the nearest centroids without rearranging the formula."""
     return np.array([np.argmin([np.sum((point - c) ** 2) for c in centroids]) for point in points])
 
 

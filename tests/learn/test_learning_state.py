@@ -29,7 +29,7 @@ def rows(seed, count=40):
 @pytest.mark.parametrize("model_type", [LinearRegression, LogisticRegression])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.3, 0.1, l1=0.01, l2=0.1)], ids=str)
 def test_a_model_resumes_from_stored_bytes(model_type, optimizer):
-    """Whatever is no plain data would be refused by the first checkpoint of a running job."""
+    """The first checkpoint of a running job would refuse state that is not plain data."""
     through, before, after = (model_type(12, optimizer=optimizer) for _ in range(3))
     for model in (through, before):
         model.learn(*rows(1))

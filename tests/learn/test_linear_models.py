@@ -242,7 +242,7 @@ def test_the_state_of_another_kind_of_model_is_refused(other):
 
 @pytest.mark.parametrize("optimizer", [FTRL(), FTRL(0.3, 0.1, l1=0.01, l2=0.2), SGD(0.1)], ids=str)
 def test_dense_and_sparse_learn_the_same(optimizer):
-    """Also where features are missing: a gradient of 0 changes nothing in these optimizers."""
+    """Rows may lack features: a gradient of 0 changes nothing in these optimizers."""
     random = np.random.default_rng(6)
     start = random.normal(size=40)
     dense, sparse = (LogisticRegression(40, optimizer=optimizer, initial_weights=start) for _ in range(2))
@@ -319,7 +319,7 @@ def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, feat
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
 def test_a_fraction_of_a_row_is_a_step_with_that_fraction_of_its_gradient(optimizer, features_in_a_row):
-    """Weights that decay with age were taken for 1 when each row was a step of its own."""
+    """Weights that decay with age were taken for 1 if each row was a step."""
     random = np.random.default_rng(7)
     features = random.normal(size=(6, features_in_a_row))
     targets, weights = random.integers(0, 2, 6), [0.25, 1.5, 0.0, 1.0, 2.75, 1e-9]
@@ -346,7 +346,7 @@ def test_a_weight_that_would_be_a_million_steps_is_refused():
 
 
 def test_learning_each_row_does_not_depend_on_the_cut():
-    """Where a transport batch is cut carries no meaning, also among rows of very different lengths."""
+    """The cut of a transport batch has no meaning, also among rows of very different lengths."""
     random = np.random.default_rng(8)
     lengths = random.integers(0, 60, 40)
     rows = SparseRows.from_rows(

@@ -42,13 +42,13 @@ class Terminal:
         self._shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Until it has shown this; fails when it ends before."""
+        """Wait until the program has shown this text; fail if it ends before."""
         while not re.search(pattern, self._shown):
             shown = self._read()
             assert shown, f"it ended, and showed {self._shown!r}"
 
     def rest(self) -> str:
-        """All that it shows until it ends."""
+        """Return the whole output until the end."""
         while self._read():
             pass
         return self._shown
@@ -151,7 +151,7 @@ def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(
 
 
 async def test_it_runs_inside_an_event_loop() -> None:
-    """Cells of a notebook run in one; the result and the errors come out all the same."""
+    """Cells of a notebook run in an event loop; the result and the errors are the same."""
     model = LinearRegression(1)
     assert model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5).steps == 5
     with pytest.raises(JobFailed, match="too large to compute with"):
@@ -168,7 +168,7 @@ def test_a_fit_shows_how_it_went_in_one_line() -> None:
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rounds_without_a_row_that_counts_are_rounds(mode: Any, workers: int) -> None:
-    """Mini-batches whose weights are 0 make no step; that looked as if Ctrl-C had ended it."""
+    """Mini-batches whose weights are 0 make no step; the training looked as if Ctrl-C had ended it."""
     features, weights = np.ones((8, 1)), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     model = LinearRegression(1)
     fit = model.fit(features, np.ones(8), weights, rounds=6, mini_batch=4, mode=mode, parallelism=workers)

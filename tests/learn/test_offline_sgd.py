@@ -125,7 +125,7 @@ def test_twenty_rounds_come_to_the_known_weights(
 def test_fit_comes_to_the_known_weights(
     kind: str, rows: Columns, expected: list[float], parallelism: int
 ) -> None:
-    """The same through the estimators."""
+    """The estimators have the same result."""
     model = MODELS[kind](len(expected), intercept=False)
     fit = model.fit(
         rows["x"],
@@ -165,7 +165,7 @@ def test_the_workers_share_one_mini_batch(workers: int, mini_batch: int | None, 
 
 
 def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
-    """As many workers as ``workers`` says, also where the stream has one subtask."""
+    """``workers`` decides the number of workers, also if the stream has one subtask."""
     rows = made_up(40)
     flow = Flow("training")
     models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
@@ -176,7 +176,7 @@ def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
 
 
 def test_sparse_rows_come_to_the_same_as_dense_ones() -> None:
-    """Also the penalties: they act on every weight in each round, whichever features it had."""
+    """Penalties act on every weight in each round, for any features of the rows."""
     generator = np.random.default_rng(5)
     features = generator.normal(size=(60, 8)) * (generator.random((60, 8)) < 0.2)
     targets = (features.sum(axis=1) > 0).astype(float)
@@ -442,7 +442,7 @@ def test_weights_that_diverge_are_reported() -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    """Before anything runs."""
+    """The error comes before anything runs."""
     with pytest.raises((GraphError, ConfigurationError), match=message):
         LogisticRegression(1).fit([[1.0]], [1.0], **options)
 
@@ -480,7 +480,7 @@ def test_a_stream_without_examples_fails_the_job(mode: Any) -> None:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
 def test_rows_that_are_no_examples_are_left_out_and_counted_once(replay: bool) -> None:
-    """Also where they come again in every round."""
+    """The rows may come again in every round."""
     rows = made_up(40)
     records: list[Any] = as_records(rows)
     for place, bad in ((40, {"x": [1.0, np.nan, 2.0], "y": 1.0, "w": 1.0}), (20, "no record"), (0, {"x": 1})):

@@ -66,7 +66,7 @@ def test_a_subtask_without_records_ends(count: int) -> None:
 
 
 def test_a_subtask_that_hangs_does_not_keep_the_others_from_their_next_pass() -> None:
-    """As it is with replayed streams, whose passes are epochs that all of them share."""
+    """Replayed streams differ: their passes are epochs, which all subtasks share."""
     flow = Flow("at their own pace")
     may_go_on = asyncio.Event()
 

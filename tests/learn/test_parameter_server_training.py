@@ -129,7 +129,7 @@ def test_workers_without_rows_delay_no_worker(count: int) -> None:
 
 
 class SlowToEnd(ParameterServerWorker):
-    """All but the first take a while to notice that their rows have ended."""
+    """All workers except the first notice late that their rows have ended."""
 
     async def finish(self, out: Any) -> None:
         if self.context.subtask_index:
@@ -161,7 +161,7 @@ def test_the_number_of_shards_changes_nothing(how: str) -> None:
 
 @EVERY
 def test_a_second_run_gives_the_same_bits(how: str) -> None:
-    """Also without waiting: in one process nothing is left to chance."""
+    """The result is also equal under ASP: in one process the order of the calls is fixed."""
     rows = made_up_rows(200)
     first, second = (trained(rows, ALL[how], publish_every=3) for _ in range(2))
     assert [model.parameters["weights"].tolist() for model in first[0]] == [

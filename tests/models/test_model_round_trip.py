@@ -28,7 +28,7 @@ def finite(random: Random) -> float:
 
 
 def text(random: Random) -> str:
-    """Without lone surrogates, which no UTF-8 has."""
+    """Return a text without lone surrogates, which UTF-8 cannot contain."""
     return some_text(random).encode(errors="ignore").decode()[:8]
 
 
@@ -37,7 +37,7 @@ def name(random: Random) -> str:
 
 
 def array(random: Random) -> np.ndarray[Any, Any]:
-    """Of any bits but NaN and infinity."""
+    """Return an array of random bits except NaN and infinity."""
     shape = tuple(many(random, lambda random: random.randint(0, 4), 3))
     dtype = np.dtype(random.choice(DTYPES))
     if dtype == np.bool_:

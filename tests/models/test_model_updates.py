@@ -355,7 +355,7 @@ async def test_a_loop_left_by_break_lets_go_of_its_reader() -> None:
 
 
 async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
-    """Ending by itself, by `async with` and by aclose() all let go, once."""
+    """The reader is closed once by its end, by `async with` or by aclose()."""
     plain = MemoryBroker().topic("models")
     await plain.create()
     await write(plain, update_of((1, 1)))

@@ -47,7 +47,7 @@ async def published(job: Job, source: Kept, *models: Any) -> None:
 
 
 async def ranks(topic: Topic) -> list[tuple[int, int]]:
-    """Of all updates in the topic, in order."""
+    """Return the ranks of all updates in the topic, in order."""
     intake = UpdateIntake(topic, "ctr")
     updates = [intake.take(record) for record in await all_records(topic) if record.value is not None]
     return [update.rank for update in updates if update is not None]

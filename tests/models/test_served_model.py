@@ -224,7 +224,7 @@ async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_las
 async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_check(
     make_topic: MakeTopic,
 ) -> None:
-    """Its updates began with generation 1 again, were all older than the one in service, and were passed over."""
+    """The updates of the new topic began with generation 1, were older than the served model, and were skipped."""
     clock = ManualClock()
     made = await make_topic()
     await write(made, update_of((5, 1)))
@@ -358,7 +358,7 @@ async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
 
 
 async def test_an_outage_never_takes_a_model_back() -> None:
-    """After a reconnection the end of the topic was a superseded writer's: the model went back a day."""
+    """After a reconnection the last update was from a superseded writer: the model went back by a day."""
     clock = ManualClock()
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"retention_records": "2"})

@@ -25,7 +25,7 @@ def give_values(graph: LayerGraph, generator: np.random.Generator, scale: float 
 
 
 def gradients_of(graph: LayerGraph) -> dict[str, npt.NDArray[np.float64]]:
-    """Those of all parameters, by name; the mini-batch must have been fed."""
+    """Return the gradients of all parameters by name; the mini-batch must have been fed."""
     graph.loss()
     graph.backward()
     return {parameter.name: np.array(parameter.gradient) for parameter in graph.gradients()}

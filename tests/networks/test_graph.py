@@ -98,7 +98,7 @@ def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
 
 
 def test_steps_of_gradient_descent_lower_the_loss():
-    """All the parts at once, the deep branch among them."""
+    """All parts together, with the deep branch."""
     graph = _deep_fm()
     rows, labels = _rows(40)
     graph.feed_data(rows, labels, training=True)

@@ -152,7 +152,7 @@ def program(folder: Path, *, is_killed: bool = False) -> list[str]:
 
 
 def ran(folder: Path) -> int:
-    """How many mini-batches it has learned from, to its end."""
+    """Return the number of mini-batches that a training has learned from."""
     ended = subprocess.run(program(folder), check=True, capture_output=True, text=True, timeout=90)
     return int(ended.stdout)
 

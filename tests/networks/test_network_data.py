@@ -1,4 +1,4 @@
-"""Rows for networks: how files are read, labels are translated, and epochs are made of them."""
+"""Rows for networks: reading of files, translation of labels, and epochs."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_an_epoch_has_each_row_once_in_steps_of_one_size(
 
 
 def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
-    """So Spark on Angel makes mini-batches; the published DeepFM is configured for it."""
+    """Spark on Angel makes mini-batches in this way; the published DeepFM is configured for it."""
     made = TrainingSteps(
         numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1
     )
@@ -215,7 +215,7 @@ def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
     ("ratio", "positive", "negative"), [(1.0, 20, 20), (0.5, 20, 40), (0.1, 8, 80), (1e-320, 1, 80)]
 )
 def test_kinds_are_drawn_in_the_ratio_that_is_asked_for(ratio: float, positive: int, negative: int) -> None:
-    """Of one click in a thousand a network learns to say no."""
+    """With one click in a thousand rows, a network learns to predict no clicks."""
     data = LabelledRows(np.zeros((100, 2)), np.where(np.arange(100) % 5 == 0, 1.0, -1.0))
     made = TrainingSteps(data, updates=1, features=2, settings=DataSettings(pos_neg_ratio=ratio), seed=1)
     labels = labels_of(made, 0, 1)

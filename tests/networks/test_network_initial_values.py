@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
 
 
 def test_the_same_numbers_in_another_process():
-    """Python's hash of a name is another in each process."""
+    """Python's hash of a name differs between processes."""
     code = (
         "from networks.published import deep_fm\n"
         "from streamiter.networks.network import Network\n"
@@ -116,7 +116,7 @@ def test_angels_way_is_there_under_its_name():
 
 @pytest.mark.parametrize("way", ["xavier", "angel"])
 def test_biases_begin_with_zero(way):
-    """Both ways."""
+    """With both kinds of initial values."""
     begun = start(7, init=way)
     biases = [name for name in begun if name.endswith(".bias")]
     assert biases == ["wide.bias", "deep_0.bias", "deep_1.bias", "deep.bias"]
@@ -125,7 +125,7 @@ def test_biases_begin_with_zero(way):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_a_seed_that_is_none_is_refused(seed):
-    """None would be another seed each time."""
+    """With None the seed would be different each time."""
     with pytest.raises(ConfigurationError) as caught:
         start(seed)
     assert str(caught.value) == f"seed: expected a whole number of at least 0, given {seed!r}"

@@ -38,7 +38,7 @@ def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_network_computes_what_it_learns_from(name):
-    """All of them run as they are."""
+    """All published networks run without changes."""
     network = Network.from_json(published(name))
     network = network if network.features is not None else network.with_features(123)
     graph = network.graph()

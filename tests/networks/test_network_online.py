@@ -52,7 +52,7 @@ def online(flow: Flow, events: Topic, made: Network, *, stop: Any = None, **opti
 
 
 async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
-    """Whoever asks gets an answer of a version that exists, with nothing but the topic's name in hand."""
+    """A reader that knows only the name of the topic gets a prediction of an existing version."""
     events, updates = await topics()
     made, flow, data = network(), Flow("online"), rows(2_000)
     online(flow, events, made, publish_every=10).models.publish_model(updates, model="pairs")
@@ -80,7 +80,7 @@ async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
 
 
 async def test_a_new_run_resumes_from_the_version_published_last() -> None:
-    """After a deployment the model must not begin as it did a year ago."""
+    """After a deployment the model must not start with its first version."""
     events, updates = await topics()
     made = network()
     await write(events, rows(400))
@@ -108,7 +108,7 @@ async def test_a_new_run_resumes_from_the_version_published_last() -> None:
 
 
 async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> None:
-    """One event without its fields must end no training, and take none of its neighbours with it."""
+    """One event without its fields must neither end the training nor remove other events."""
     events, _ = await topics()
     good = records(rows(50))
     bad = [
@@ -150,7 +150,7 @@ def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> 
 
 
 def test_records_of_another_form_are_put_aside_and_rows_without_features_are_learned_from() -> None:
-    """One record without its keys ended the job, as if all had been wrong; so did the empty list of one row."""
+    """One record without its keys, or one row with an empty list, ended the job, as if all records were wrong."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
         "loss": {"type": "simplelosslayer", "inputlayer": "wide"},
@@ -171,7 +171,7 @@ def test_records_of_another_form_are_put_aside_and_rows_without_features_are_lea
 
 
 def test_a_version_with_a_text_for_its_network_reads_no_file(tmp_path: Path) -> None:
-    """Whoever may write to the topic had the servers open a file of theirs."""
+    """A program that may write to the topic could make the servers open a local file."""
     made = network()
     made.to_json(tmp_path / "network.json")
     version = {**made.initial_parameters(seed=1), "network": json.dumps(str(tmp_path / "network.json"))}

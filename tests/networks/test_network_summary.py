@@ -62,7 +62,7 @@ def test_a_transfer_function_is_shown_with_its_parameters():
 
 
 def test_a_graph_at_work_shows_how_far_each_layer_is():
-    """Where a step was forgotten, the table says which layer waits."""
+    """If a step was forgotten, the table shows which layer waits."""
     network = Network.from_json(deep_fm())
     graph = network.graph()
 
@@ -96,7 +96,7 @@ def test_a_graph_of_another_size_is_shown_as_it_is():
 
 @pytest.mark.parametrize("depth", [2, 40])
 def test_a_row_for_each_layer(depth):
-    """Of a folded layer each of its parts."""
+    """A folded layer has a row for each of its parts."""
     document = deep_fm()
     layer(document, "deep").update(outputdims=[2] * (depth - 1) + [1], transfuncs=["tanh"] * depth)
     assert len(Network.from_json(document).summary().rows) == 5 + depth

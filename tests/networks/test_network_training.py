@@ -35,7 +35,7 @@ ALL = {"BSP": BSP(), "SSP": SSP(staleness=2), "ASP": ASP()}
 
 
 def by_hand(data: LabelledRows, start: dict[str, Any], *, epochs: int, updates: int) -> dict[str, Any]:
-    """The same DeepFM, straight down on dense one-hot rows; features that are not there wait."""
+    """Train the same DeepFM in plain numpy on dense one-hot rows; parameters of missing features do not change."""
     p = {name: array.copy() for name, array in start.items()}
     v = {name: np.zeros_like(array) for name, array in p.items()}
     m, s = np.zeros_like(p["embedding.weight"]), np.zeros_like(p["embedding.weight"])
@@ -260,7 +260,9 @@ def census(settings: Any, kind: str) -> LabelledRows:
 
 
 def deep_branch(made: Network, arrays: dict[str, Any], data: LabelledRows) -> tuple[float, float]:
-    """The norm of its first layer's gradient, and how much the scores differ by it from row to row."""
+    """Return the norm of the first layer's gradient, and how much the scores of the rows differ because of the
+    branch.
+    """
     graph = made.graph()
     graph.feed_data(data.rows, data.labels, training=True)
     for parameter in graph.parameters:
@@ -375,7 +377,7 @@ def test_the_published_networks_run_as_they_are(name: str) -> None:
 
 
 def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
-    """After an hour is too late."""
+    """After an hour of training the error is too late."""
     made, data = network(), rows(20)
     server = ParameterServer()
     with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel to PosNegTrans"):

@@ -103,7 +103,7 @@ def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -> None:
-    """After the training there was an Errno, and no word about the model."""
+    """After the training there was an Errno without a word about the model."""
     made = network()
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ModelError, match=r"given a path below '.*file', which is a file; save it elsewhere"):

@@ -51,7 +51,7 @@ def document(**sections: Any) -> dict[str, Any]:
 
 
 def network(**sections: Any) -> Network:
-    """The same as a network."""
+    """Return the document as a network."""
     return Network.from_json(document(**sections))
 
 
@@ -68,7 +68,7 @@ def rows(count: int, *, seed: int = 1) -> LabelledRows:
 
 
 def records(data: LabelledRows) -> list[dict[str, Any]]:
-    """The same as dummy files give them."""
+    """Return the rows as records of dummy files."""
     assert isinstance(data.rows, SparseRows)
     return [
         {"label": float(label), "indices": np.array(indices), "values": np.array(values)}

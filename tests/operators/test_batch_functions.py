@@ -17,7 +17,7 @@ COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
 
 @pytest.mark.parametrize("result", [[1, 2], np.zeros((3, 2)), COLUMNS, []])
 def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
-    """Of any length and kind, and without a copy."""
+    """The result may have any length and type, and is not copied."""
     driven = Driven(MapBatch(lambda batch: result)).feed([1])
     assert all(batch is result for batch in driven.batches)
     assert len(driven.batches) == (1 if len(result) else 0)
@@ -57,7 +57,7 @@ def test_the_function_may_refuse_records(operator: Any) -> None:
 
 @pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
 def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
-    """Of a batch all of whose records were refused an empty one is left, and np.stack([]) is an error."""
+    """If all records of a batch were refused, an empty batch remains, and np.stack([]) is an error."""
 
     def unprepared(batch: Any) -> Any:
         raise AssertionError
@@ -68,7 +68,7 @@ def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
 @pytest.mark.parametrize("batch", [[5, 6, 7, 8], np.arange(4), COLUMNS])
 @pytest.mark.parametrize("as_mask", [list, np.array])
 def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:
-    """Whatever comes in: a list, an array or columns."""
+    """The type of the batch stays: a list, an array or columns."""
     driven = Driven(FilterBatch(lambda batch: as_mask([True, False, False, True])))
     expected = [batch[0], batch[3]] if isinstance(batch, list) else batch[np.array([0, 3])]
     assert frozen(driven.feed(batch).batches) == frozen([expected])
@@ -91,7 +91,7 @@ def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
     ],
 )
 def test_filter_batch_names_an_invalid_mask(mask: Any, given: str) -> None:
-    """Indices taken for a mask, or a mask too short, dropped records without a word."""
+    """Indices instead of a mask, or a short mask, dropped records silently."""
     with pytest.raises(FunctionResultError) as error:
         Driven(FilterBatch(lambda batch: mask)).feed(COLUMNS)
     assert given in str(error.value)

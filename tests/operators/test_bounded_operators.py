@@ -85,7 +85,7 @@ def test_sort_lets_go_of_its_records_in_pieces() -> None:
 
 
 def test_sort_refuses_a_record_without_a_key() -> None:
-    """By name, or as a dead letter."""
+    """The error names the record, or the record becomes a dead letter."""
     with pytest.raises(RecordFailure) as failure:
         Driven(Sort("x")).feed([{"x": 1}, {"y": 2}]).finish()
     assert failure.value.record == {"y": 2}
@@ -146,7 +146,7 @@ def test_join_pairs_none_with_none_and_nan_with_nothing() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("bad", [{"y": 1}, {"x": [1]}])
 def test_join_refuses_a_record_whose_key_is_missing_or_cannot_be_hashed(side: str, bad: Any) -> None:
-    """By name, or as a dead letter, on either side."""
+    """The error names the record, or the record becomes a dead letter, on both sides."""
 
     def fed(driven: Driven) -> Driven:
         other = "right" if side == "left" else "left"

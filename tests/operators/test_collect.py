@@ -10,7 +10,7 @@ from streamiter.records import Columns
 
 
 def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
-    """Of every kind of batch, record by record."""
+    """Batches of every type are collected record by record."""
     collected = Collected()
     assert (collected.items, len(collected), repr(collected)) == ([], 0, "Collected(0 items)")
     Driven(Collect(collected)).feed([1], np.array([2]), Columns({"x": [3]}))

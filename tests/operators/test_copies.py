@@ -65,7 +65,7 @@ def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
 )
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"k": x}, lambda x: [0, x], lambda x: (0, (x,))])
 def test_nothing_that_can_change_is_shared(wrap: Any, make_inner: Any) -> None:
-    """A list within a tuple within a state: the tuple was taken for a value that cannot change."""
+    """A list was in a tuple in the state: the tuple was taken for an immutable value."""
     inner = make_inner()
     value = wrap(inner)
     before = PLAIN.encode(value)

@@ -86,7 +86,7 @@ def test_integers_come_out_exactly_in_their_own_type(case: Case) -> None:
 
 
 def some_floats(random: Random) -> Case:
-    """Of any size, or of about one size, which most sums are made of; none is NaN."""
+    """Return floats of any size, or of similar size as in most sums; none is NaN."""
     length, dtype = random.randint(0, 60), random.choice((np.float32, np.float64))
     values = bits(random, dtype, length).copy()
     values[np.isnan(values)] = -0.0
@@ -130,7 +130,7 @@ def test_keys_at_the_ends_of_a_byte_are_distinguished(spread: int, lowest: int) 
 
 @pytest.mark.parametrize("distinct", [200, 300, 70_000])
 def test_keys_far_apart_are_numbered_without_meeting(distinct: int) -> None:
-    """As many distinct keys as one byte has numbers, as two bytes have, and more."""
+    """The number of distinct keys is that of the values of one byte, of two bytes, and more."""
     keys = np.random.default_rng(1).permutation(np.arange(distinct) * 1_000_003)
     check_against_loop(np.arange(2 * distinct), np.concatenate([keys, keys[::-1]]), np.add, [distinct + 1])
 
@@ -197,7 +197,7 @@ def test_what_numpy_would_reduce_otherwise_is_reduced_by_the_loop(values: Any, u
 
 
 def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> None:
-    """Before any state has changed: the engine calls again with the other records."""
+    """No state has changed before: the engine calls again with the other records."""
 
     def check(keys: list[Any]) -> list[Any]:
         if 13 in keys:

@@ -211,7 +211,7 @@ class TestErrors:
     @pytest.mark.parametrize("touched", [False, True])
     @pytest.mark.parametrize("value", [{1, 2}, threading.Lock()], ids=["copyable", "not copyable"])
     def test_what_is_not_plain_data_is_named_with_step_and_key(self, value: Any, touched: bool) -> None:
-        """Of a million keys one held a set; "cannot serialize" said neither which nor where."""
+        """One of a million keys had a set; "cannot serialize" did not say which key, or where."""
         snapshot = self.snapshot_of({"tags": value}, touched=touched)
         assert snapshot.name == "count"
         with pytest.raises(
@@ -267,7 +267,7 @@ def test_a_snapshot_that_is_done_costs_nothing_more() -> None:
 
 
 def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
-    """All large states twice in memory, though the snapshot held most of them already."""
+    """All large states were in memory twice, although the snapshot had most of them already."""
     state = keyed_state(ManualClock())
     for key in range(30):
         state.set(key, {"weights": np.zeros(1 << 17)})
@@ -286,7 +286,7 @@ def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
 
 
 def test_copies_are_given_back_once_they_are_encoded() -> None:
-    """All states twice in memory until the last slice, and then a long time to free them all at once."""
+    """All states were in memory twice until the last slice, and then were freed all at once, which took long."""
     state = keyed_state(ManualClock())
     for key in range(20_000):
         state.set(key, [0] * 20)

@@ -173,7 +173,7 @@ def test_what_is_emitted_does_not_change_afterwards() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "3"])
 def test_n_is_a_whole_number_above_0(n: Any) -> None:
-    """Of 0 records no mini-batch is ever full."""
+    """A mini-batch of 0 records is never full."""
     with pytest.raises(ConfigurationError, match=r"MiniBatch\(n\)"):
         MiniBatch(n)
 

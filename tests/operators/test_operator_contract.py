@@ -92,7 +92,7 @@ every_operator = pytest.mark.parametrize(("make", "kind"), OPERATOR_ON_KIND)
 
 
 def results(driven: Driven) -> Any:
-    """All that came out, a collector's items included."""
+    """Return all results, also the items of a collector."""
     collected = driven.operator._into.items if isinstance(driven.operator, Collect) else []
     return frozen(driven.records), frozen(collected)
 
@@ -178,7 +178,7 @@ def test_input_batches_are_not_changed(make: Callable[[], Operator], kind: str, 
 
 @every_operator
 def test_an_empty_batch_gives_nothing(make: Callable[[], Operator], kind: str) -> None:
-    """Of a batch whose records were all refused an empty one is left."""
+    """If all records of a batch were refused, an empty batch remains."""
     driven = Driven(make()).feed(as_kind(kind, []))
     assert driven.records == []
 

@@ -242,7 +242,7 @@ def test_a_whole_row_is_updated_with_few_temporary_arrays(rule):
 
 
 def test_ftrl_of_float32_differs_from_the_formula_by_rounding_only(gradients):
-    """Its z and n were made for float64, and nothing else was tried."""
+    """Its state z and n was made for float64, and only float64 was tested."""
     weights, slots = run(FTRL(0.1, 0.7, l1=0.5, l2=0.3), START, gradients, "float32")
     expected, expected_slots = written_out.learn_ftrl(
         START, gradients.tolist(), alpha=0.1, beta=0.7, l1=0.5, l2=0.3

@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_literature():
 
 @pytest.mark.parametrize("optimizer", [FTRL(0.1, 0.0, l1=0.1), FTRL(keep_start=True), FTRL(l2=1.0)], ids=str)
 def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
-    """That makes dense and sparse the same, and keeps the start weight of a feature not yet seen."""
+    """Therefore dense and sparse are equal, and a feature that has not occurred keeps its start weight."""
     weights = np.array([0.5, -2.0, 0.0])
     slots = optimizer.new_slots(weights)
     before = {name: slot.copy() for name, slot in slots.items()}
@@ -147,7 +147,7 @@ def test_gradient_descent_takes_its_rate_as_a_number_or_a_rule():
 
 
 def test_gradient_descent_that_would_turn_weights_round_is_refused():
-    """Its first step is the largest: a rate that decays is judged by that one."""
+    """The first step is the largest: a rate that decays is checked at this step."""
     rate = InverseSquareRoot(1.0, decay=1.0)
     assert GradientDescent(0.5, l2=2.0).l2 == 2.0
     assert GradientDescent(rate, l2=math.sqrt(2) * 0.999).l2 > 1.4

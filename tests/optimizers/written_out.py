@@ -72,13 +72,13 @@ def learn_ftrl(start, gradients, *, alpha=0.1, beta=1.0, l1=0.0, l2=0.0):
 
 
 def gradient_descent(weights, gradient, *, lr, l1=0.0, l2=0.0):
-    """One step of offline training, which shrinks after it."""
+    """Make one step of offline training, which shrinks the weights after the step."""
     moved = [(w - lr * g) * (1 - lr * l2) for w, g in zip(weights, gradient, strict=True)]
     return [w - lr * l1 * ((w > 0) - (w < 0)) for w in moved]
 
 
 def warm_restarts(lr, alpha, interval, steps):
-    """The rates of the first steps, as a scheduler with a state of its own hands them out."""
+    """Return the rates of the first steps, as a scheduler with state computes them."""
     lr_min, lr_max, current, restarts = lr / 10, lr, 0, 0
     for _ in range(steps):
         current += 1

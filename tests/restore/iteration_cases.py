@@ -80,7 +80,7 @@ class WithEpochs(Operator, IterationListener):
 
 
 class InOrder(WithEpochs):
-    """The same, one epoch after the other."""
+    """Does the same, one epoch after the other."""
 
     epochs_in_order = True
 

@@ -374,7 +374,7 @@ def parameter_server_training(how: str, flow: Flow) -> dict[str, Stream]:
 
 
 def extract_from_dicts(rows: Any) -> Examples:
-    """Of two subtasks the records come as dicts to one worker."""
+    """The records of two subtasks come to one worker as dicts."""
     return Examples(*(np.array([row[name] for row in rows]) for name in ("x", "y", "weight")))
 
 

@@ -118,7 +118,7 @@ class RunningSum(Operator):
 
 
 class RunningSumInAThread(RunningSum):
-    """The same in a thread."""
+    """Does the same in a thread."""
 
     runs_in_thread = True
 

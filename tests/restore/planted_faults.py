@@ -104,7 +104,7 @@ class CountsSnapshots(Gathers):
 
 
 class StampsItsState(Gathers):
-    """No two of its snapshots are equal."""
+    """Returns another state in each snapshot."""
 
     def snapshot(self) -> Any:
         return [time.perf_counter_ns(), *self.seen]
@@ -157,7 +157,7 @@ class GoesThroughASet(Operator):
 
 
 class UsesHash(Operator):
-    """Counts by the hash of a word, which each process has its own of."""
+    """Counts by the hash of a word, which differs between processes."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
@@ -230,7 +230,7 @@ class BeginsAnew(Source):
 
 
 class GoesOn(BeginsAnew):
-    """The sound one."""
+    """Has no fault."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = (positions or {}).get("brought", 0)

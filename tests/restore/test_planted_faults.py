@@ -116,7 +116,7 @@ def test_the_same_seed_cuts_at_the_same_places() -> None:
 
 
 async def test_it_is_not_called_within_an_event_loop() -> None:
-    """It has event loops of its own, and would end in an error of asyncio."""
+    """The check has its own event loops; without this test the error came from asyncio."""
     with pytest.raises(ConfigurationError, match="no running event loop"):
         check_restore(SharesItsState, NUMBERS, fresh_process=False)
 

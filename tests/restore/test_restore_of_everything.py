@@ -74,7 +74,7 @@ NO_STATE = {
 
 
 def classes_in(package: Any) -> list[type[Any]]:
-    """All classes of a package, but those for tests."""
+    """Return all classes of a package except those for tests."""
     classes: list[type[Any]] = []
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if found.name.startswith("streamiter.testing") or found.name.endswith("__main__"):

@@ -32,7 +32,7 @@ Wants = Callable[["GateRun"], tuple[str, ...] | None]
 
 @dataclass(frozen=True)
 class Seen:
-    """One record as the operator got it."""
+    """One record as the operator received it."""
 
     port: int
     epoch: int
@@ -155,7 +155,7 @@ class GateRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end has come."""
+        """Return whether the gate has ended."""
         return bool(self.trace) and isinstance(self.trace[-1], EndOfInput)
 
 
@@ -177,7 +177,7 @@ def data(*records: int, epoch: int = 0) -> DataBatch:
 
 
 def array(*records: int, epoch: int = 0) -> DataBatch:
-    """The same as an array."""
+    """Return the records as an array."""
     return DataBatch(np.array(records, np.int64), epoch)
 
 

@@ -23,7 +23,7 @@ class Life:
         self.noted.append(what)
 
     def count(self, what: str) -> int:
-        """How often it happened."""
+        """Return how often it happened."""
         return Counter(self.noted)[what]
 
     def opened_but_not_closed_once(self) -> list[str]:
@@ -64,7 +64,7 @@ class Probe(Operator):
 
 
 class AwaitedProbe(Probe):
-    """The same as a task of its own."""
+    """Does the same in a separate task."""
 
     async def process(self, record: Any, out: Output) -> None:  # type: ignore[override]
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ class AwaitedProbe(Probe):
 
 
 class ThreadProbe(Probe):
-    """The same in a thread."""
+    """Does the same in a thread."""
 
     runs_in_thread = True
 

@@ -123,7 +123,7 @@ async def test_a_run_after_a_crash_resumes_as_if_there_had_been_none(
 
 
 async def test_checkpoints_come_at_their_interval(broker: MemoryBroker, tmp_path: Path) -> None:
-    """Nothing was ever committed while the job ran, and a crash after a week cost the week."""
+    """Nothing was committed while the job ran, and a crash after a week lost the week."""
     clock = VirtualClock()
     await write(broker.topic("numbers"), range(3))
     job = await summing(broker).start(checkpoints=settings(tmp_path, interval_s=5.0), clock=clock)
@@ -215,7 +215,9 @@ async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker,
 async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A service that was replaced began another run of itself, and the two took over from each other for ever."""
+    """A service that was replaced started another run of itself, and the two runs took over from each other for
+    ever.
+    """
     jobs: list[Job] = []
 
     @contextlib.asynccontextmanager
@@ -351,7 +353,7 @@ async def test_nothing_is_committed_before_its_snapshot_is_stored(
 async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The disk of the checkpoints was full; outputs were seen all the same, and again after the restart."""
+    """The disk of the checkpoints was full; outputs became visible, and again after the restart."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(FullStore(tmp_path)))
     await handled(job, "sink sums", 10)

@@ -127,7 +127,7 @@ class Scheduler:
         ]
 
     def may_come(self, barrier: CheckpointBarrier) -> bool:
-        """Whether the task would pass it at all: not where all channels end without bringing it."""
+        """Return whether the task would pass the barrier: not if all channels end without it."""
         return barrier.checkpoint in self.announced and not self.run.has_ended
 
     def check_nothing_keeps_a_barrier_waiting(self) -> None:
@@ -191,7 +191,7 @@ def check_order(run: GateRun, plan: Plan) -> None:
 
 
 def check_watermarks(run: GateRun) -> None:
-    """They grow, and no record of an epoch comes behind its watermark."""
+    """Watermarks grow, and no record of an epoch comes behind the watermark of this epoch."""
     watermark = -1
     for entry in run.trace:
         if isinstance(entry, EpochWatermark):

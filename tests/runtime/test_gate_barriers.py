@@ -144,7 +144,7 @@ class TestUnwantedInputs:
         assert run.told()[0] == "barrier 1"
 
     def test_an_unwanted_input_that_ends_without_a_barrier_holds_it_up_no_longer(self) -> None:
-        """Its data and its end are held; the barrier will never come on it. This once waited for ever."""
+        """The data and the end of the input are held; its barrier will never come. The gate once waited for ever."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.put_all(1, data(10), EndOfInput())
@@ -155,7 +155,7 @@ class TestUnwantedInputs:
         assert run.told()[2:] == ["model ended", "10", "data ended", "end"]
 
     def test_the_end_that_was_held_is_in_the_snapshot(self) -> None:
-        """Nobody sends it again after a restore: the upstream task has ended. The job would never end."""
+        """The task before the gate has ended and sends no end after a restore: the job would never end."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier())
         run.put_all(1, data(10), EndOfInput(3))
@@ -205,7 +205,7 @@ class TestUnwantedInputs:
 
 
 class TestRecordsSetAside:
-    """They are in memory and in each snapshot, so they take the room of their channel."""
+    """Records set aside are in memory and in each snapshot, so they count toward the limit of their channel."""
 
     def test_checkpoint_after_checkpoint_sets_aside_no_more_than_two_channels_hold(self) -> None:
         """A learner was slower than its topic: each barrier moved the content of its channel into the snapshot,

@@ -85,7 +85,7 @@ def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
 
 
 def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> None:
-    """The channel has brought it, but the callback of epoch 3 must come after the records of epoch 3."""
+    """The watermark has arrived, but the callback of epoch 3 must come after the records of epoch 3."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(1, data(30, epoch=3), EpochWatermark(3))
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), EpochWatermark(2), EpochWatermark(3))

@@ -33,7 +33,7 @@ def peaks(statistics: JobStatistics) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
 async def test_a_slow_sink_holds_a_fast_source_back(limit: int) -> None:
-    """Without it the records of an hour pile up in memory until the process is killed."""
+    """Without backpressure the records of an hour fill the memory until the process is killed."""
     life, opened = Life(), asyncio.Event()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).map(lambda x: x).process(lambda: Valve(opened))
@@ -187,7 +187,7 @@ class TestStatistics:
         await job.stop("abort")
 
     async def test_time_is_the_clock_s_and_blocked_time_is_reported(self) -> None:
-        """How long a step waited for the one behind it: the one behind is slow."""
+        """The blocked time of a step is how long it waited for the slow step behind it."""
         clock, opening, fed = VirtualClock(), asyncio.Event(), Fed()
         flow = Flow("f")
         flow.from_source(lambda: fed, name="in").process(lambda: Valve(opening), name="valve")
@@ -225,7 +225,7 @@ class TestStatistics:
         assert seen[-2:] == [10, 10]
 
     async def test_epoch_watermark_and_names_of_a_connected_step(self) -> None:
-        """Before the first epoch is complete it is below 0."""
+        """Before the first epoch is complete the watermark is below 0."""
 
         class Both(Operator):
             def process_a(self, record: Any, out: Output) -> None: ...
@@ -348,7 +348,7 @@ class SlowAwaited(Slow):
 
 
 class SlowBatches(Slow):
-    """The same for whole batches; every seventh record is refused."""
+    """Handles whole batches slowly; every seventh record is refused."""
 
     process = None  # type: ignore[assignment]
 

@@ -155,7 +155,7 @@ class TestOneClearError:
         assert "on record 20: ZeroDivisionError" in str(error)
 
     async def test_a_source_s_batch_is_named_by_its_next_offset(self) -> None:
-        """Where neither record nor offsets are known."""
+        """Neither the record nor its offset is known."""
 
         class Fails(Operator):
             def process_batch(self, batch: Any, out: Output) -> None:
@@ -191,7 +191,7 @@ class TestKeysAndPartitions:
         assert "expected an int, str, bytes or a tuple of such, given float" in str(error)
 
     async def test_a_partition_function_that_fails_names_the_step_behind_it(self) -> None:
-        """It belongs to no step of its own."""
+        """The partition function belongs to no step."""
         flow = Flow("f", parallelism=2)
         flow.from_items([1, 2]).partition_by(lambda r: r / 0).map(str, name="target")
         error = await failure_of(flow)
@@ -223,7 +223,7 @@ class TestWhatOperatorsMayNotDo:
         assert f"wanted_inputs(): {message}" in str(error)
 
     async def test_wrong_wanted_inputs_are_reported_before_any_record_is_read(self) -> None:
-        """Where the model came once a day, so did the error; in the meantime records were read and handled."""
+        """The model came once a day, and so did the error; until then records were read and handled."""
         reads: list[str] = []
 
         class Counted(Source):
@@ -323,7 +323,7 @@ class TestCancellationByOthers:
         assert "was cancelled, although the job was not stopped" in str(error)
 
     async def test_in_a_source(self) -> None:
-        """The same while reading."""
+        """The error occurs while the source reads."""
 
         class Cancelled(Source):
             async def read(self) -> SourceBatch:

@@ -185,7 +185,7 @@ class Run:
         return self.flow.from_source(lambda: Cut(records, self.schedule, self.release), name=name)
 
     async def results(self) -> list[Any]:
-        """All results, of a run with a snapshot and a crash at each of the schedule's stops."""
+        """Return all results of a run with a snapshot and a crash at each of the schedule's stops."""
         snapshot: JobSnapshot | None = None
         plain = PlainData()
         for stop in self.schedule.stops_after:
@@ -291,7 +291,7 @@ async def test_the_state_of_a_snapshot_does_not_change_with_the_job() -> None:
 
 
 async def test_timers_set_in_open_are_those_of_the_snapshot_after_a_restore() -> None:
-    """A flush every ten seconds that was set in ``open``: after each restore there was one more of them."""
+    """A flush every ten seconds was set in ``open``: after each restore there was one more of these timers."""
     fired: list[float] = []
 
     class Periodic(Operator):
@@ -391,7 +391,7 @@ async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: s
 
 
 async def test_records_given_in_turn_continue_with_the_next_subtask() -> None:
-    """After a restore each subtask got the records of its neighbour: so it was another run."""
+    """After a restore each subtask got the records of another subtask, so the result differed."""
 
     class Tagged(Operator):
         def open(self, context: Context) -> None:

@@ -27,7 +27,7 @@ STATES = {"suspend": "suspended", "drain": "finished", "abort": "aborted"}
 
 
 def endless(life: Life | None = None) -> Flow:
-    """Numbers without end, through a chained step, one of its own and a last one."""
+    """Return a flow of endless numbers, with a chained step, a separate task and a last step."""
     life = life or Life()
     flow = Flow("f", parallelism=2)
     flow.from_source(lambda: ProbeSource(life), name="in").process(
@@ -126,7 +126,7 @@ async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) 
 
 @MODES
 async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
-    """Before any task has had its first turn: the reading of the source once began after the stop, for ever."""
+    """The stop came before the first turn of any task: the source once started to read after the stop, for ever."""
     life = Life()
     job = await endless(life).start()
     statistics = await job.stop(mode)
@@ -279,7 +279,7 @@ async def test_suspend_with_another_input_that_has_ended() -> None:
 
 
 async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
-    """The end of input, as if it had come by itself."""
+    """The stop has the effect of an end of input."""
     fed = Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).batch(10).collect()
@@ -380,7 +380,7 @@ class TestWait:
         assert tasks_left() == []
 
     async def test_an_aborted_job_gives_its_statistics(self) -> None:
-        """Whoever waits gets them, not a CancelledError as if it had been cancelled itself."""
+        """A caller that waits gets the statistics, not a CancelledError."""
         job = await endless().start()
         waiting = asyncio.create_task(job.wait())
         await turns()
@@ -410,7 +410,7 @@ class TestSnapshotOfAJob:
             await job.snapshot()
 
     async def test_several_at_once_come_one_after_the_other(self) -> None:
-        """Two barriers of different checkpoints must not be taken for one."""
+        """Two barriers of different checkpoints must be distinguished."""
         job = await endless().start()
         await turns()
         snapshots = await asyncio.gather(*(job.snapshot() for _ in range(3)))
@@ -421,7 +421,7 @@ class TestSnapshotOfAJob:
         await job.stop("abort")
 
     async def test_one_that_is_cancelled_does_not_spoil_the_next(self) -> None:
-        """Its barriers are still on their way when the next begins."""
+        """Barriers of the cancelled stop are still on their way when the next one begins."""
         opened, fed = asyncio.Event(), Fed()
         flow = Flow("f", parallelism=2)
         stream = flow.from_source(lambda: fed, parallelism=1)

@@ -36,7 +36,7 @@ async def opened(broker: MemoryBroker, clock: ManualClock, *, is_newest_run: boo
 
 
 async def take_over(broker: MemoryBroker) -> None:
-    """As a newer run does."""
+    """Take over as a newer run does."""
     await patiently(broker.topic("sums").open_transactions(f"streamiter-{FLOW}"))
 
 
@@ -48,7 +48,7 @@ async def error_at_commit(transaction: JobTransaction) -> ProducerFenced:
 
 
 async def test_a_transaction_open_for_too_long_is_no_other_run() -> None:
-    """After a pause of the machine, a service ended because of "another run" that there was not."""
+    """After a pause of the machine, a service ended because of "another run" that did not exist."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     transaction = await opened(broker, clock, is_newest_run=True)

@@ -39,7 +39,7 @@ def value_of(record: Any) -> int:
 
 
 def is_part_in_order(part: list[int], whole: list[int]) -> bool:
-    """Whether ``part`` is ``whole`` with some left out."""
+    """Return whether ``part`` is ``whole`` with some items left out."""
     rest = iter(whole)
     return all(value in rest for value in part)
 
@@ -78,7 +78,7 @@ def cut_values(random: Random) -> Cut:
 
 @random_examples(cut_values)
 def test_where_batches_are_cut_carries_no_meaning(example: Cut) -> None:
-    """The same records cut elsewhere must go to the same subtasks, or results change with the load."""
+    """The same records with other cuts must go to the same subtasks; otherwise results depend on the load."""
     name, kind, subtasks, values, cuts = example
     batch = KINDS[kind](values)
     bounds = [0, *cuts, len(values)]
@@ -170,7 +170,7 @@ def test_a_function_s_whole_number_is_taken_modulo_the_subtasks(chosen: Any, sub
 
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_a_tolerant_key_sends_only_the_records_without_a_good_one_to_the_first_subtask(kind: Any) -> None:
-    """The step there refuses them by its policy; one bad key once took all the records of its batch with it."""
+    """The next step refuses them by its policy; one bad key once removed all records of its batch."""
     values = [7, 0, 3, 5, 0, 11]
 
     def key_of(record: Any) -> Any:

@@ -85,7 +85,7 @@ def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -
 
 
 def test_fan_in_begins_a_task() -> None:
-    """Where channels come together a gate must take turns and align barriers."""
+    """Where several channels meet, a gate must take turns and align barriers."""
     flow = Flow("f")
     left, right = flow.from_items([1], name="left"), flow.from_items([2], name="right")
     left.union(right).map(str, name="union")
@@ -99,7 +99,7 @@ def test_fan_in_begins_a_task() -> None:
 
 
 def test_a_named_input_begins_a_task_even_alone() -> None:
-    """``connect`` with one stream is still handled by the name of its input."""
+    """The only stream of ``connect`` is still handled by the name of its input."""
 
     class Left(Operator):
         def process_left(self, record: Any, out: Output) -> None: ...
@@ -186,7 +186,7 @@ def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
 
 
 def test_a_source_factory_must_give_a_source() -> None:
-    """The same for sources."""
+    """A factory of sources must return a source."""
     flow = Flow("f")
     flow.from_source(lambda: 3, name="in")  # type: ignore[arg-type,return-value]
     with pytest.raises(GraphError, match="expected its factory to give a Source, given int"):

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C on a flow in a process of its own."""
+"""SIGTERM and Ctrl-C on a flow in another process."""
 
 from __future__ import annotations
 

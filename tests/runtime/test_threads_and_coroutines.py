@@ -22,7 +22,7 @@ TAG = OutputTag("side")
 
 
 class Threaded(Operator):
-    """Notes the thread that it is called in; emits in each of its methods."""
+    """Records the thread in which it is called; emits in each of its methods."""
 
     runs_in_thread = True
 

@@ -80,7 +80,7 @@ async def test_tasks_run_between_two_timers() -> None:
 
 
 async def test_what_is_called_off_does_not_fire() -> None:
-    """Also where another timer of the same moment calls it off."""
+    """Another timer of the same moment may cancel it."""
     clock, fired = VirtualClock(), list[str]()
     first = clock.call_later(1, lambda: fired.append("first"))
     clock.call_later(2, lambda: third.cancel())

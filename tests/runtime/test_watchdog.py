@@ -134,7 +134,7 @@ class Awaits(Operator):
 
 
 class Quick(Operator):
-    """A task of its own that is busy and never stuck."""
+    """A task that is busy and never stuck."""
 
     async def process(self, record: Any, out: Output) -> None: ...
 
@@ -227,7 +227,7 @@ async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps
 async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The same for a step with ``wanted_inputs``, whose batches are handled record by record."""
+    """A step with ``wanted_inputs`` handles its batches record by record."""
 
     class Chooses(Awaits):
         def wanted_inputs(self) -> None: ...

@@ -94,7 +94,7 @@ def unbounded_asynchronous_loop(simulation: Simulation) -> Flow:
 
 
 def feedback_in_a_topic(simulation: Simulation) -> Flow:
-    """The same, with the feedback in a topic."""
+    """The same loop, with the feedback in a topic."""
     flow = Flow("through a topic", parallelism=2)
     loop = simulation.topic("loop", partitions=2)
     data = flow.source(

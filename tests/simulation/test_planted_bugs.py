@@ -54,7 +54,7 @@ SEEDS = range(40)
 def test_a_planted_bug_is_found_and_replayed_by_its_seed(
     flow: MakeFlow, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A harness that injects no real crash, or compares too little, lets everything pass."""
+    """A simulation without real crashes, or with too few comparisons, finds nothing."""
     undisturbed(flow)
     with monkeypatch.context() as patch:
         plant(patch)

@@ -109,7 +109,7 @@ def test_time_jumps_where_all_wait_and_timers_come_in_their_order() -> None:
 
 
 def test_functions_for_threads_run_in_this_thread() -> None:
-    """A thread of its own would run whenever the machine wants."""
+    """The operating system would decide when a real thread runs."""
 
     async def main(run: Run) -> list[Any]:
         loop = asyncio.get_running_loop()

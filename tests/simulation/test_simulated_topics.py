@@ -40,7 +40,7 @@ class Made:
         return SimulatedTopic(self.cluster, name)
 
     async def stored(self) -> list[bytes | None]:
-        """All that readers of committed records see of the topic ``t``."""
+        """Return all records of the topic ``t`` that readers of committed records see."""
         reader = await self.broker.topic("t").open_reader(ReadRequest(stop="latest"))
         values: list[bytes | None] = []
         while (batch := await reader.read()) is not None:

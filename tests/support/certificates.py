@@ -60,7 +60,7 @@ class Authority:
 
 
 def key_store(directory: Path, certificate: Path, key: Path) -> Path:
-    """Both in one file, as a Kafka broker takes them."""
+    """Write both into one file, as a Kafka broker takes them."""
     store = directory / f"{certificate.stem}-store.pem"
     store.write_text(key.read_text() + certificate.read_text())
     return store

@@ -23,7 +23,7 @@ _WRITE_TIMEOUT_S = 120.0
 
 
 def make_class_archive() -> bool:
-    """Whether there is one now: it is made where it is not there yet."""
+    """Make the archive if it does not exist; return whether it exists now."""
     kafka_jars()  # their folder is that of the archive
     archive = class_archive()
     if archive.is_file():
@@ -43,7 +43,7 @@ def make_class_archive() -> bool:
 
 
 def _is_whole(archive: Path) -> bool:
-    """Whether a small program of Kafka ends well with it."""
+    """Return whether a small program of Kafka works with the archive."""
     program = ["-cp", f"{kafka_jars()}/*", "kafka.tools.StorageTool", "random-uuid"]
     command = ["java", *QUICK_START, f"-XX:SharedArchiveFile={archive}", *program]
     return (

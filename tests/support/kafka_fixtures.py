@@ -62,7 +62,7 @@ def topic_prefix() -> str:
 
 
 def skip_without_java() -> None:
-    """Tests that need a broker are skipped where none can be started, but never where changes are judged."""
+    """Skip tests that need a broker if no broker can be started, but never in CI."""
     reason = what_is_missing()
     if reason and os.environ.get("CI"):
         pytest.fail(reason)

@@ -256,7 +256,7 @@ class KafkaServer:
             return log.read().decode(errors="replace")
 
     def _end(self, with_signal: signal.Signals, timeout_s: float) -> bool:
-        """Whether it ended within that time."""
+        """Return whether the process ended within that time."""
         process, self._process = self._process, None
         if process is None:
             return True

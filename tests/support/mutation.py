@@ -103,7 +103,9 @@ def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[
 
 
 def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list[Mutant]]:
-    """How many changes were made to these functions and classes, and those that these tests have not noticed."""
+    """Return the number of changes made to these functions and classes, and the changes that these tests did
+    not notice.
+    """
     with TemporaryDirectory(prefix="streamiter-mutants-") as name:
         folder = Path(name)
         for part in ("streamiter", "connectors", "tests"):

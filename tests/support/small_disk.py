@@ -25,7 +25,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
 
 
 def _mount(*arguments: str) -> bool:
-    """Whether the mount was made."""
+    """Return whether the disk was mounted."""
     if os.geteuid() != 0:
         return False
     return (

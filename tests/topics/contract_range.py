@@ -1,4 +1,4 @@
-"""Where reading begins and where it ends."""
+"""The first and the last record of a reader."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class RangeContract:
         assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
 
     async def test_a_stop_offset_is_not_read(self, case: TopicCase) -> None:
-        """Restoring a feedback log reads exactly the range of its snapshot; unnamed partitions have none."""
+        """A restore of a feedback log reads exactly the range of its snapshot; other partitions have no range."""
         topic = await case.make_topic(partitions=3)
         for partition in range(3):
             await write(topic, OutgoingBatch(numbered(range(6)), partition=partition))

@@ -1,4 +1,4 @@
-"""How records are read: shares, turns, waiting, resuming, lag."""
+"""Reading of records: shares, turns, waiting, resuming, lag."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class WritingContract:
         assert all(before <= record.timestamp_ms <= after for record in await read_to_end(topic))
 
     async def test_a_batch_without_keys_or_headers_reads_as_having_none(self, case: TopicCase) -> None:
-        """Columns that were never written must have an entry for each record all the same."""
+        """Columns that were never written must still have an entry for each record."""
         topic = await case.make_topic()
         await write(topic, [b"a", b"b"])
         reader = await topic.open_reader(ReadRequest(stop="latest"))
@@ -87,7 +87,7 @@ class WritingContract:
             assert offsets == sorted(set(offsets))
 
     async def test_a_key_stays_in_its_partition_and_in_order(self, case: TopicCase) -> None:
-        """State by key is built from the order of its records."""
+        """State by key depends on the order of its records."""
         topic = await case.make_topic(partitions=3)
         writer = await topic.open_writer()
         for start in range(0, 600, 40):

@@ -95,7 +95,7 @@ def encode(encoder: Encoder, records: Any) -> list[bytes | None]:
 def test_exactly_the_bad_values_of_a_batch_are_named(
     numbers: list[int], decoder: Decoder, bad: list[bytes | None]
 ) -> None:
-    """One bad record must not take the good ones of its batch with it, nor pass for one of them."""
+    """One bad record must neither remove the good ones of its batch, nor count as good."""
     values = [[GOOD, GOOD, *bad][number % (2 + len(bad))] for number in numbers]
     bad_indices = [index for index, value in enumerate(values) if value != GOOD]
     if not bad_indices:
@@ -131,7 +131,7 @@ def finite(random: Random) -> float:
 
 
 def text(random: Random) -> str:
-    """Without lone surrogates, which no UTF-8 has."""
+    """Return a text without lone surrogates, which UTF-8 cannot contain."""
     return some_text(random).encode(errors="ignore").decode()
 
 
@@ -441,7 +441,7 @@ def test_metadata_goes_with_columns_too() -> None:
 @pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
 @pytest.mark.parametrize("encoder", [Json(), JsonColumns({"id": "int64", "name": "str"}), Csv()])
 def test_the_records_of_a_table_are_its_rows(encoder: Any, table: Any) -> None:
-    """The names of its columns were written, and nothing was said."""
+    """The names of the columns were written as records, without an error."""
     given = Columns({"id": [1, 2], "name": ["a", "b"]})
     assert encoder.encode(table({"id": [1, 2], "name": ["a", "b"]})) == encoder.encode(given)
 

@@ -63,7 +63,7 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def stored_blocks(folder: Path) -> tuple[int, int]:
-    """How many blocks there are, and how many of them are staged."""
+    """Return the number of blocks, and how many of them are staged."""
     with opened(folder) as connection:
         [blocks] = connection.execute("SELECT count(*) FROM blocks").fetchone()
         [staged] = connection.execute("SELECT count(*) FROM staged").fetchone()
@@ -141,7 +141,7 @@ async def _fill(folder: Path) -> None:
 
 
 async def _all_of(folder: Path) -> list[object]:
-    """All that can be asked of a file; then it is written to, in each way."""
+    """Read everything from a file, then write to it in every way."""
     topics = [sqlite_topic(folder, name) for name in TOPICS]
     found: list[object] = [await connector_for("sqlite:").list_topics(f"sqlite:///{folder}/topics.db", {})]
     for each in topics:
@@ -158,7 +158,7 @@ async def _all_of(folder: Path) -> list[object]:
 
 
 def _damage(file: Path, random: Random) -> None:
-    """As disks, cables and backups do it."""
+    """Damage the file as disks, cables and backups do."""
     content = bytearray(file.read_bytes())
     place, page = random.randrange(len(content)), random.randrange(len(content) // PAGE_BYTES) * PAGE_BYTES
     match random.choice(["bits", "bytes", "zeros", "page", "page of zeros", "cut", "header"]):
@@ -180,7 +180,7 @@ def _damage(file: Path, random: Random) -> None:
 
 
 async def check_damage(whole_file: WholeFile, folder: Path, seed: int) -> bool:
-    """Whether damage was found; where it was not, nothing has come of it."""
+    """Check that damage was found; if it was not, the records must be unchanged."""
     shutil.copytree(whole_file.folder, folder)
     _damage(folder / "topics.db", Random(seed))
     found, error = await _outcome(_all_of(folder))
@@ -211,7 +211,7 @@ async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
 def test_damage_anywhere_is_found(
     whole_file: WholeFile, tmp_path: Path, for_each_soak_seed: ForEachSeed
 ) -> None:
-    """The same for as many places as there is time for."""
+    """The same check for many places in the file."""
     for_each_soak_seed(lambda seed: asyncio.run(check_damage(whole_file, tmp_path / "copy", seed)))
 
 
@@ -234,7 +234,7 @@ async def test_a_job_names_the_step_the_topic_and_the_file_that_is_damaged(
 
 
 async def test_a_block_that_was_stored_before_blocks_had_checksums_is_read(tmp_path: Path) -> None:
-    """Files of before: no checksum of blocks, no identity of topics. They get both as they are used."""
+    """Old files have no checksums of blocks and no identity of topics. They get both when they are used."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     await write(clicks, numbered(range(5)))
@@ -326,7 +326,7 @@ async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> None:
-    """All heartbeats of a job live in the loop."""
+    """All heartbeats of a job are in the event loop."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     writer = await clicks.open_writer()

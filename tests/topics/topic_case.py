@@ -122,7 +122,7 @@ def numbers_of(records: Iterable[TopicRecord]) -> list[int]:
 
 
 async def write(topic: Topic, batch: OutgoingBatch | Sequence[bytes | None]) -> None:
-    """Write with a writer of its own and close it, which flushes."""
+    """Write with a new writer and close it, which flushes."""
     writer = await patiently(topic.open_writer())
     try:
         batch = batch if isinstance(batch, OutgoingBatch) else OutgoingBatch(batch)
@@ -144,7 +144,7 @@ async def write_and_commit(transactions: Transactions, topic: Topic, values: Seq
 
 
 async def read_to_end(topic: Topic, request: ReadRequest | None = None) -> list[TopicRecord]:
-    """All records of a bounded read, in the order in which they came."""
+    """Return all records of a bounded read, in the order of their arrival."""
     reader = await patiently(topic.open_reader(request or ReadRequest(stop="latest")))
     records: list[TopicRecord] = []
     try:

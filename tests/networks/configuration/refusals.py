@@ -22,7 +22,7 @@ def refused(source: Any) -> str:
 
 
 def of_file(tmp_path: Path, document: Any) -> str:
-    """The same for a file called net.json."""
+    """Return the message for this document in a file called net.json."""
     path = tmp_path / "net.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return refused(path)

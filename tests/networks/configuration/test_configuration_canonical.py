@@ -1,4 +1,4 @@
-"""The canonical form: one for all files that mean the same, and itself a file that means that."""
+"""The canonical form: all files with the same meaning have the same one, and it is itself such a file."""
 
 import json
 from typing import Any
@@ -90,7 +90,7 @@ def test_paths_and_another_way_of_initial_values_are_kept():
 
 
 def test_the_text_is_read_as_what_it_was_made_of(tmp_path):
-    """Also with names that are not ASCII."""
+    """Names may contain characters that are not ASCII."""
     document = deep_fm()
     layer(document, "wide")["name"] = "größe"
     layer(document, "sum")["inputlayers"][0] = "größe"

@@ -26,12 +26,12 @@ from networks.configuration.refusals import of_file, refused
     ids=["torn", "empty", "array", "null", "nan", "twice", "deep", "digits"],
 )
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, text, said):
-    """Of two layers of one name, plain JSON would keep the last and say nothing."""
+    """Plain JSON would silently keep the last of two layers with the same name."""
     assert of_file(tmp_path, text) == f"net.json: {said}"
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
-    """A saved model given in place of its configuration."""
+    """A saved model was given instead of its configuration."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"{\xff")
     assert refused(path) == "model.safetensors: expected JSON in UTF-8, given a wrong byte at 1"

@@ -228,7 +228,7 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
     ids=["embedding", "loss", "one vector", "shared", "weighted sum", "cross"],
 )
 def test_a_dimension_of_a_small_network_is_checked_too(document, said):
-    """Without ``numfield``, and of layers that a DeepFM does not have."""
+    """The network has no ``numfield``, and layers that a DeepFM does not have."""
     assert refused(document) == f"configuration: {said}"
 
 

@@ -81,7 +81,7 @@ def test_the_published_deep_fm_says_what_it_says():
 
 
 def test_a_missing_key_has_the_published_default():
-    """Files leave most keys out."""
+    """Most files leave out most keys."""
     read = read_configuration({"layers": LOGISTIC})
     assert read.data == DataSettings(
         format="dummy",
@@ -210,13 +210,13 @@ def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
     ids=str,
 )
 def test_the_learning_rate_decays_as_decayclass_says(decay, rate):
-    """All optimizers but FTRL go by it."""
+    """All optimizers except FTRL use it."""
     assert wide(train={"lr": 0.5, **decay}).optimizer.learning_rate == rate
 
 
 @pytest.mark.parametrize("key", ["default_transfunc", "default_trandfunc"])
 def test_older_files_misspell_the_default_transfer_function(key):
-    """They exist, and must run as they are."""
+    """Such files exist, and must run without changes."""
     layers = {
         "embedding": {"type": "embedding", "numfactors": 2, "outputdim": 6},
         "deep": {"type": "fclayer", "inputlayer": "embedding", "outputdims": [3, 1]},
@@ -256,7 +256,7 @@ def test_a_loss_has_its_own_function_or_the_default():
 
 
 def same(first: Configuration, second: Configuration) -> bool:
-    """Whether they mean the same; they may be called something else."""
+    """Return whether two configurations mean the same; their names may differ."""
     return canonical(first) == canonical(second) and first.layers == second.layers
 
 

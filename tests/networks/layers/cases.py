@@ -22,7 +22,7 @@ PAIRS = 6
 
 @dataclass
 class Nodes:
-    """Layers as they are added, each behind its inputs."""
+    """A list of layers, each added behind its inputs."""
 
     place_holder: PlaceHolder
     layers: list[Layer] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Nodes:
         return self.add("simpleinputlayer", output_dim, transfer="tanh")
 
     def graph(self, last: Layer, loss: NetworkLoss | None = None, type_name: str = "losslayer") -> LayerGraph:
-        """All of them, and a loss at the end, by way of a fully connected layer where there are several outputs."""
+        """Return a graph of all layers with a loss, behind a fully connected layer if there are several outputs."""
         if loss is None and last.output_dim > 1:
             last = self.add("fclayer", 1, last)
         end = self.add(type_name, -1, last, loss=loss or LOSSES["l2loss"]())

@@ -186,6 +186,6 @@ def test_no_layer_changes_what_it_was_given():
 
 
 def test_an_embedding_has_as_many_vectors_as_there_are_fields():
-    """The cases are about that many."""
+    """The cases depend on the number of fields."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     assert nodes.vectors().output_dim == FIELDS * FACTORS
