@@ -41,18 +41,20 @@ hypothesis.settings.load_profile("streamiter")
 
 
 def pytest_configure() -> None:
-    """Tests that send themselves Ctrl-C get it: in the background of a script it is ignored, and they waited."""
+    """Let tests that send themselves Ctrl-C receive it: in the background of a script it is ignored, and they
+    waited.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Which seeds a soak takes."""
+    """Show the seeds of a soak."""
     return soak_header(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Soak tests have no time limit."""
+    """Remove the time limits of soak tests."""
     without_time_limits(items)
 
 

@@ -167,7 +167,9 @@ Actions = tuple[list[int | str], int, int]
 
 
 def actions_and_limits(random: Random) -> Actions:
-    """A batch of so many records, a control record, or a take; the limits in records and bytes."""
+    """Return actions (a batch of this many records, a control record, or a take) and the limits in records and
+    bytes.
+    """
     actions: list[int | str] = [
         random.choice((random.randint(0, 9), random.randint(0, 3), "control", "take"))
         for _ in range(random.randrange(31))

@@ -24,7 +24,7 @@ LIMIT_S = 100
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution, and the wheel that is built from it."""
+    """Return a folder with the source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("built")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -155,7 +155,7 @@ class Installation:
 
 
 def requirements(name: str, extra: str = "") -> set[str]:
-    """Names of the distributions that one requires with an extra, and of those that they require."""
+    """Return the names of the distributions that one requires with an extra, and of their requirements."""
     found: set[str] = set()
     open_requirements = [Requirement(f"{name}[{extra}]" if extra else name)]
     while open_requirements:
@@ -172,7 +172,7 @@ def requirements(name: str, extra: str = "") -> set[str]:
 
 
 def as_wheel(installed: Distribution, folder: Path) -> None:
-    """Return the wheel from which a package was installed, without its programs."""
+    """Write the wheel from which a package was installed into a folder, without its programs."""
     tag = re.findall(r"^Tag: (.+)$", installed.read_text("WHEEL") or "", re.MULTILINE)[0]
     name = installed.name.replace("-", "_")
     with zipfile.ZipFile(folder / f"{name}-{installed.version}-{tag}.whl", "w") as archive:
@@ -182,7 +182,7 @@ def as_wheel(installed: Distribution, folder: Path) -> None:
 
 
 def link_into(folder: Path, installed: Distribution) -> None:
-    """Let a folder hold it, too."""
+    """Make links to a package in a folder."""
     for top in {file.parts[0] for file in installed.files or []} - {"..", "__pycache__"}:
         link = folder / top
         if not link.exists():

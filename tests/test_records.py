@@ -43,7 +43,7 @@ def batches_of(length: int) -> list[Batch]:
 
 
 def rows(batch: Batch) -> list[Any]:
-    """The records as plain objects, so that two batches can be compared."""
+    """Return the records as plain objects, so that two batches can be compared."""
     if isinstance(batch, Columns):
         return [{name: value.item() for name, value in row.items()} for row in batch]
     return np.asarray(batch).tolist() if isinstance(batch, np.ndarray) else list(batch)

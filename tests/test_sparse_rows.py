@@ -41,7 +41,7 @@ def test_rows_have_the_same_meaning_in_any_order(rows):
 @settings(deadline=None)
 @given(sparse_rows, st.data())
 def test_parts_are_parts(rows, data):
-    """A batch is cut anywhere, and bad rows are taken out of it."""
+    """A batch is cut anywhere, and bad rows are removed from it."""
     built_rows, matrix = built(rows), dense(rows)
     start, stop = data.draw(st.integers(0, 7)), data.draw(st.integers(0, 7))
     assert built_rows[start:stop].to_dense().tolist() == matrix[start:stop].tolist()

@@ -13,7 +13,7 @@ from streamiter.checkpoints.directory_store import DirectoryStore
 
 @pytest.fixture
 async def make_store(tmp_path: Path) -> AsyncIterator[MakeStore]:
-    """Stores in one directory, which is made by the first that claims a flow."""
+    """Return a maker of stores in one directory, which is created by the first store that claims a flow."""
     stores: list[DirectoryStore] = []
 
     def make() -> DirectoryStore:

@@ -13,14 +13,14 @@ __all__ = ["decoded_frames", "unnamed_files"]
 
 
 def decoded_frames(deferred: Deferred, plain_data: PlainData | None = None) -> Iterator[Any]:
-    """Each frame through bytes, when it is asked for; released at the end."""
+    """Return each frame, decoded from its bytes when it is asked for; release the state at the end."""
     plain = plain_data or PlainData()
     yield from map(plain.decode, deferred.frames())
     deferred.release()
 
 
 def unnamed_files() -> list[str]:
-    """Paths below /proc of the deleted files that this process has open."""
+    """Return the paths below /proc of the deleted files that this process has open."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{name}"

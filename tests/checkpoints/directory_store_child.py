@@ -22,7 +22,7 @@ LARGE_FRAMES = 300
 
 
 class Large(Deferred):
-    """Frames of a megabyte that are made as they are taken."""
+    """Frames of a megabyte that are made when they are taken."""
 
     def frames(self) -> Iterator[bytes]:
         for number in range(LARGE_FRAMES):
@@ -33,7 +33,7 @@ class Large(Deferred):
 
 
 def parts(number: int) -> list[SnapshotPart]:
-    """More than is written at once, other ones for each number."""
+    """Return more parts than are written at once, different ones for each number."""
     frames = [b"%d" % number * 20_000 for _ in range(10)]
     return [
         SnapshotPart("p", b"%d" % number, (Frames(frames * 3),)),
@@ -42,7 +42,7 @@ def parts(number: int) -> list[SnapshotPart]:
 
 
 async def go_on(directory: str, run: str) -> None:
-    """Takes checkpoints without end, and says each number once it is committed."""
+    """Take checkpoints without end, and print each number when it is committed."""
     store = DirectoryStore(directory)
     before = await store.claim("clicks", run)
     number = before.committed.number if before and before.committed else 0
@@ -57,7 +57,9 @@ async def go_on(directory: str, run: str) -> None:
 
 
 async def compete(directory: str, run: str) -> None:
-    """Claims on a line of stdin, then takes checkpoints until another run has claimed; says which were committed."""
+    """Claim when a line comes on stdin, then take checkpoints until another run has claimed; print the
+    committed ones.
+    """
     store = DirectoryStore(directory)
     sys.stdin.readline()
     committed = 0
@@ -74,7 +76,7 @@ async def compete(directory: str, run: str) -> None:
 
 
 async def save_large(directory: str, run: str) -> None:
-    """Says by how many bytes its memory was larger than before at most, while it saved."""
+    """Save a large snapshot; print by how many bytes the memory grew at most."""
     store = DirectoryStore(directory)
     await store.claim("clicks", run)
     await store.save(header(1, run), parts(1))

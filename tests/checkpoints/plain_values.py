@@ -73,7 +73,7 @@ def some_bytes(random: Random) -> bytes:
 
 
 def some_int(random: Random) -> int:
-    """Small, at an edge, or of any size."""
+    """Return a small integer, one at a limit, or one of any size."""
     kind = random.random()
     if kind < 0.3:
         return random.randint(-9, 9)
@@ -81,7 +81,7 @@ def some_int(random: Random) -> int:
 
 
 def some_float(random: Random) -> float:
-    """Any bits, or special ones."""
+    """Return a float of random bits, or a special one."""
     return random.choice(FLOATS) if random.random() < 0.5 else struct.unpack("d", random.randbytes(8))[0]
 
 
@@ -98,7 +98,7 @@ def _bool(random: Random) -> bool:
 
 
 def some_structured_dtype(random: Random, levels: int = 2) -> np.dtype[Any]:
-    """Fields in fields and of arrays, with gaps, alignment and titles."""
+    """Return a dtype with fields in fields and of arrays, with gaps, alignment and titles."""
     if random.random() < 0.2:
         return random.choice((PADDED, ALIGNED, TITLED, np.dtype([])))
     fields: list[tuple[Any, ...]] = []
@@ -152,7 +152,7 @@ def some_point(random: Random) -> Point:
 
 
 def some_key(random: Random) -> Any:
-    """A value that can be a key of a dict."""
+    """Return a value that can be a key of a dict."""
     kind = random.random()
     if kind < 0.7:
         return some_atom(random)
@@ -177,7 +177,7 @@ LEAVES = (*(some_atom,) * 6, some_array, some_scalar, some_columns, some_point)
 def some_plain_value(
     random: Random, levels: int = 3, leaves: Sequence[Callable[[Random], Any]] = LEAVES
 ) -> Any:
-    """Anything that the encoding takes."""
+    """Return any value that the encoding takes."""
     kind = random.randrange(8) if levels else 0
     if kind < 4:
         return random.choice(leaves)(random)
@@ -195,7 +195,7 @@ def some_plain_value(
 
 
 def some_batch(random: Random) -> Any:
-    """A list of any plain values, columns, or an array."""
+    """Return a list of any plain values, columns, or an array."""
     kind = random.random()
     if kind < 0.4:
         return many(random, some_plain_value, 5)

@@ -13,7 +13,7 @@ FRAMES = [b"first", b"", b"third" * 20]
 
 
 class Frames(Deferred):
-    """Deferred state of these frames; says how it was treated."""
+    """Deferred state of these frames; it records how it was treated."""
 
     def __init__(self, frames: Sequence[bytes] = FRAMES) -> None:
         self._frames = frames
@@ -42,7 +42,7 @@ def header(number: int, run: str = "a", *, flow: str = "clicks", **more: Any) ->
 
 
 def parts() -> list[SnapshotPart]:
-    """Parts of every kind: without content, without deferred state, with much of it."""
+    """Return parts of every kind: without content, without deferred state, with much of it."""
     return [
         SnapshotPart("read/0", b"positions"),
         SnapshotPart("read/1", b""),

@@ -1,7 +1,7 @@
 """The contract of checkpoint stores, as a class of checks to inherit from.
 
-A store's test module gives a fixture ``make_store``: each call makes a store, as another process would, of the
-same snapshots.
+A store's test module has a fixture ``make_store``: each call makes a store of the same snapshots, as another
+process would.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLOWS = [
 
 
 class StoreContract:
-    """Inherit from this and give a fixture ``make_store``."""
+    """Inherit from this class and define a fixture ``make_store``."""
 
     # ---- kept snapshots
 
@@ -55,7 +55,7 @@ class StoreContract:
         await snapshot.close()
 
     async def test_frames_may_be_read_side_by_side(self, make_store: MakeStore) -> None:
-        """The subtasks of a step restore at the same time; one position for all would mix them up."""
+        """The subtasks of a step restore at the same time; a shared position in the file would mix them up."""
         store = make_store()
         await store.claim("clicks", "a")
         many = [[b"%d of %d" % (number, piece) * 50 for number in range(300)] for piece in range(3)]
@@ -238,7 +238,7 @@ class StoreContract:
         assert await make_store().claim("clicks", "c") == CommitPointer("b", None)
 
     async def test_an_older_run_is_refused_everything(self, make_store: MakeStore) -> None:
-        """A process that was thought dead, and wakes up, must not move the flow back."""
+        """A process that was taken for dead and continues must not move the flow back."""
         old, new = make_store(), make_store()
         await old.claim("clicks", "a")
         await save_and_commit(old, 1)
@@ -323,7 +323,7 @@ class StoreContract:
     async def test_the_committed_one_and_those_before_it_are_kept(
         self, make_store: MakeStore, keep: int, kept: list[int]
     ) -> None:
-        """``keep`` counts the committed one."""
+        """The committed checkpoint counts for ``keep``."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2, 3, 4, 5)
@@ -353,7 +353,7 @@ class StoreContract:
     async def test_a_number_used_by_two_runs_is_kept_of_the_one_that_committed_it(
         self, make_store: MakeStore
     ) -> None:
-        """The run before had saved its own, which sorts first."""
+        """The run before had saved a checkpoint with the same number, which sorts first."""
         store = make_store()
         await store.claim("clicks", "z")
         await save_and_commit(store, 1, run="z")

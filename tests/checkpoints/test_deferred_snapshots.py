@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def make_cache(tmp_path):
-    """A maker of caches, which are closed at the end of the test."""
+    """Return a maker of caches, which are closed at the end of the test."""
     caches = []
 
     def make(memory_limit_bytes=0):
@@ -42,7 +42,7 @@ def make_cache(tmp_path):
 
 @pytest.fixture
 def make_queue(tmp_path):
-    """A maker of queues of several segments, which are closed at the end of the test."""
+    """Return a maker of queues of several segments, which are closed at the end of the test."""
     queues = []
 
     def make(memory_limit_bytes=0, disk_limit_bytes=16 * 6 * MIB):
@@ -80,7 +80,7 @@ def records_of(queue):
 @pytest.mark.parametrize("memory_limit_bytes", [0, 100_000, 10**9])
 @pytest.mark.parametrize("then", ["append", "append and close", "restore", "restore and append"])
 def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_bytes, then):
-    """Records of after the barrier in a snapshot are trained on twice; a file that went away is a lost model."""
+    """Records behind the barrier would be used twice; a missing file would lose the model."""
     given = [*blocks(20), np.ones(10), np.ones(10)]
     cache = filled(make_cache(memory_limit_bytes), given)
     expected = replayed(cache)
@@ -97,7 +97,7 @@ def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_
 
 
 def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
-    """A large batch that is refused takes its first pieces with it."""
+    """When a large batch is refused, its first pieces are removed."""
     cache = filled(make_cache(), blocks(5))
     snapshot = cache.snapshot()
     with pytest.raises(PlainDataError):
@@ -185,7 +185,7 @@ def test_a_released_snapshot_leaves_its_owner_as_it_is(make):
 
 
 def test_a_snapshot_that_is_read_lets_go_by_itself(make):
-    """Whoever wrote it may take long to commit: the disk's space is not needed for that."""
+    """The writer of a snapshot may take long to commit: the disk's space is not needed for that."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     snapshot = kept.snapshot()
@@ -248,7 +248,7 @@ def test_a_snapshot_is_read_once(make, memory_limit_bytes):
 
 
 def test_a_value_that_is_not_plain_data_is_refused_with_the_step(make_cache, make_queue):
-    """Kept in memory it was not looked at before."""
+    """A value in memory was not checked before."""
     cache, queue = make_cache(10**9), make_queue(10**9)
     cache.append([1, {"a": {1}}])
     queue.put(DataBatch([1, {"a": {1}}]))
@@ -332,7 +332,7 @@ print(peak_bytes() - before)
 
 @pytest.mark.parametrize("kind", ["cache", "queue"])
 def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
-    """The data of an iteration that outgrew memory could be trained on, but not checkpointed, nor restored."""
+    """Data of an iteration that was larger than memory could be trained on, but not checkpointed or restored."""
     run = subprocess.run(
         [sys.executable, "-c", THROUGH_A_SNAPSHOT, kind, str(tmp_path), "300"],
         capture_output=True,
@@ -344,7 +344,7 @@ def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
 
 
 def test_restoring_goes_to_disk_past_the_limit_and_takes_frames_one_by_one(make):
-    """A snapshot larger than memory must come back as it went."""
+    """A snapshot larger than memory must be restored as it was."""
     kept = filled(make(), blocks(40, records=MIB // 8))
     restored = make(2 * MIB)
     gc.collect()

@@ -32,7 +32,7 @@ def some_piece(random):
 
 
 def some_state(random, levels=3):
-    """Plain values with deferred pieces at any place but in a key."""
+    """Return plain values with deferred pieces at any place except in a key."""
     kind = random.randrange(8) if levels else 0
     if kind < 2:
         return some_plain_value(random, 1)
@@ -52,7 +52,7 @@ def some_state(random, levels=3):
 
 
 def materialized(state, found):
-    """The state with a list in the place of each piece; the pieces go to ``found`` in order."""
+    """Return the state with a list instead of each piece; append the pieces to ``found`` in order."""
     if isinstance(state, Values):
         found.append(state)
         return list(state.values)
@@ -71,7 +71,7 @@ def listed(deferred):
 
 @random_examples(some_state)
 def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
-    """A large piece that lands in another step's place restores a model that was never trained."""
+    """A large piece in another step's place would restore a model that was never trained."""
     found = []
     expected = materialized(state, found)
     data, deferred = PLAIN.encode_state(state)
@@ -81,7 +81,7 @@ def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
 
 
 def test_a_piece_before_a_lone_surrogate_is_one_piece():
-    """Text that is no UTF-8 has the encoder begin again: pieces it has met before were there twice."""
+    """With text that is not UTF-8 the encoder starts again: earlier pieces were included twice."""
     state = {"piece": Values(1, 2), "file": "\ud800"}
     data, deferred = PLAIN.encode_state(state)
     assert deferred == [state["piece"]]
@@ -164,7 +164,7 @@ def test_changed_bytes_of_state_are_read_or_refused(changed):
 
 
 def test_pieces_out_of_order_are_refused():
-    """Bytes put together of two parts of a snapshot."""
+    """The bytes are a mixture of two parts of a snapshot."""
     data, _ = PLAIN.encode_state([Values(), Values()])
     first, second = b"\x00\x00\x00\x00", b"\x01\x00\x00\x00"
     assert data.index(first) < data.index(second)

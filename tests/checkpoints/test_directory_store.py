@@ -38,7 +38,7 @@ async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> N
 
 
 async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    """A path with the name of the file at its end."""
+    """The path has the name of the file at its end."""
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
@@ -49,7 +49,7 @@ async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> N
 
 
 async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeStore, folder: Path) -> None:
-    """Somebody's notes, a backup, the folder of something else."""
+    """The directory may contain notes, a backup, or a folder of another program."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
@@ -69,7 +69,7 @@ async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeS
 
 
 async def test_a_name_that_is_no_text_is_refused(make_store: MakeStore) -> None:
-    """It cannot be written in UTF-8."""
+    """The name cannot be written in UTF-8."""
     with pytest.raises(ConfigurationError, match="expected names of text"):
         await make_store().claim("half \ud800", "a")
 
@@ -86,7 +86,7 @@ async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run
 
 @pytest.fixture
 async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
-    """A run that has committed checkpoint 1 and is saving 2; set the event for it to end."""
+    """Return a run that has committed checkpoint 1 and is saving 2; the event lets it end."""
     half, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Frames):

@@ -40,7 +40,7 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def killed(directory: Path, run: str, commits: int, more_turns: int) -> int:
-    """Kills the run some time after so many commits; gives the last number that it said was committed."""
+    """Kill the run some time after this many commits; return the last number that it reported as committed."""
     async with child("go_on", directory, run) as process:
         number = 0
         for _ in range(1 + commits):

@@ -48,7 +48,7 @@ async def test_content_that_is_damaged_is_found_by_verifying_and_by_reading(
 
 
 async def test_a_renamed_or_copied_snapshot_is_refused(make_store: MakeStore, folder: Path) -> None:
-    """The state of one flow in another, or an older one under the name of the newest."""
+    """The state of one flow was in the folder of another, or an older state had the name of the newest."""
     store = make_store()
     await store.claim("clicks", "a")
     await store.claim("views", "a")
@@ -110,7 +110,7 @@ async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder
 async def test_a_record_of_a_newer_version_is_distinguished_from_a_damaged_one(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """After a downgrade."""
+    """A user may return to an older version of the program."""
     store = make_store()
     await store.claim("clicks", "a")
     record = folder / "record.json"
@@ -141,7 +141,7 @@ async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
 async def test_pruning_removes_nothing_where_the_committed_one_is_missing(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The older ones are all that is left of the flow."""
+    """The older snapshots are the only remaining ones of the flow."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2, 3)

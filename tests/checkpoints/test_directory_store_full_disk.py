@@ -25,7 +25,7 @@ def make_read_only(disk: Path) -> None:
 
 
 def fill(disk: Path) -> None:
-    """To the last byte."""
+    """Fill the disk to the last byte."""
     with open(disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
@@ -67,7 +67,7 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
 
 
 async def test_on_a_full_disk_commits_fail_as_a_whole_and_pruning_works(small_disk: SmallDisk) -> None:
-    """A few bytes of the record are too many, too; removing must not need room."""
+    """Even the few bytes of the record do not fit; removing must not need space."""
     disk, _ = small_disk
     store = DirectoryStore(disk)
     await store.claim("clicks", "a")

@@ -105,7 +105,7 @@ def test_without_batches_there_is_no_first_one(make_batches):
 
 
 def test_a_batch_that_does_not_fit_on_the_disk_changes_nothing(make_batches):
-    """The system writes as much as fits before it fails: half a batch in the middle of a segment."""
+    """The system writes as much as fits before it fails: half a batch stays in the middle of a segment."""
     batches = make_batches()
     first, refused, second = (EncodedBatch(0, 1, letter * 1000) for letter in (b"a", b"b", b"c"))
     batches.append(first)

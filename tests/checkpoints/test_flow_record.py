@@ -183,7 +183,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
 
 
 def test_if_the_commit_is_unknown_a_number_is_required() -> None:
-    """Any choice would lose outputs or have them twice, so it is not made without a word."""
+    """Every choice would lose outputs or write them twice, so the user must choose."""
     history = History()
     history.claim(begins_anew=False)
     history.take(commits=True)

@@ -21,7 +21,7 @@ def some_key(random, levels=2):
 
 
 def two_keys(random):
-    """Often of the same few, as two of all that can be are hardly ever equal."""
+    """Return two keys, often from the same few, because random keys are hardly ever equal."""
     if random.random() < 0.3:
         few = [0, 1, "", "a", b"", b"a", (), (0,), ((),), ("a", 0), (b"a", 0)]
         return random.choice(few), random.choice(few)
@@ -148,7 +148,7 @@ def nested(levels):
 
 
 def test_a_key_too_deep_is_refused():
-    """Neither the packer's own error nor Python's."""
+    """The error is neither the packer's nor Python's."""
     wanted = "^key: expected one that its encoding can hold, given one too deep or too long [(]RecursionError[)]; use"
     for levels in (5000, 100_000):
         with pytest.raises(PlainDataError, match=wanted):
@@ -193,7 +193,7 @@ def test_an_array_of_no_keys_is_refused(dtype):
 
 
 def test_an_array_of_two_axes_is_refused():
-    """Which of its numbers would be the key?"""
+    """It would be unclear which of its numbers is the key."""
     with pytest.raises(PlainDataError, match=r"one axis, given one of shape \(2, 3\)"):
         key_groups(np.zeros((2, 3), int))
 

@@ -38,7 +38,7 @@ def decode_or_refuse(data: bytes) -> None:
 
 
 def some_data(random):
-    """Any bytes, or such as begin like something that is read."""
+    """Return random bytes, or bytes that begin like valid ones."""
     if random.random() < 0.5:
         return random.randbytes(random.randrange(60))
     return bytes(
@@ -57,7 +57,7 @@ def test_any_bytes_are_read_or_refused(data):
 
 
 def test_no_bytes_are_refused():
-    """The file was made, and the process died before it wrote."""
+    """The process died after it had made the file, and before it wrote."""
     with pytest.raises(PlainDataError):
         PLAIN.decode(b"")
 
@@ -84,7 +84,7 @@ def test_changed_bytes_are_read_or_refused(data):
 
 
 def test_every_changed_byte_of_a_rich_value_is_read_or_refused():
-    """Every header, length and code once at its extremes."""
+    """Every header, length and code is changed at least once."""
     encoded = PLAIN.encode(RICH)
     for position in range(len(encoded)):
         for byte in (0x00, 0x7F, 0x80, 0xFF, encoded[position] ^ 1):
@@ -273,7 +273,7 @@ def test_records_of_no_bytes_are_not_counted_through():
 
 @pytest.mark.parametrize("value", [1, {"a": 1}, (1, 2), np.float32(1), np.zeros(())])
 def test_a_single_value_is_no_batch(value):
-    """Two kinds of data in one store, mixed up."""
+    """A value and a batch were mixed up in one store."""
     with pytest.raises(PlainDataError, match="expected the encoding of a batch"):
         PLAIN.decode_batch(PLAIN.encode(value))
 

@@ -208,7 +208,7 @@ def test_an_invalid_batch_is_refused(batch):
     ],
 )
 def test_the_advice_fits_the_type(value, advice):
-    """The way out differs, and the message is where the user meets it."""
+    """The remedy depends on the type, and the user reads only the message."""
     with pytest.raises(PlainDataError, match=advice):
         PLAIN.encode(value)
 

@@ -31,7 +31,7 @@ EVENT = msgspec.defstruct("Event", ["a"])
 
 @pytest.fixture
 def make_cache(tmp_path):
-    """A maker of caches, which are closed at the end of the test."""
+    """Return a maker of caches, which are closed at the end of the test."""
     caches = []
 
     def make(**options):
@@ -68,7 +68,7 @@ def filled(cache, batches):
 
 
 def fill_until(error, cache, batches):
-    """Append until that is raised, which it must be."""
+    """Append until this error is raised, which must happen."""
     for batch in batches:
         try:
             cache.append(batch)
@@ -318,7 +318,7 @@ def test_some_columns_of_a_wide_array_do_not_keep_all_of_it(make_cache):
 
 
 def test_empty_batches_and_other_sequences(make_cache):
-    """A range or a tuple is a batch, too; a batch of nothing is nothing to keep."""
+    """A range or a tuple is a batch, too; an empty batch is not stored."""
     cache = make_cache(memory_limit_bytes=10**9)
     filled(cache, [[], np.empty(0), range(3), (3, 4), Columns({"x": []})])
     assert replayed(cache) == [[0, 1, 2, 3, 4]]
@@ -326,7 +326,7 @@ def test_empty_batches_and_other_sequences(make_cache):
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 10_000, 100_000])
 def test_memory_stays_within_the_limit(make_cache, memory_limit_bytes):
-    """And within 1 MiB of it while small batches are gathered for the disk."""
+    """The memory also stays within 1 MiB of the limit while small batches are collected for the disk."""
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     for batch in itertools.chain(arrays(300, records=100), arrays(50, records=5000)):
         cache.append(batch)
@@ -406,7 +406,7 @@ def test_a_snapshot_does_not_change_afterwards(make_cache):
     ],
 )
 def test_entries_of_no_snapshot_are_refused(make_cache, entry):
-    """The state of another step, or damaged."""
+    """The entries are those of another step, or damaged."""
     with pytest.raises(PlainDataError, match=r"^points: expected"):
         make_cache(memory_limit_bytes=10**9).restore([[entry]])
 
@@ -424,7 +424,7 @@ def test_negative_limits_are_refused(make_cache, limits):
     ids=["small", "large", "array of objects"],
 )
 def test_a_value_that_is_not_plain_data_is_refused_and_later_ones_are_not(make_cache, refused):
-    """Found when a hundred batches are written together, the blame would fall on the wrong one."""
+    """A hundred batches are written together, and the error would blame the wrong one."""
     cache = make_cache(memory_limit_bytes=0)
     cache.append([1, 2])
     with pytest.raises(PlainDataError, match=r"^points: (record 1 of the batch: record\[.a.\]|batch)"):
@@ -507,7 +507,7 @@ def test_a_file_that_was_damaged_is_an_error(make_cache, position):
 
 @needs_proc
 def test_a_batch_of_another_length_is_an_error(make_cache):
-    """Damage that leaves a valid encoding."""
+    """The damage leaves a valid encoding."""
     before = unnamed_files()
     cache = filled(make_cache(), [[1] * 3000])
     content = PlainData().encode_batch([1] * 2998 + [200])

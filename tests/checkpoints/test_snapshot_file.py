@@ -30,7 +30,7 @@ PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (F
 
 
 def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = None) -> Path:
-    """A whole file of these parts."""
+    """Write a whole file of these parts; return its path."""
     writer = SnapshotWriter(path)
     writer.open()
     for part in parts:
@@ -47,7 +47,7 @@ def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A small file with something of everything."""
+    """Return a small file with all kinds of content."""
     folder = tmp_path / "checkpoints" / "clicks"
     folder.mkdir(parents=True)
     return write(folder / "7.checkpoint", PARTS)
@@ -86,7 +86,7 @@ def refusal(path: Path) -> str:
 
 
 def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Empty ones, frames around the size that is read at once, and thousands of small ones."""
+    """Parts may be empty, have frames around the size that is read at once, or thousands of small frames."""
     folder = tmp_path_factory.mktemp("any")
     names = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
     frames = st.lists(st.binary(max_size=300) | st.integers(65_500, 65_560).map(bytes), max_size=5)
@@ -173,7 +173,7 @@ def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
 
 
 def test_more_bytes_at_the_end_are_refused(file: Path) -> None:
-    """Two files in one, or one written over a longer one."""
+    """The file contains two files, or was written over a longer one."""
     whole = file.read_bytes()
     assert "damaged" in refusal_of(file, whole + b"\0")
     assert f"given {2 * len(whole)}" in refusal_of(file, whole + whole)
@@ -212,7 +212,7 @@ def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
 
 
 def with_manifest(whole: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
-    """The file with another manifest, and all checksums right."""
+    """Return the file with another manifest, and correct checksums."""
     end = len(whole) - TRAILER_BYTES
     offset = int.from_bytes(whole[end : end + 8], "little")
     manifest = json.loads(whole[offset:end])
@@ -268,7 +268,7 @@ def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Pat
 
 
 def test_a_file_of_something_else_is_refused(file: Path) -> None:
-    """Renamed, or put there by another program."""
+    """The file was renamed, or written by another program."""
     assert "expected a file that begins with" in refusal_of(file, b"PK\3\4" * 50)
 
 

@@ -162,7 +162,7 @@ RARE = (
 
 
 def some_call(random):
-    """A method of the queue, and its argument."""
+    """Return a method of the queue, and its argument."""
     call = random.choice(COMMON if random.random() < 0.85 else RARE)
     if call is QueueBesideADeque.put:
         return call, some_item(random)
@@ -188,7 +188,7 @@ def test_any_sequence_of_calls_does_what_it_does_to_a_deque(example, tmp_path):
 
 @pytest.fixture
 def make_queue(tmp_path):
-    """A maker of queues, which are closed at the end of the test."""
+    """Return a maker of queues, which are closed at the end of the test."""
     queues = []
 
     def make(**options):
@@ -313,7 +313,7 @@ def test_disk_use_stays_bounded_for_a_queue_that_is_never_empty(make_queue):
 
 
 def open_file_bytes():
-    """Sizes of the deleted files that this process has open."""
+    """Return the sizes of the deleted files that this process has open."""
     sizes = []
     for name in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{name}"

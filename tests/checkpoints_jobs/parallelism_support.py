@@ -43,7 +43,7 @@ async def written(topic: Topic) -> list[Any]:
 
 
 async def write(topic: Topic, values: Sequence[Any], *, partitions: int = 1) -> None:
-    """One value after the other, into the partitions in turn."""
+    """Write one value after the other, to the partitions in turn."""
     writer = await topic.open_writer()
     for partition in range(partitions):
         share = [orjson.dumps(value) for value in values[partition::partitions]]
@@ -52,7 +52,7 @@ async def write(topic: Topic, values: Sequence[Any], *, partitions: int = 1) -> 
 
 
 class SmallBatches(MemoryTopic):
-    """A topic that is read two records at a time, so that a job can be stopped in many places."""
+    """A topic that is read two records at a time, so that a job can be stopped at many points."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         super().__init__(broker.topic(name)._store, name)
@@ -62,12 +62,12 @@ class SmallBatches(MemoryTopic):
 
 
 def numbers(flow: Flow, broker: MemoryBroker, name: str = "in", *, parallelism: int | None = None) -> Stream:
-    """The numbers of a topic, a few at a time."""
+    """Return a source of the numbers of a topic, a few at a time."""
     return flow.source(SmallBatches(broker, name), stop="latest", name=name, parallelism=parallelism)
 
 
 async def new_broker() -> MemoryBroker:
-    """With topics ``in``, ``in2`` and ``in3`` of numbers, and an empty one ``out``."""
+    """Return a broker with the topics ``in``, ``in2`` and ``in3`` of numbers, and an empty topic ``out``."""
     broker = MemoryBroker()
     for name in ("in", "in2", "in3"):
         await broker.topic(name).create(partitions=PARTITIONS)
@@ -90,7 +90,7 @@ class Stops:
         return await flow.start(checkpoints=checkpoints, channel_limits=SMALL, **options)
 
     async def suspend(self, job: Job) -> None:
-        """Stop it with its state."""
+        """Suspend the job."""
         await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
 
     async def crash(self, job: Job) -> None:
@@ -102,7 +102,7 @@ class Stops:
         await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
 
     async def run(self, make_flow: Callable[[int], Flow], parallelisms: Sequence[int], *, turns: int) -> None:
-        """Stop all but the last of them after up to so many turns of the event loop."""
+        """Stop all runs except the last after some turns of the event loop."""
         job = await self.start(make_flow(parallelisms[0]))
         for before, after in pairwise(parallelisms):
             await self._stop_soon(job, turns)

@@ -57,7 +57,7 @@ def all_go_to(subtask: int, partitioning: Partitioning, records: list[Any], subt
 
 
 def some_states(random: Random) -> list[dict[Any, int]]:
-    """The state of each key at each subtask."""
+    """Return the state of each key at each subtask."""
     return [
         {some_key(random): random.getrandbits(70) for _ in range(random.randrange(6))}
         for _ in range(random.randint(1, 3))
@@ -92,7 +92,7 @@ def some_timers(random: Random) -> list[tuple[int, Any, str]]:
 
 @random_examples(lambda random: (many(random, some_timers), some_count(random)))
 def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int]) -> None:
-    """A timer was dealt out by its number, and met no state."""
+    """A timer was distributed by its number, and did not find the state of its key."""
     timers, subtasks = example
     dealt = redistribute_timers(timers, subtasks, by_key=True)
     assert Counter(timer for of_subtask in dealt for timer in of_subtask) == Counter(
@@ -247,7 +247,7 @@ def some_adds(random: Random) -> list[tuple[int, int]]:
 
 @random_examples(lambda random: many(random, some_adds))
 def test_counts_of_several_heads_add_up(added: list[list[tuple[int, int]]]) -> None:
-    """A loop ended while feedback was in it that another head had counted."""
+    """A loop ended while it still had feedback that another head had counted."""
     expected: Counter[int] = Counter()
     runs = []
     for of_head in added:

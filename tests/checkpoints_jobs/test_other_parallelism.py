@@ -36,7 +36,7 @@ everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)
 
 
 def times(before: int, after: int) -> list[int]:
-    """There, and back."""
+    """Return a parallelism, another one, and the first one again."""
     return [before, after, before]
 
 
@@ -53,7 +53,7 @@ class Count(Operator):
 
 
 def by_key(broker: MemoryBroker, parallelism: int) -> Flow:
-    """Every operator with a state for each key."""
+    """Return a flow with every operator that has state by key."""
     flow = Flow("keyed", parallelism=parallelism)
     read = numbers(flow, broker)
     counted = read.key_by(lambda x: x % 7).process(Count, name="count")
@@ -78,7 +78,7 @@ def test_states_go_with_their_keys(before: int, after: int) -> None:
 
 
 def in_batches(broker: MemoryBroker, parallelism: int) -> Flow:
-    """Mini-batches of three."""
+    """Return a flow with mini-batches of three."""
     flow = Flow("batches", parallelism=parallelism)
     numbers(flow, broker).rebalance().batch(3, name="batch").map(list).sink(broker.topic("out"))
     return flow
@@ -101,7 +101,7 @@ def test_what_is_left_over_of_mini_batches_is_not_lost(make_flow: Any, before: i
 
 
 def at_the_end(broker: MemoryBroker, parallelism: int) -> Flow:
-    """Steps that keep all they get, in several subtasks."""
+    """Return a flow of steps that keep all records, in several subtasks."""
     flow = Flow("at the end", parallelism=parallelism)
     left = numbers(flow, broker).process(lambda: Dawdle(1)).key_by(lambda x: x % 20)
     right = numbers(flow, broker, "in2").key_by(lambda x: x % 20)
@@ -197,7 +197,7 @@ def test_items_that_are_left_are_read_once(before: int, after: int, monkeypatch:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 1), (4, 2)])
 def test_only_some_steps_change(before: int, after: int) -> None:
-    """A step that kept its parallelism had more channels than its snapshot, or was chained to the one before it."""
+    """A step with an unchanged parallelism had more channels than its snapshot, or was chained to the step before."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("some")
@@ -257,7 +257,7 @@ async def test_timers_go_with_their_keys(before: int, after: int) -> None:
 
 
 class Countdown(Source):
-    """Numbers from its own, which a user has split among subtasks."""
+    """A source of a user that counts down, with its own ``redistribute``."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         mine = range(context.subtask_index, 6, context.parallelism)

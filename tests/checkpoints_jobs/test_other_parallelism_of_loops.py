@@ -31,7 +31,7 @@ everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)
 
 
 class Seen(Operator):
-    """Tells how often each record has gone by."""
+    """Emits how often each record has passed."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -79,7 +79,7 @@ def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
 def test_circulating_records_continue_where_they_were(
     ahead: int | None, stamped: bool, feedback: str, before: int, after: int
 ) -> None:
-    """Feedback that a head held, or that came back while the barrier did, was lost with its head; or nothing ended."""
+    """Feedback that a head held, or that came with the barrier, was lost with the head; or the loop never ended."""
     make_flow = going_round(ahead, stamped=stamped, feedback=feedback)
     got = outputs(make_flow, [before, after, before], turns=150, seed=before * 10 + after)
     expected: Counter[tuple[int, ...]] = Counter()
@@ -91,7 +91,7 @@ def test_circulating_records_continue_where_they_were(
 
 
 class WithEpoch(Operator):
-    """Tells the epoch of each record."""
+    """Emits the epoch of each record."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -101,7 +101,7 @@ class WithEpoch(Operator):
 
 
 class Total(Operator):
-    """Tells the sum of the records it got, at the end, and for each key how many there were so far."""
+    """Emits the sum of its records at the end, and the number of records of each key."""
 
     def __init__(self) -> None:
         self._total = 0

@@ -90,7 +90,7 @@ async def test_state_that_cannot_be_redistributed() -> None:
 
 @pytest.mark.parametrize(("shared", "given"), [([1], "1 of them"), (7, "int"), ("ab", "str")])
 async def test_a_wrong_number_of_states(shared: Any, given: str) -> None:
-    """The states of some subtasks went nowhere."""
+    """The states of some subtasks were lost."""
     message = await refused(keeping(shared), 3, 2, records_in=("keep", NUMBERS))
     assert message == (
         "flow 'kept', checkpoint 1, step 'keep': Kept.redistribute: expected a list of 2 states, one for each subtask, "
@@ -99,7 +99,7 @@ async def test_a_wrong_number_of_states(shared: Any, given: str) -> None:
 
 
 class Ones(Source):
-    """Reads ones from where it was."""
+    """A source of ones, from its position."""
 
     bounded = False
 
@@ -192,7 +192,7 @@ async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
 
 
 def held_back(between: str | None) -> MakeFlow:
-    """Records of the right input wait, and their step is called ``between``; None: there is none."""
+    """Return a flow in which records of the right input wait before the step ``between``; None: without that step."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("held back")
@@ -260,7 +260,7 @@ async def test_feedback_in_another_topic() -> None:
 
 
 async def taken(make_flow: MakeFlow, parallelism: int) -> JobSnapshot:
-    """A snapshot of a running job of this flow."""
+    """Return a snapshot of a running job of this flow."""
     job = await make_flow(await new_broker(), parallelism).start()
     await asyncio.sleep(0)
     snapshot = await job.snapshot()

@@ -53,19 +53,19 @@ class Case:
     taking_over: Place
 
     def topic(self, name: str) -> Topic:
-        """A topic of this test."""
+        """Return a topic of this test."""
         return topic(self.prefix + name)
 
 
 def sqlite_case(folder: Path) -> Case:
-    """All topics in one file."""
+    """Return a case with all topics in one file."""
     return Case(
         f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT, SQLITE_TAKING_OVER
     )
 
 
 def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
-    """Topics of a broker that other tests use as well."""
+    """Return a case with topics of a broker that other tests use, too."""
     return Case(
         f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT, KAFKA_TAKING_OVER
     )
@@ -75,7 +75,7 @@ def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
 
 
 def trainer(case: Case, run: str, **options: Any) -> Program:
-    """`training.py` on the topics "events", "updates RUN" and "read RUN"."""
+    """Return `training.py` with the topics "events", "updates RUN" and "read RUN"."""
     given = Options(
         flow=f"{case.flow}{run}",
         events=f"{case.prefix}events",
@@ -107,7 +107,7 @@ def training_pieces(events: int, partitions: int) -> Pieces:
 
 
 def example_trainer(case: Case, run: str, **environment: str) -> Program:
-    """The example's trainer on the same topics; they must be on Kafka."""
+    """Return the example's trainer with the same topics; they must be on Kafka."""
     bootstrap, _, prefix = case.prefix.removeprefix("kafka://").partition("/")
     flow = f"{case.flow}{run}"
     given = {

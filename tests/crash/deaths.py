@@ -30,7 +30,7 @@ class Death(Protocol):
 
     @property
     def number(self) -> int:
-        """At which call."""
+        """Return the number of the call."""
 
     @property
     def may_come_late(self) -> bool:
@@ -63,7 +63,7 @@ class AtPlace:
 
 @dataclass(frozen=True)
 class _Timed:
-    """When its time has come: at a ``moment`` from 0 to 1."""
+    """Dies at a ``moment`` from 0 to 1 of a time span."""
 
     moment: float
     place: None = None
@@ -72,7 +72,7 @@ class _Timed:
 
 
 class Starting(_Timed):
-    """Somewhere between its start and the first records."""
+    """Dies between its start and the first records."""
 
     async def come(self, process: Process, start_s: float) -> None:
         await process.lives_for(1.2 * start_s * self.moment)
@@ -80,7 +80,7 @@ class Starting(_Timed):
 
 
 class Running(_Timed):
-    """While it works."""
+    """Dies while it works."""
 
     async def come(self, process: Process, start_s: float) -> None:
         await process.until(process.has_taken_over)
@@ -89,7 +89,7 @@ class Running(_Timed):
 
 
 class Writing(_Timed):
-    """When a snapshot is seen half written in the folder, if one is."""
+    """Dies when a snapshot in the folder is half written, if there is one."""
 
     async def come(self, process: Process, start_s: float) -> None:
         await process.until(process.has_taken_over)
@@ -99,7 +99,7 @@ class Writing(_Timed):
 
 @dataclass(frozen=True)
 class Stopping(_Timed):
-    """On its way out."""
+    """Dies while it stops."""
 
     may_come_late: bool = True
 

@@ -1,4 +1,4 @@
-"""Events that come in little by little."""
+"""Events that arrive in small pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_S: Final = 0.01
 
 
 class Feed:
-    """Writes pieces to a topic, in order, while there are lives to live."""
+    """Writes pieces to a topic, in order, as long as the program is restarted."""
 
     def __init__(self, topic: Topic, pieces: Sequence[OutgoingBatch]) -> None:
         self._topic = topic

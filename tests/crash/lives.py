@@ -56,7 +56,7 @@ class Story:
         return Running(1.0) if is_too_early else death
 
     async def _life(self, death: Death, lives_left: int, start_s: float) -> float:
-        """One life; gives how long a start takes, as far as it is known."""
+        """Run the program until it dies; return the time of a start, if known."""
         began_s = time.monotonic()
         async with running(self.program, death.place, death.number) as process:
             dying = asyncio.ensure_future(death.come(process, start_s))

@@ -65,7 +65,7 @@ class Program:
 
 
 class Process:
-    """A program that runs."""
+    """A running program."""
 
     def __init__(self, program: Program, process: asyncio.subprocess.Process, before: Record) -> None:
         self.program = program
@@ -93,7 +93,7 @@ class Process:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     async def until(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
-        """Wait until it holds; False if the process has ended, or the time was up, before."""
+        """Wait until the condition holds; return False if the process has ended, or the time was over, before."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not self.is_over:
@@ -103,7 +103,7 @@ class Process:
         return False
 
     async def lives_for(self, duration_s: float) -> None:
-        """Let it run for so long, or until it ends."""
+        """Let the process run for this time, or until it ends."""
         await asyncio.wait([self._printed], timeout=duration_s)
 
     def send(self, number: signal.Signals) -> None:
@@ -124,7 +124,7 @@ class Process:
 async def running(
     program: Program, place: Place | None = None, number: int = 1, strike: signal.Signals = signal.SIGKILL
 ) -> AsyncIterator[Process]:
-    """A process of the program; at a place it sends itself a signal. Killed in any case."""
+    """Start a process of the program, which sends itself a signal at a place; kill it in any case."""
     command = [str(program.script), *program.arguments]
     if place is not None:
         command = [str(_MORTAL), place.when, place.function, str(number), str(int(strike)), *command]

@@ -61,13 +61,13 @@ def soak_kills() -> int:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Case:
-    """Topics in a file."""
+    """Return a case with topics in a file."""
     return sqlite_case(tmp_path)
 
 
 @pytest.fixture
 def kafka(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Case:
-    """Topics on a broker."""
+    """Return a case with topics on a broker."""
     return kafka_case(kafka_broker.bootstrap, topic_prefix, tmp_path)
 
 
@@ -165,7 +165,7 @@ async def check_asynchronous(case: Case, kills: int) -> None:
 
 
 async def documents_in(topic: Topic) -> tuple[list[tuple[int, int]], list[bytes]]:
-    """Generations and versions of the updates, and the updates without these."""
+    """Return the generations and versions of the updates, and the updates without them."""
     documents = [orjson.loads(update.value or b"") for update in await updates_in(topic)]
     ranks = [(document.pop("generation"), document.pop("version")) for document in documents]
     return ranks, [orjson.dumps(document) for document in documents]
@@ -201,7 +201,7 @@ async def check_at_least_once(case: Case, kills: int) -> None:
 
 @pytest.mark.parametrize("place", ALL_PLACES, ids=str)
 def test_each_place_is_in_the_engine(place: Place) -> None:
-    """A function got another name, and the soak of the night after found out in its fifth hour."""
+    """A function was renamed, and the soak test failed only in its fifth hour."""
     module, _, path = place.function.partition(":")
     assert callable(operator.attrgetter(path)(importlib.import_module(module)))
 
@@ -234,7 +234,7 @@ async def test_parallel_training_on_sqlite_survives_kill_9(sqlite: Case) -> None
 
 
 async def test_state_survives_kill_9_without_transactions(sqlite: Case) -> None:
-    """Only outputs with transactions had been looked at, and sums in files were wrong after a crash."""
+    """Only transactional outputs were tested, and sums in files were wrong after a crash."""
     await check_at_least_once(sqlite, FEWER_KILLS)
 
 

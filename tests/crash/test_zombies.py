@@ -27,7 +27,7 @@ POLL_S: Final = 0.05
 
 @pytest.fixture(params=["sqlite", "kafka"])
 async def case(request: pytest.FixtureRequest, topic_prefix: str, tmp_path: Path) -> Case:
-    """Topics in a file or on a broker, with a third of the events."""
+    """Return a case in a file or on a broker, with a third of the events."""
     if request.param == "sqlite":
         made = sqlite_case(tmp_path)
     else:
@@ -65,7 +65,7 @@ async def check_each_is_seen_once(case: Case) -> None:
 
 
 async def ends_fenced(zombie: Process) -> None:
-    """With an error that says why."""
+    """Check that the process ends with an error that gives the reason."""
     code, printed = await zombie.ends()
     assert code == 1, printed
     assert "streamiter.errors.ProducerFenced: " in printed

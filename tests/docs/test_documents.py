@@ -84,7 +84,7 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
-    """A document names a make target or a command that is not there."""
+    """A document names a make target or a command that does not exist."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for line in block["code"].splitlines():
         words = line.split("#", maxsplit=1)[0].split()

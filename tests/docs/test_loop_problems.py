@@ -1,4 +1,4 @@
-"""The symptoms of docs/loop-problems.md are those that a reader has."""
+"""The messages in docs/loop-problems.md are those of the engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "loop-problems.md"
 
 
 class Endless(Source):
-    """One record, then silence."""
+    """Emits one record, then nothing."""
 
     bounded = False
 
@@ -226,7 +226,7 @@ def build_and_run(build: Callable[[Flow], None]) -> None:
 
 @pytest.mark.parametrize(("build", "message"), MESSAGES, ids=[build.__name__ for build, _ in MESSAGES])
 def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], None], message: str) -> None:
-    """The reader searches the page for the message he has, and does not find it."""
+    """A reader searches the page for the text of a message, and does not find it."""
     assert f"`{message}`" in PAGE.read_text(encoding="utf-8")
     with pytest.raises(StreamiterError) as raised:
         build_and_run(build)

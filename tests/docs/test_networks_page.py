@@ -33,7 +33,7 @@ SMALLEST: Mapping[str, Any] = {
 
 
 def rows(heading: str, head: str = "") -> list[list[str]]:
-    """The rows of the tables below a heading whose head begins with this, without the head."""
+    """Return the rows of the tables below a heading whose first line begins with ``head``, without that line."""
     [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     tables = re.findall(rf"^\| {re.escape(head)}.*?\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
     return [
@@ -93,7 +93,7 @@ def keys_of(kind: LayerKind) -> set[str]:
 def test_functions_stand_in_their_tables_with_their_defaults(
     heading: str, kinds: FunctionKinds, common: set[str]
 ) -> None:
-    """A function that is found in the source only, or a default that is another one since."""
+    """A function was missing in the table, or its default had changed."""
     told = {codes(row[0])[0]: parameters(row[-1]) for row in rows(heading, "type")}
     assert told == {
         name: {key: number.default for key, number in numbers.items() if key not in common}
@@ -141,6 +141,6 @@ def test_the_keys_of_the_file_are_known() -> None:
 
 
 def test_each_learning_rate_and_each_way_to_begin_stand_in_their_tables() -> None:
-    """A name that the file may have is found in the source only."""
+    """A name that is valid in the file was missing in the table."""
     assert [codes(row[0])[0] for row in rows("Learning rates")] == list(DECAYS)
     assert [codes(row[0])[0] for row in rows("Initial values")] == ['"xavier"', '"angel"']

@@ -44,7 +44,7 @@ def test_the_tables_name_no_function_that_is_not_there() -> None:
 
 
 def test_each_setting_of_a_matrix_is_in_the_table() -> None:
-    """A setting that is found in the source only."""
+    """A setting was missing in the table."""
     settings = [field.name for field in dataclasses.fields(Matrix) if field.name != "name"]
     assert sorted(first_cells("Matrices")) == sorted(settings)
 

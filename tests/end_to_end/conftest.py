@@ -14,7 +14,7 @@ MakeTopic = Callable[[str], Topic]
 
 @pytest.fixture(params=["memory", "sqlite", "kafka"])
 def any_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
-    """Gives a topic by name, on each connector in turn; the topics need creating."""
+    """Return a function from names to topics, on each connector in turn; the topics must be created."""
     if request.param == "memory":
         return MemoryBroker().topic
     if request.param == "sqlite":

@@ -37,7 +37,7 @@ Preparation = Callable[[], Awaitable[Trouble]]
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[KafkaServer]:
-    """A broker that the tests here freeze and stop; its second door asks for a password."""
+    """A broker that these tests freeze and stop; its second port asks for a password."""
     skip_without_java()
     settings = {
         "sasl.enabled.mechanisms": "PLAIN",
@@ -85,7 +85,7 @@ def kafka_record_too_large(broker: KafkaServer) -> Preparation:
 
 @pytest.fixture
 def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
-    """More than fits on the disk of the log."""
+    """The sink writes more than fits on the disk."""
 
     async def make() -> Trouble:
         clicks = topic(f"sqlite:///{small_disk[0]}/log.db?topic=clicks")
@@ -99,7 +99,7 @@ def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
 
 @pytest.fixture
 def kafka_wrong_password(broker: KafkaServer) -> Preparation:
-    """A job that is not let in."""
+    """The broker refuses the login."""
 
     async def make() -> Trouble:
         clicks = topic(
@@ -117,7 +117,7 @@ def kafka_wrong_password(broker: KafkaServer) -> Preparation:
 
 @pytest.fixture
 def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
-    """The broker of the sink freezes, and there is more to write."""
+    """The broker of the sink freezes while more records are written."""
 
     async def make() -> Trouble:
         clicks, written = MemoryBroker().topic("clicks"), topic(f"kafka://{broker.bootstrap}/sink", **QUICK)
@@ -138,7 +138,7 @@ def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
 
 @pytest.fixture
 def kafka_gone_from_the_source(broker: KafkaServer) -> Preparation:
-    """The broker of the source stops while nothing comes."""
+    """The broker of the source stops while no records come."""
 
     async def make() -> Trouble:
         clicks = topic(f"kafka://{broker.bootstrap}/source", **QUICK)

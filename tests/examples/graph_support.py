@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 def loaded(name: str) -> ModuleType:
-    """The example as a module."""
+    """Return the example as a module."""
     specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
@@ -32,7 +32,7 @@ def loaded(name: str) -> ModuleType:
 
 
 def printed_by(name: str) -> list[str]:
-    """The lines that the example prints, run as a user runs it."""
+    """Return the lines that the example prints, run as a user runs it."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
@@ -57,13 +57,13 @@ async def interrupted_and_restored(make: Callable[[], tuple[Flow, Collected]]) -
 
 
 def links(pairs: Any) -> Columns:
-    """Columns of pairs (from, to)."""
+    """Return columns of pairs (from, to)."""
     array = np.array(pairs, dtype=int).reshape(-1, 2)
     return Columns({"from": array[:, 0], "to": array[:, 1]})
 
 
 def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
-    """The records as they are or, with a schedule, in an order and in pieces that it decides, in two subtasks."""
+    """Return a stream of the records; with a schedule, in a random order and cut at random, in two subtasks."""
     if schedule is None:
         return flow.from_items(columns)
     order = np.random.default_rng(schedule).permutation(len(columns))
@@ -72,5 +72,5 @@ def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
 
 
 def as_columns(records: Any) -> Columns:
-    """Rows as columns."""
+    """Return rows as columns."""
     return Columns({name: np.array([record[name] for record in records]) for name in records[0]})

@@ -60,7 +60,7 @@ def as_columns(records: Any) -> Any:
 
 @pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
 def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
-    """The first thing that anyone tries."""
+    """A user first runs it without arguments."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,

@@ -35,7 +35,7 @@ def test_the_grocers_habits_are_found() -> None:
 
 
 def test_baskets_of_a_topic_are_read_to_its_end(tmp_path: Path) -> None:
-    """Lines of a file, and a share of one's own."""
+    """Lines of a file are read with a given share."""
     baskets = tmp_path / "baskets.jsonl"
     baskets.write_bytes(b"\n".join(map(orjson.dumps, [["a", "b"], ["a", "b"], ["c"], ["c"]])))
     assert printed_by("frequent_item_sets", f"file:{baskets}", "0.5") == [

@@ -50,7 +50,7 @@ class Program:
         self.printed: list[str] = []
 
     async def says(self, pattern: str) -> re.Match[str]:
-        """The next line that matches; fails with all it has printed where none comes."""
+        """Return the next line that matches; fail with the whole output if there is none."""
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
@@ -87,7 +87,7 @@ class Stack:
         self._processes = contextlib.AsyncExitStack()
 
     def topic(self, variable: str) -> Topic:
-        """The topic that an environment variable names."""
+        """Return the topic that an environment variable names."""
         return topic(f"kafka://{self._bootstrap}/{self._names[variable]}")
 
     async def start(self, service: str, *, is_sigint_ignored: bool = False, **environment: str) -> Program:
@@ -128,7 +128,7 @@ def environment_of(service: str) -> dict[str, str]:
 
 @pytest.fixture
 async def stack(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> AsyncIterator[Stack]:
-    """The three programs on the shared broker."""
+    """Return the three programs on the shared broker."""
     programs = Stack(kafka_broker.bootstrap, topic_prefix, tmp_path)
     yield programs
     await programs.stop()
@@ -355,7 +355,7 @@ def test_the_compose_file_is_one() -> None:
 
 
 class ComposeBroker(KafkaServer):
-    """A broker out of nothing but the KAFKA_* variables of the file, on free ports of the loopback address."""
+    """A broker started only from the KAFKA_* variables of the file, on free ports of the loopback address."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -404,7 +404,7 @@ def replaced(text: str, replacements: Mapping[str, str]) -> str:
 
 @pytest.fixture
 def compose_broker(tmp_path: Path) -> Iterator[ComposeBroker]:
-    """The broker of the file; stopped in any case."""
+    """Return the broker of the file; it is stopped in any case."""
     skip_without_java()
     broker = ComposeBroker(tmp_path)
     try:

@@ -32,7 +32,7 @@ def ranks_of(
 
 
 def power_iteration(graph: Columns, damping: float) -> dict[int, float]:
-    """The textbook's: a matrix with a column for each page, those without links linking to all."""
+    """Return the ranks of the textbook: a matrix with a column for each page; pages without links link to all."""
     pages = np.unique(np.concatenate([graph["from"], graph["to"]]))
     count = len(pages)
     chances = np.zeros((count, count))
@@ -95,7 +95,7 @@ async def test_a_job_restored_comes_to_the_same_ranks() -> None:
 
 
 def test_it_ends_after_the_rounds_it_is_allowed() -> None:
-    """The ring is done at once; anything with an end is not."""
+    """The ring needs one round; a graph with a dead end needs more."""
     assert ranks_of(links(RING), tolerance=0.0) == dict.fromkeys(range(4), 0.25)
     one_round = ranks_of(links([(0, 1)]), rounds_max=1, damping=0.5)
     assert one_round == pytest.approx({0: 0.25 + 0.125, 1: 0.25 + 0.125 + 0.25})

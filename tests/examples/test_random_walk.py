@@ -49,7 +49,7 @@ def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
 
 
 async def test_a_job_restored_continues_with_the_same_walks() -> None:
-    """No walker lost, none twice."""
+    """No walker is lost or doubled."""
     graph, walkers = PROGRAM.made_up_edges(12, 30), PROGRAM.new_walkers(20, 12)
 
     def make() -> tuple[Flow, Any]:

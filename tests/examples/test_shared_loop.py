@@ -40,7 +40,7 @@ def runnable(command: list[str]) -> list[str]:
 
 
 async def visits(url: str, count: int) -> list[tuple[int, int]]:
-    """The first so many: page, worker."""
+    """Return the first visits: page, worker."""
     reader = await topic(url).open_reader(ReadRequest())
     found: list[tuple[int, int]] = []
     try:

@@ -26,7 +26,7 @@ MADE_UP = ("file:train.libsvm", "file:test.libsvm", "--seconds", str(SECONDS))
 
 
 def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
-    """The lines of the table it prints."""
+    """Return the lines of the printed table."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), *arguments],
         cwd=cwd,
@@ -105,7 +105,7 @@ def write_made_up_files(folder: Path) -> None:
 
 
 def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
-    """From files, and with a picture as SVG."""
+    """The data are files, and the picture is SVG."""
     write_made_up_files(tmp_path)
     rows = ran(*MADE_UP, "--hiccups", "--picture", "hiccups.svg", cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}

@@ -1,4 +1,4 @@
-"""Short ways to read and write file topics in tests."""
+"""Short functions to read and write file topics in tests."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
 
 
 def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_bytes: int) -> int:
-    """Run the endless writer, kill it within the write after so many flushes; the first number not confirmed."""
+    """Run the endless writer, kill it during a write after this many flushes; return the first number not
+    confirmed.
+    """
     command = [sys.executable, "-c", ENDLESS_WRITER, str(path), str(first), str(lines), str(line_bytes)]
     with process(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None

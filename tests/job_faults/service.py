@@ -34,12 +34,12 @@ INTERVAL_S = 0.1
 
 
 def checkpoints_in(folder: Path, **options: Any) -> Checkpoints:
-    """Checkpoints at every turn."""
+    """Return checkpoints at every turn."""
     return Checkpoints(folder, **{"interval_s": INTERVAL_S, **options})
 
 
 class Service:
-    """One call of ``flow.run``, as a task of the loop of the test."""
+    """One call of ``flow.run``, as a task in the test's event loop."""
 
     def __init__(self, flow: Flow, checkpoints: Checkpoints, **options: Any) -> None:
         self.jobs: list[Job] = []
@@ -91,7 +91,7 @@ class Service:
         await self.until(lambda: self.taken >= 2 if len(self.jobs) > jobs else self.taken >= taken + 2)
 
     async def suspended(self) -> JobStatistics:
-        """Stop it as SIGTERM does, as soon as its job has started."""
+        """Stop the service as SIGTERM does, as soon as its job has started."""
         await self.until(lambda: bool(self.jobs))
         await patiently(self.jobs[-1].stop("suspend"))
         return await patiently(self._running)

@@ -48,7 +48,7 @@ class Topics:
         return cls(numbers, sums, numbers, sums)
 
     async def create(self) -> None:
-        """One partition each, so that there is one order."""
+        """Create topics with one partition each, so that there is one order."""
         await self.watched_numbers.create()
         await self.watched_sums.create()
 
@@ -83,7 +83,7 @@ def expected(count: int) -> list[list[int]]:
 
 
 class Feed:
-    """Writes the numbers 0, 1, 2, … until it is ended."""
+    """Writes the numbers 0, 1, 2, … until it is stopped."""
 
     def __init__(self, numbers: Topic) -> None:
         self._numbers = numbers
@@ -126,7 +126,7 @@ async def feeding(numbers: Topic) -> AsyncIterator[Feed]:
 
 
 async def write(numbers: Topic, start: int, stop: int) -> None:
-    """The numbers from ``start`` to ``stop``, at once."""
+    """Write the numbers from ``start`` to ``stop`` at once."""
     writer = await patiently(numbers.open_writer())
     await patiently(writer.write(_batch(range(start, stop))))
     await patiently(writer.close())

@@ -20,7 +20,7 @@ RARELY_S = 100.0
 
 @pytest.fixture
 async def topics() -> Topics:
-    """In memory."""
+    """Return topics in memory."""
     broker = MemoryBroker()
     made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
     await made.create()
@@ -32,7 +32,7 @@ async def handled(job: Job, count: int) -> None:
 
 
 async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> None:
-    """Somebody stops waiting when the barrier has passed and the snapshot is about to be stored."""
+    """Ask for a checkpoint, and stop waiting when the barrier has passed and the snapshot is about to be stored."""
     asking = asyncio.create_task(job.stop("suspend") if stop else job.checkpoint())
     await patiently(store.saves.wait())
     asking.cancel()

@@ -22,13 +22,13 @@ SmallDisk = tuple[Path, Callable[[], bool]]
 
 
 def topics_in(file: Path, **options: object) -> Topics:
-    """Topics of one file."""
+    """Return topics of one file."""
     numbers, sums = (topic(f"sqlite:///{file}?topic={name}", **options) for name in ("numbers", "sums"))
     return Topics.same(numbers, sums)
 
 
 def fill(folder: Path) -> Path:
-    """A file that takes all the room that is left."""
+    """Fill the remaining space with a file; return its path."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         while has_room(file):
@@ -46,7 +46,7 @@ def has_room(file: BinaryIO) -> bool:
 
 
 async def gives_up_until_there_is_room(service: Service, disk: Path) -> None:
-    """Three checkpoints find the disk full, and those after them do not."""
+    """Let three checkpoints find the disk full, and later ones find space."""
     filler = fill(disk)
     await service.until(lambda: service.given_up >= 3)
     filler.unlink()
@@ -99,7 +99,7 @@ async def test_a_transaction_that_waited_too_long_for_room_is_resumed_from_the_c
 
 
 def topics_on(disk: Path, elsewhere: Path, **options: object) -> Topics:
-    """The outputs on the disk that will be full, the inputs elsewhere."""
+    """Return topics with the outputs on the disk that will be full, and the inputs elsewhere."""
     numbers = topic(f"sqlite:///{elsewhere}/numbers.db?topic=numbers", **options)
     sums = topic(f"sqlite:///{disk}/sums.db?topic=sums", **options)
     return Topics.same(numbers, sums)

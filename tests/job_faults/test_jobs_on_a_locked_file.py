@@ -27,7 +27,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Another process writes to the file, and does not end."""
+    """Let another process write to the file without an end."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with process([sys.executable, "-c", _LOCK, str(file)], **pipes) as other:
         assert other.stdout is not None
@@ -36,7 +36,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def topics_in(folder: Path, **options: object) -> Topics:
-    """The outputs in a file of their own, so that numbers may come in while it is locked."""
+    """Return topics with the outputs in a separate file, so that numbers can arrive while it is locked."""
     numbers = topic(f"sqlite:///{folder}/numbers.db?topic=numbers")
     sums = f"sqlite:///{folder}/sums.db?topic=sums"
     return Topics(numbers, topic(sums, **options), numbers, topic(sums))

@@ -20,7 +20,7 @@ from streamiter.topics.memory import MemoryReader
 
 @pytest.fixture
 async def topics() -> Topics:
-    """In memory."""
+    """Return topics in memory."""
     broker = MemoryBroker()
     made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
     await made.create()
@@ -28,7 +28,7 @@ async def topics() -> Topics:
 
 
 async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: int) -> None:
-    """A run that takes a checkpoint behind these numbers."""
+    """Run the flow, with a checkpoint behind these numbers."""
     await write(topics.numbers, start, stop)
     service = serve(sums_flow("sums", topics), checkpoints_in(folder))
     await until_committed(topics.sums, stop)

@@ -17,7 +17,7 @@ __all__ = ["serve"]
 
 @pytest.fixture
 def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
-    """Makes a handle of a topic on the shared broker, with options."""
+    """Return a maker of topics on the shared broker, with options."""
 
     def handle(name: str = "clicks", **options: object) -> Topic:
         return topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}{name}", **options)
@@ -35,7 +35,7 @@ def broker_to_break() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def breakable_broker(broker_to_break) -> Iterator[KafkaServer]:
-    """The broker to break, running again after the test."""
+    """The broker to break, which runs again after the test."""
     yield broker_to_break
     broker_to_break.start()
     broker_to_break.resume()

@@ -37,7 +37,7 @@ async def closing_of_transactions(topic: Topic) -> Closing:
 
 
 async def cancelled_after(turns: int, close: Closing, *, times: int) -> None:
-    """Close, and cancel that after some turns of the event loop, in each of ``times`` turns."""
+    """Close, and cancel the closing after some turns of the event loop, in each of ``times`` turns."""
 
     async def closed() -> None:
         await close()

@@ -39,7 +39,7 @@ PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
 
 @pytest.fixture
 def handle(breakable_broker: KafkaServer, topic_prefix: str) -> Callable[..., Topic]:
-    """Makes a handle of a topic on the broker that is going to break."""
+    """Return a maker of topics on the broker that will break."""
 
     def make(name: str = "clicks", **options: object) -> Topic:
         return topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
@@ -88,7 +88,7 @@ async def _to_end(scenario: AsyncIterator[None]) -> None:
 
 @pytest.fixture
 async def silent_server() -> AsyncIterator[str]:
-    """Takes connections and never says a word."""
+    """A server that accepts connections and never answers."""
     connections: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _reader, writer: connections.append(writer), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()

@@ -32,7 +32,7 @@ RunAgain = Callable[..., Service]
 
 @pytest.fixture
 async def topics(kafka_topic: MakeTopic) -> Topics:
-    """On the broker that all tests share."""
+    """Return topics on the broker of all tests."""
     made = Topics.same(*(kafka_topic(name, give_up_after_s=PATIENCE_S) for name in ("numbers", "sums")))
     await made.create()
     return made
@@ -49,7 +49,7 @@ def run(serve: Serve, topics: Topics, topic_prefix: str, tmp_path: Path) -> RunA
 
 
 def check_cause(error: StreamiterError, kind: type[Exception], *said: str) -> None:
-    """It is one error, of the job, with such a cause, and it says all this."""
+    """Check that the job raised one error with this cause and these texts."""
     assert isinstance(error, JobFailed)
     assert isinstance(error.__cause__, kind)
     for each in said:

@@ -36,7 +36,7 @@ _RESTARTED: Final = "resuming from the last checkpoint"
 
 @pytest.fixture
 async def topics(kafka_topic: Callable[..., Topic]) -> Topics:
-    """On the broker that all tests share."""
+    """Return topics on the broker of all tests."""
     own = (kafka_topic(name, **_PATIENCE) for name in ("numbers", "sums"))
     made = Topics(*own, kafka_topic("numbers"), kafka_topic("sums"))
     await made.create()
@@ -45,7 +45,7 @@ async def topics(kafka_topic: Callable[..., Topic]) -> Topics:
 
 @pytest.fixture
 def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
-    """Sums, with transactions that may last a second."""
+    """Return the program of sums, with transactions that may last a second."""
     options = Options(
         flow=f"{topic_prefix}sums",
         numbers=topics.numbers.url,
@@ -64,7 +64,7 @@ def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
 
 
 def frozen_at_commit(program: Program) -> AbstractAsyncContextManager[Process]:
-    """The program, which stops itself right before a commit."""
+    """Return the program, which stops itself right before a commit."""
     return running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP)
 
 

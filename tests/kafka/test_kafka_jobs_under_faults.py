@@ -32,7 +32,7 @@ def soak_seed() -> int:
 
 
 def soak_faults() -> int:
-    """Each takes some ten seconds."""
+    """Return the number of faults of a soak; each takes some ten seconds."""
     return int(os.environ.get("STREAMITER_SOAK_FAULTS", "10"))
 
 
@@ -42,7 +42,7 @@ Interrupt = Callable[[KafkaServer], Awaitable[None]]
 
 @pytest.fixture
 def make_topics(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopics:
-    """Topics of the broker that is going to break, for a job with these options."""
+    """Return topics of the broker that will break, for a job with these options."""
 
     def make(**options: object) -> Topics:
         prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
@@ -54,7 +54,7 @@ def make_topics(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopics:
 
 @pytest.fixture
 def flow_name(topic_prefix: str) -> str:
-    """Flows of all tests share the topic of the commit records."""
+    """Return a unique name: flows of all tests share the topic of the commit records."""
     return f"{topic_prefix}sums"
 
 

@@ -46,7 +46,7 @@ async def test_compressed_records_come_back_and_are_smaller(kafka_topic: MakeTop
 
 
 async def codecs_on_the_wire(topic: Topic) -> set[int]:
-    """The codecs of the record batches as the broker stores them."""
+    """Return the codecs of the record batches as the broker stores them."""
     reader = await topic.open_reader(ReadRequest())
     partition = reader._partitions[0]
     async with asyncio.timeout(PATIENCE_S):
@@ -129,7 +129,7 @@ async def test_a_writer_finds_partitions_that_were_added(
 
 
 async def test_records_can_be_acknowledged_by_the_leader_alone(kafka_topic: MakeTopic) -> None:
-    """For those to whom speed is worth more than a replica."""
+    """Some users prefer speed to a replica."""
     topic = kafka_topic(acks="1")
     await topic.create(partitions=2)
     await write(topic, OutgoingBatch(numbered(range(1000)), keys=numbered(range(1000))))
@@ -288,7 +288,7 @@ async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an
 
 
 async def write_in_blocks(topic: Topic, numbers: range) -> None:
-    """Ten records in each, too large for a second one in an answer of a kilobyte."""
+    """Write ten records in each block, too large for two blocks in an answer of a kilobyte."""
     writer = await topic.open_writer()
     for start in range(0, len(numbers), 10):
         await writer.write(

@@ -27,7 +27,9 @@ PATIENT = {"give_up_after_s": 20.0}
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, a broker's and a client's certificate, and an authority that signed none."""
+    """Return a folder with an authority, a broker's and a client's certificate, and an authority that has
+    signed none.
+    """
     need_openssl()
     directory = tmp_path_factory.mktemp("certificates")
     authority = Authority(directory, "authority")
@@ -202,7 +204,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
 async def test_encrypted_connections_work(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """With the broker's authority in a file."""
+    """The broker's authority is in a file."""
     made = topic(
         url(guarded_broker, "BOTH", topic_prefix + "clicks"),
         **as_user("alice", security_protocol="SASL_SSL", ssl_cafile=str(certificates / "authority.pem")),
@@ -213,7 +215,7 @@ async def test_encrypted_connections_work(
 async def test_a_client_shows_its_own_certificate(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """Instead of a password."""
+    """The certificate replaces a password."""
     made = topic(
         url(guarded_broker, "MUTUAL", topic_prefix + "clicks"),
         security_protocol="SSL",

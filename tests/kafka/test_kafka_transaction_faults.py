@@ -309,7 +309,7 @@ async def test_a_run_replaced_while_nothing_was_open_knows_that_however_late(kaf
 
 @pytest.fixture
 def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
-    """Makes a handle of a topic on the broker that is going to break."""
+    """Return a maker of topics on the broker that will break."""
 
     def make(name: str = "clicks", **options: object) -> Topic:
         return topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)

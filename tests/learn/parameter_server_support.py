@@ -16,7 +16,7 @@ ALL = {"BSP": BSP(), "SSP": SSP(staleness=2), "ASP": ASP()}
 
 
 def made_up_rows(count: int, *, width: int = 40, seed: int = 1) -> list[dict[str, Any]]:
-    """Sparse rows of six features with targets 0 or 1, as libsvm files give them."""
+    """Return sparse rows of six features with targets 0 or 1, as in libsvm files."""
     generator = np.random.default_rng(seed)
     weights = np.random.default_rng(0).normal(size=width)
     rows = []
@@ -29,7 +29,7 @@ def made_up_rows(count: int, *, width: int = 40, seed: int = 1) -> list[dict[str
 
 
 def dense(rows: list[dict[str, Any]], width: int = 40) -> tuple[Any, Any]:
-    """Features and targets as arrays."""
+    """Return features and targets as arrays."""
     features = SparseRows.from_rows(((row["indices"], row["values"]) for row in rows), width=width)
     return features.to_dense(), np.array([row["label"] for row in rows])
 
@@ -48,7 +48,7 @@ def trained(
     server: ParameterServer | None = None,
     **options: Any,
 ) -> Any:
-    """Versions and losses of a training; with a ``seed`` under a schedule that it decides."""
+    """Return the versions and losses of a training; with a ``seed``, under a random schedule."""
     flow = Flow("training")
     given = flow.from_items(rows) if seed is None else cut_items(flow, rows, seed=seed)
     settings = {"features": 40, "workers": WORKERS, "batch": 10, "epochs": 3} | options

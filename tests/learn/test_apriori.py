@@ -57,7 +57,7 @@ def found_in(transactions: Any, minimum_support: float, *, parallelism: int = 1,
 def enumerated(
     transactions: Sequence[Sequence[Any]], minimum_count: Fraction, maximum_size: int | None = None
 ) -> list[Any]:
-    """Every set of items there is, looked for in every transaction."""
+    """Return every set of items, counted in every transaction."""
     items = sorted({item for each in transactions for item in each}, key=lambda i: (isinstance(i, str), i))
     held = [set(each) for each in transactions]
     largest = len(items) if maximum_size is None else min(maximum_size, len(items))
@@ -155,7 +155,7 @@ def test_a_transaction_may_be_any_collection(transactions: Any) -> None:
 
 
 def test_of_no_transactions_there_are_none() -> None:
-    """A share of nothing."""
+    """The share of an empty set of transactions is undefined."""
     assert found_in([], 0.5) == []
     assert found_in([[], []], 0.5) == []
 

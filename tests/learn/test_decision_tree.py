@@ -51,7 +51,7 @@ def tennis() -> tuple[list[list[float]], list[str]]:
 
 
 def made_up(rows: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Features of few, some and many values, labels that have to do with them, and uneven weights."""
+    """Return features with few, some and many values, labels that depend on them, and different weights."""
     generator = np.random.default_rng(seed)
     features = np.column_stack(
         [
@@ -66,7 +66,7 @@ def made_up(rows: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """To the bit."""
+    """Return whether two trees are equal to the bit."""
     plain = PlainData()
     return plain.encode(first) == plain.encode(second)
 
@@ -75,7 +75,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def impurity(labels: Sequence[int], *, classes: bool) -> Fraction:
-    """Gini impurity or variance, times the number of rows."""
+    """Return the Gini impurity or the variance, times the number of rows."""
     if not labels:
         return Fraction(0)
     if classes:
@@ -340,7 +340,7 @@ OPTIONS = TreeOptions(classes=3, maximum_depth=4, minimum_rows=1, minimum_gain=0
 
 
 def growing(seed: int = 0, rows: int = 60) -> tuple[Flow, Any]:
-    """A flow in which a tree grows of rows that come in pieces, and where it ends up."""
+    """Build a flow in which a tree grows from rows in pieces; return where the tree is collected."""
     features, labels, weights = made_up(rows)
     records = list(zip(features, np.digitize(labels, [0.0, 0.7]), weights, strict=True))
     flow = Flow("tree")
@@ -527,7 +527,7 @@ def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, An
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    """When they are written, not when the tree has grown."""
+    """The error comes with the call, not after the tree has grown."""
     with pytest.raises(ConfigurationError, match=f"DecisionTree.*{message}"):
         DecisionTree(**options)
 

@@ -31,7 +31,7 @@ def flights():
 
 @pytest.fixture(scope="module")
 def rows(flights):
-    """The features of all flights, with 18 bits."""
+    """Return the features of all flights, with 18 bits."""
     return flight_features().rows(flights)
 
 

@@ -58,7 +58,7 @@ def nearest_by_differences(centroids: Any, points: Any) -> Any:
 
 
 def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
-    """The textbook's."""
+    """Return the centroids of the textbook's algorithm."""
     counts = np.zeros(len(centroids), dtype=int)
     for _ in range(rounds):
         labels = nearest_by_differences(centroids, points)
@@ -130,7 +130,7 @@ def test_points_may_come_as_lists_or_rows_or_arrays() -> None:
 
 
 def separated(clusters: int, coordinates: int, seed: int) -> tuple[Any, Any]:
-    """Middles that are ten deviations from each other at least, and points around them."""
+    """Return centres at least ten deviations apart, and points around them."""
     generator = np.random.default_rng(seed)
     middles = np.empty((0, coordinates))
     while len(middles) < clusters:
@@ -337,7 +337,7 @@ def test_a_second_fit_starts_again_and_one_that_fails_changes_nothing() -> None:
 
 
 def topic_of(points: Any) -> Topic:
-    """A topic of records with a field ``at``."""
+    """Return a topic of records with a field ``at``."""
 
     async def written() -> Topic:
         topic = MemoryBroker().topic("points")

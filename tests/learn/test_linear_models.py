@@ -625,7 +625,7 @@ def test_a_gradient_from_elsewhere_is_checked():
     ],
 )
 def test_a_model_that_cannot_be_is_refused(make, message):
-    """At the start, not at the first record hours later."""
+    """The error comes at the start, not at the first record hours later."""
     with pytest.raises((ModelError, ConfigurationError), match=message):
         make()
 

@@ -29,7 +29,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def held_out(path: Path) -> tuple[SparseRows, Any]:
-    """Features, and targets 0 or 1."""
+    """Return features, and targets 0 or 1."""
     flow = Flow("read")
     records = flow.source(topic(f"file:{path}")).collect()
     flow.run()
@@ -41,7 +41,7 @@ def held_out(path: Path) -> tuple[SparseRows, Any]:
 
 @pytest.fixture(scope="module")
 def unseen() -> tuple[SparseRows, Any]:
-    """The rows of the test file, with their targets."""
+    """Return the rows of the test file, with their targets."""
     return held_out(data_file("a9a/a9a_123d_test.dummy"))
 
 

@@ -28,7 +28,7 @@ on_unix = pytest.mark.skipif(sys.platform == "win32", reason="signals and termin
 
 
 def ways(**numbers: str) -> pytest.MarkDecorator:
-    """Run a test with one signal in a script, and with the other one in an event loop."""
+    """Return a mark that runs a test with one signal in a script, and with the other signal in an event loop."""
     cases = [(where.replace("_", " "), getattr(signal, number)) for where, number in numbers.items()]
     return pytest.mark.parametrize(("where", "number"), cases, ids=lambda case: getattr(case, "name", case))
 
@@ -257,7 +257,7 @@ def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -
     ],
 )
 def test_a_file_that_cannot_be_learned_from_says_why(text: str, message: str, tmp_path: Path) -> None:
-    """And the model stays as it was."""
+    """The model must stay unchanged."""
     path = tmp_path / "examples.libsvm"
     path.write_text(text)
     model = LogisticRegression(6, labels="-1/1")

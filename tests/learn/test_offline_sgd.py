@@ -94,7 +94,7 @@ def weights_of(rows: Columns, kind: str = "logistic", *, workers: int = 1, **opt
 def by_hand(
     rows: Columns, *, mini_batch: int, rounds: int, l1: float = 0.0, l2: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """Logistic regression as the reference says it: one worker, mini-batches in turn."""
+    """Train logistic regression by the reference: one worker, mini-batches in turn."""
     weights, start = np.zeros(rows["x"].shape[1]), 0
     for _ in range(rounds):
         part = rows[start : start + mini_batch]
@@ -262,7 +262,7 @@ def test_training_resumes_from_the_present_model() -> None:
 
 
 def test_models_on_the_way_are_published_when_asked_for() -> None:
-    """Every n-th, and the last."""
+    """Every n-th model is published, and the last."""
     flow = Flow("training")
     models = trained(flow.from_items(made_up(40)), rounds=7, publish_every=3).models.collect()
     run(flow)
@@ -398,7 +398,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
 def test_what_cannot_be_learned_from_is_refused_before_anything_runs(
     features: Any, targets: Any, weights: Any, message: str
 ) -> None:
-    """With the row, and the model as it was."""
+    """The error names the row, and the model stays unchanged."""
     model = LogisticRegression(2)
     with pytest.raises(ModelError, match=message):
         model.fit(features, targets, weights)

@@ -36,7 +36,7 @@ def centroids_of(models: list[ModelSnapshot]) -> list[Any]:
 
 
 def drifting(count: int, seed: int = 0) -> Any:
-    """Two clusters; both move as time goes by."""
+    """Return points of two clusters that move with time."""
     generator = np.random.default_rng(seed)
     middles = np.array([[0.0, 0.0], [20.0, 0.0]])[np.arange(count) % 2]
     return middles + np.arange(count)[:, np.newaxis] * 0.01 + generator.normal(size=(count, 2))
@@ -101,7 +101,7 @@ def test_where_batches_are_cut_and_who_is_faster_change_nothing() -> None:
 
 @pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [20.0, 0.0]]])
 def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
-    """To the last bit, weights, version and all."""
+    """To the last bit, with weights and version."""
     points = drifting(60)
     whole = OnlineKMeans(2, decay=0.7, initial=initial)
     first = OnlineKMeans(2, decay=0.7, initial=initial)

@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 
 class SlowThird(ParameterServerWorker):
-    """Takes 1 virtual second for a mini-batch, the third worker 5."""
+    """Takes 1 virtual second for a mini-batch; the third worker takes 5."""
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Any:
         await self.context.clock.sleep(5.0 if self.context.subtask_index == 2 else 1.0)
@@ -141,7 +141,7 @@ async def test_a_job_can_be_stopped_in_the_middle(how: str, mode: Any) -> None:
 
 
 class GivesWay(ParameterServerWorker):
-    """Lets the others work, too, so that a job can be stopped in the middle."""
+    """Lets other tasks run, so that a job can be stopped in the middle."""
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Any:
         await asyncio.sleep(0)

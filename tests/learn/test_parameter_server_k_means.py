@@ -29,7 +29,7 @@ INITIAL = POINTS[[0, 70, 150]]
 def clustered(
     points: Any, consistency: Any, *, shards: int = 2, seed: int | None = None, **options: Any
 ) -> Any:
-    """Versions and losses; with a ``seed`` under a schedule that it decides."""
+    """Return versions and losses; with a ``seed``, under a random schedule."""
     flow = Flow("k-means")
     given = flow.from_items(points) if seed is None else cut_items(flow, points, seed=seed)
     settings = {"initial": INITIAL, "workers": WORKERS} | options
@@ -77,7 +77,7 @@ def test_a_centroid_without_points_stays_where_it_is(how: str) -> None:
 
 @pytest.mark.parametrize("how", ALL)
 def test_the_number_of_shards_changes_nothing(how: str) -> None:
-    """Bit for bit."""
+    """The results are equal bit for bit."""
     results = [
         clustered(POINTS, ALL[how], shards=shards, batch=15, decay=0.9, epochs=2)[0][-1].parameters
         for shards in (1, 2, 3)

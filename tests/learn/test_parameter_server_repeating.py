@@ -18,7 +18,7 @@ IN_MEMORY = 1 << 20
 
 
 class Tagged(Operator):
-    """Says which subtask it was."""
+    """Emits the subtask with each record."""
 
     def open(self, context: Any) -> None:
         self.subtask = context.subtask_index
@@ -42,7 +42,7 @@ def by_subtask(items: list[tuple[int, Any]]) -> list[list[Any]]:
 @pytest.mark.parametrize("memory_bytes", [IN_MEMORY, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_subtask_sees_its_records_in_the_same_order_in_every_pass(seed: int, memory_bytes: int) -> None:
-    """From memory, and from disk."""
+    """The records come from memory, and from disk."""
     flow, seen = passing(range(21), seed=seed, memory_bytes=memory_bytes)
     run(flow, seed=seed, limits=ChannelLimits(records=3))
     assert by_subtask(seen.items) == [[*range(0, 21, 2)] * 3, [*range(1, 21, 2)] * 3]

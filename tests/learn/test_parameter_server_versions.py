@@ -62,7 +62,7 @@ async def test_versions_are_published_and_served(how: str) -> None:
 
 
 def versions_of(told: list[dict[str, Any]], consistency: Any) -> list[tuple[int | None, float]]:
-    """Records and loss of the versions that two workers' messages make."""
+    """Return records and loss of the versions that the messages of two workers make."""
     learner = LinearLearner(
         matrix="w",
         features=1,

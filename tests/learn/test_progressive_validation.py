@@ -21,7 +21,7 @@ rows = st.lists(
 
 
 def auc_by_pairs(predictions, targets, weights):
-    """Every pair of one row of each target."""
+    """Compute the area from every pair of one row of each target."""
     pairs = higher = 0.0
     for p, y, w in zip(predictions, targets, weights, strict=True):
         for q, z, v in zip(predictions, targets, weights, strict=True):
@@ -32,7 +32,7 @@ def auc_by_pairs(predictions, targets, weights):
 
 
 def defined(predictions, targets, weights):
-    """The metrics of these rows by their definitions."""
+    """Return the metrics of these rows by their definitions."""
     total = sum(weights)
     loss = squares = correct = 0.0
     for p, y, w in zip(predictions, targets, weights, strict=True):

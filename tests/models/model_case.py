@@ -79,24 +79,24 @@ def encoder(
 
 
 def update_of(rank: tuple[int, int], model: str = "ctr", **options: Any) -> OutgoingBatch:
-    """One update whose parameters are its own version."""
+    """Return an update whose parameters are its own version."""
     return encoder(*rank, model=model, **options).encode([np.array([float(rank[1])])])
 
 
 def large_update(rank: tuple[int, int], **options: Any) -> OutgoingBatch:
-    """One update of 4 chunks, whose parameters are its own version."""
+    """Return an update of 4 chunks, whose parameters are its own version."""
     batch = encoder(*rank, record_bytes_max=1000, **options).encode([large(rank[1])])
     assert len(batch) == 4
     return batch
 
 
 def large(value: float) -> np.ndarray[Any, Any]:
-    """Parameters of 4 chunks where records are of at most 1,000 bytes."""
+    """Return parameters of 4 chunks if records have at most 1,000 bytes."""
     return np.full(500, float(value))
 
 
 def selected(batch: OutgoingBatch, *indices: int) -> OutgoingBatch:
-    """Some records of a batch, in the order given."""
+    """Return some records of a batch, in the given order."""
     assert batch.keys is not None
     assert batch.headers is not None
     return OutgoingBatch(
@@ -108,7 +108,7 @@ def selected(batch: OutgoingBatch, *indices: int) -> OutgoingBatch:
 
 
 def interleaved(*batches: OutgoingBatch) -> OutgoingBatch:
-    """The records of several batches, in turns."""
+    """Return the records of several batches, in turns."""
     rows = [list(zip(one.values, one.keys or (), one.headers or (), strict=True)) for one in batches]
     mixed = [row for turn in itertools.zip_longest(*rows) for row in turn if row is not None]
     values, keys, headers = zip(*mixed, strict=True)
@@ -137,7 +137,7 @@ async def all_records(topic: Topic) -> list[TopicRecord]:
 
 
 async def compacted(topic: Topic) -> Topic:
-    """A topic as compaction leaves ``topic``: the last record of each key, and no deleted ones."""
+    """Return a copy of ``topic`` after compaction: the last record of each key, without deleted ones."""
     last = {(record.partition, record.key): record for record in await all_records(topic)}
     kept = sorted(
         (record for record in last.values() if record.value is not None),
@@ -161,7 +161,7 @@ def outgoing(record: TopicRecord) -> OutgoingBatch:
 
 
 def decoded(batch: OutgoingBatch, model: str = "ctr") -> list[ModelUpdate]:
-    """The updates in a batch, as a reader gets them."""
+    """Return the updates in a batch, as a reader gets them."""
     intake = UpdateIntake(MemoryBroker().topic("models"), model)
     columns = zip(batch.values, batch.keys or (), batch.headers or (), strict=True)
     records = [
@@ -171,7 +171,7 @@ def decoded(batch: OutgoingBatch, model: str = "ctr") -> list[ModelUpdate]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Equal in value, type, dtype and shape, all the way down."""
+    """Return whether two values have equal content, type, dtype and shape at all levels."""
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):

@@ -88,7 +88,7 @@ async def memory_topic(partitions: int = 1, **options: Any) -> Topic:
 
 
 def timed(batch: OutgoingBatch, first_ms: int) -> OutgoingBatch:
-    """The batch with a time stamp a millisecond later for each record."""
+    """Return the batch with time stamps that increase by a millisecond for each record."""
     return replace(batch, timestamps_ms=range(first_ms, first_ms + len(batch)))
 
 

@@ -305,7 +305,7 @@ async def test_waiting_can_be_cancelled_and_taken_up_again(make_topic: MakeTopic
 
 
 class CountingTopic:
-    """A topic that counts its open readers; everything else is the real one's."""
+    """A topic that counts its open readers, and otherwise behaves like the real topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic

@@ -26,7 +26,7 @@ from streamiter.topics.urls import topic
 
 @pytest.fixture
 def models(kafka_broker: Any, topic_prefix: str) -> Topic:
-    """A handle of a topic that is not there yet."""
+    """Return a handle of a topic that does not exist yet."""
     return topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}models")
 
 

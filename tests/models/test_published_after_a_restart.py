@@ -39,7 +39,7 @@ async def started(topic: Topic, folder: Path, **options: Any) -> tuple[Job, Kept
 
 
 async def published(job: Job, source: Kept, *models: Any) -> None:
-    """Publish some more, as one batch, and wait until the sink has it."""
+    """Publish more models as one batch, and wait until the sink has them."""
     [sink] = [each.step for task in job.statistics().tasks for each in task.steps if each.step != "in"]
     awaited = job.statistics().step(sink).records_in + len(models)
     source.give(*models)

@@ -265,7 +265,7 @@ async def test_a_missing_topic_ends_waiting_at_once() -> None:
 
 
 class FlakyTopic:
-    """The real topic behind a server that can be switched off."""
+    """The real topic on a server that can be switched off."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic

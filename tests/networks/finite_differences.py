@@ -18,7 +18,7 @@ STEP = 1e-5
 
 
 def give_values(graph: LayerGraph, generator: np.random.Generator, scale: float = 0.5) -> None:
-    """Random values of all parameters for the mini-batch that was fed."""
+    """Set random values of all parameters for the mini-batch that was fed."""
     for parameter in graph.parameters:
         values = generator.normal(scale=scale, size=graph.shape_of(parameter))
         parameter.values = values.astype(graph.place_holder.dtype)
@@ -32,7 +32,7 @@ def gradients_of(graph: LayerGraph) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def assert_gradients_agree(graph: LayerGraph, feed: Callable[[], None]) -> None:
-    """Every number of every parameter; ``feed`` feeds the same mini-batch each time. In float64."""
+    """Check every number of every parameter in float64; ``feed`` feeds the same mini-batch each time."""
     feed()
     gradients = gradients_of(graph)
     largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in gradients.values())
@@ -50,7 +50,7 @@ def assert_gradients_agree(graph: LayerGraph, feed: Callable[[], None]) -> None:
 
 
 def differences(function: Callable[[], float], at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The derivative by each number of ``at``, which is changed and put back."""
+    """Return the derivative by each number of ``at``, which is changed and restored."""
     slopes = np.zeros_like(at)
     for place in np.ndindex(at.shape):
         number, losses = at[place], []
@@ -65,8 +65,10 @@ def differences(function: Callable[[], float], at: npt.NDArray[np.float64]) -> n
 def assert_agree(
     given: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], what: str, largest_of_all: float = 0.0
 ) -> None:
-    """To 1e-6 relative. Rounding is not relative: numbers that are a thousandth of the largest of
-    their array, or a ten-thousandth of the largest of all, count as that much.
+    """Check to 1e-6 relative.
+
+    Rounding is not relative: numbers below a thousandth of the largest of their array, or a ten-thousandth of
+    the largest of all, count as that much.
     """
     least = max(1e-3 * np.abs(expected).max(initial=1e-12), 1e-4 * largest_of_all)
     scale = np.maximum(np.abs(expected), least)

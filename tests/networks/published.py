@@ -1,4 +1,4 @@
-"""Configurations that tests read: one of our own, and the four published ones."""
+"""Configurations for tests: one made for the tests, and the four published ones."""
 
 import copy
 from pathlib import Path
@@ -44,13 +44,13 @@ def deep_fm() -> dict[str, Any]:
 
 
 def layer(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """A layer of the array, to be changed."""
+    """Return a layer of the array, to be changed."""
     found: dict[str, Any] = next(layer for layer in document["layers"] if layer["name"] == name)
     return found
 
 
 def published(name: str) -> Path:
-    """One of the files of Angel's project; the test is skipped where they are not."""
+    """Return one of the files of Angel's project; skip the test without them."""
     path = _FOLDER / f"{name}.json"
     if not path.exists():
         pytest.skip(

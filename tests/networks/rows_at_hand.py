@@ -1,4 +1,4 @@
-"""Mini-batches of every kind that the tests of layers are fed with."""
+"""Mini-batches of every kind for the tests of layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ["one-hot", "sparse", "dense", "dense with zeros"]
 def rows_of(
     kind: str, rows: int, features: int, fields: int, generator: np.random.Generator
 ) -> SparseRows | npt.NDArray[np.float64]:
-    """Rows of ``fields`` features each; "dense": of all features, which must be as many as the fields."""
+    """Return rows of ``fields`` features each; "dense": of all features, whose number must be that of the fields."""
     if kind == "dense":
         return generator.normal(size=(rows, features))
     named = [np.sort(generator.choice(features, fields, replace=False)) for _ in range(rows)]

@@ -78,7 +78,7 @@ class Run:
         return self._losses.items
 
     async def start(self, checkpoints: Checkpoints | None = None) -> Job:
-        """From the last checkpoint; short channels, so that a step is a step also for the source."""
+        """Start from the last checkpoint, with short channels, so that the source advances with each step."""
         options = {} if checkpoints is None else {"checkpoints": checkpoints}
         return await self._flow.start(channel_limits=ChannelLimits(records=1), **options)  # type: ignore[arg-type]
 

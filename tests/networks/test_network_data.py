@@ -78,7 +78,7 @@ def test_rows_that_are_none_and_features_beyond_the_range_are_named(tmp_path: Pa
     ],
 )
 def test_labels_are_translated(way: Any, given: list[float], expected: list[float]) -> None:
-    """Classes from 1 on fit no softmax, 0 and 1 no log loss."""
+    """Classes from 1 on are invalid for softmax, and 0 and 1 for the log loss."""
     assert translated(np.array(given, dtype=float), way).tolist() == expected
 
 

@@ -60,7 +60,7 @@ def test_svg_has_every_layer_of_a_published_network(name):
 
 
 def test_png_is_a_picture():
-    """For a page that shows no SVG."""
+    """Some pages cannot show SVG."""
     with Image.open(io.BytesIO(Network.from_json(deep_fm()).draw("png"))) as image:
         image.load()
         assert image.format == "PNG"

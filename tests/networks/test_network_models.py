@@ -133,7 +133,7 @@ def document(model: str) -> dict[str, Any]:
 
 
 def rows(generator: np.random.Generator) -> np.ndarray:
-    """One-hot, a feature of each field."""
+    """Return one-hot rows with a feature of each field."""
     dense = np.zeros((8, FEATURES))
     each = FEATURES // FIELDS
     for field in range(FIELDS):

@@ -1,4 +1,4 @@
-"""A network on a stream: versions in a topic, served, and gone on from."""
+"""A network on a stream: versions in a topic, served, and trained further."""
 
 from __future__ import annotations
 

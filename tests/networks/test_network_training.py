@@ -198,7 +198,7 @@ def test_rows_without_any_feature_are_learned_from(how: str) -> None:
 
 
 def test_dense_rows_learn_too() -> None:
-    """Measurements are no one-hot rows."""
+    """Measurements are dense rows."""
     generator = np.random.default_rng(5)
     features = generator.normal(size=(600, 3))
     labels = np.where(features[:, 0] * features[:, 1] > 0, 1.0, -1.0)

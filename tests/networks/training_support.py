@@ -18,7 +18,7 @@ FEATURES = 24
 
 
 def document(**sections: Any) -> dict[str, Any]:
-    """A small DeepFM of float64; ``sections`` replace keys of sections, as ``train={"epoch": 3}``."""
+    """Return a small DeepFM in float64; ``sections`` replace keys of sections, such as ``train={"epoch": 3}``."""
     given: dict[str, Any] = {
         "data": {"format": "dummy", "indexrange": FEATURES, "validateratio": 0.25},
         "model": {"modeltype": "T_DOUBLE_DENSE"},
@@ -56,7 +56,7 @@ def network(**sections: Any) -> Network:
 
 
 def rows(count: int, *, seed: int = 1) -> LabelledRows:
-    """One feature of six in each of the fields; whether the label is 1 follows from pairs of them."""
+    """Return rows with one feature of six in each field; the label depends on pairs of features."""
     generator = np.random.default_rng(seed)
     fields = generator.integers(0, 6, (count, FIELDS)) + 6 * np.arange(FIELDS)
     secret = np.random.default_rng(0).normal(size=(FEATURES, 2))
@@ -79,7 +79,7 @@ def records(data: LabelledRows) -> list[dict[str, Any]]:
 def trained(
     made: Network, data: LabelledRows, *, shards: int = 2, **options: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The versions and the losses of a training."""
+    """Return the versions and the losses of a training."""
     flow = Flow("training")
     training = train_network(flow, data, made, ParameterServer(shards=shards), **options)
     models, losses = training.models.collect(), training.losses.collect()
@@ -88,5 +88,5 @@ def trained(
 
 
 def arrays_of(model: Any) -> dict[str, Any]:
-    """The parameters of a version."""
+    """Return the parameters of a version."""
     return {name: array for name, array in model.parameters.items() if name != "network"}

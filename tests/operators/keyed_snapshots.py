@@ -20,7 +20,9 @@ PLAIN = PlainData()
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> None:
-    """Frames of 3 keys, copies freed one by one; ``remember``: as for large states, note which keys are encoded."""
+    """Use frames of 3 keys, and free copies one by one; ``remember``: note which keys are encoded, as for large
+    states.
+    """
     monkeypatch.setattr(frozen_states, "_KEYS_FIRST", 3)
     monkeypatch.setattr(frozen_states, "_KEYS_MAX", 3)
     monkeypatch.setattr(frozen_states, "_COPIES_AT_ONCE", 1)
@@ -35,7 +37,7 @@ def keyed_state(
 
 
 def items_of(frames: Iterable[bytes]) -> list[tuple[Any, ...]]:
-    """Key, state and, where there are any, idle seconds: of all keys in order."""
+    """Return key, state and idle seconds, if any, of all keys in order."""
     return [entry for frame in frames for entry in zip(*PLAIN.decode(frame), strict=True)]
 
 
@@ -45,7 +47,7 @@ def restored(snapshot: Deferred) -> Iterator[Any]:
 
 
 class CopiedState:
-    """State by key that copies everything for a snapshot: slow, and beyond doubt."""
+    """A state by key that copies everything for a snapshot: slow, and certainly correct."""
 
     def __init__(self, clock: ManualClock, time_to_live_s: float | None) -> None:
         self._clock = clock

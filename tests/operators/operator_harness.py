@@ -100,7 +100,7 @@ class Driven:
         return self
 
     def wait(self, seconds: float) -> Driven:
-        """Let time pass, timer by timer; like the engine, a timer is handled in the first epoch still open."""
+        """Let time pass, timer by timer; as in the engine, a timer is handled in the first open epoch."""
         until_s = self.clock.now_s + seconds
         while due := sorted(timer for timer in self.timers if timer[0] <= until_s):
             self.timers.remove(due[0])
@@ -135,7 +135,7 @@ def stored(state: Any) -> Callable[[], Any]:
 
 
 def frozen(value: Any) -> Any:
-    """A value that is equal to another's exactly when both are of one type and the same to the bit."""
+    """Return a value that equals another one exactly if both have one type and are equal to the bit."""
     kind = type(value).__name__
     if isinstance(value, Columns):
         return kind, tuple((name, frozen(array)) for name, array in value.arrays.items())
@@ -151,18 +151,18 @@ def frozen(value: Any) -> Any:
 
 
 def pieces_of(batch: Batch, cuts: Sequence[int]) -> list[Batch]:
-    """A batch cut at the places given."""
+    """Return the batch in pieces, cut at these places."""
     places = sorted({0, len(batch), *(cut for cut in cuts if cut < len(batch))})
     return [batch[start:stop] for start, stop in pairwise(places)]
 
 
 def cuts(longest: int = 60) -> st.SearchStrategy[list[int]]:
-    """Places to cut a batch at."""
+    """Return places to cut a batch."""
     return st.lists(st.integers(1, longest), max_size=12)
 
 
 def as_kind(kind: str, numbers: list[int]) -> Batch:
-    """The numbers as a list, an array or ``Columns`` with a second column."""
+    """Return the numbers as a list, an array or ``Columns`` with a second column."""
     if kind == "list":
         return list(numbers)
     array = np.array(numbers, dtype=np.int64)
@@ -178,5 +178,5 @@ KINDS = ("list", "array", "columns")
 
 
 def number_in(record: Any) -> Any:
-    """The number that ``as_kind`` made the record of."""
+    """Return the number of a record that ``as_kind`` made."""
     return record["x"] if isinstance(record, dict) else record

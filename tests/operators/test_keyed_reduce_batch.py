@@ -19,7 +19,7 @@ UFUNCS = [np.add, np.subtract, np.multiply, np.maximum, np.minimum]
 
 
 class Cyclic:
-    """Keys for a batch by the records' positions in the stream, and the same one record at a time."""
+    """Keys for a batch by the positions of the records in the stream, and the same for single records."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -63,7 +63,7 @@ def some_places(random: Random, longest: int = 60) -> list[int]:
 
 
 def bits(random: Random, dtype: Any, length: int) -> Any:
-    """An array of any bits."""
+    """Return an array of random bits."""
     return np.frombuffer(random.randbytes(length * np.dtype(dtype).itemsize), dtype)
 
 
@@ -104,7 +104,7 @@ def test_floats_round_as_in_the_loop(case: Case) -> None:
 
 
 def some_keys(random: Random) -> tuple[Any, list[int]]:
-    """Keys of which some come more than once."""
+    """Return keys, some of which are repeated."""
     length, kind = random.randint(0, 40), random.choice([*INTEGERS, "U2", "S2"])
     if kind in ("U2", "S2"):
         distinct = np.array(["", "a", "b", "ab", "ba", "z"], kind)

@@ -318,7 +318,7 @@ def test_frames_are_small_whatever_the_states_are(value: Any) -> None:
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Threads that take turns a hundred times as often as usual."""
+    """Make threads take turns a hundred times as often as usual."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

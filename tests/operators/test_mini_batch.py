@@ -18,7 +18,7 @@ STREAMS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integ
 
 
 def batches_of(stream: list[tuple[int, str, int]]) -> list[tuple[int, Any]]:
-    """Batches of numbers that count up through the stream, with their epochs."""
+    """Return batches of numbers that count up through the stream, with their epochs."""
     firsts = np.cumsum([0, *(length for _, _, length in stream)]).tolist()
     return [
         (epoch, as_kind(kind, list(range(first, first + length))))
@@ -27,7 +27,7 @@ def batches_of(stream: list[tuple[int, str, int]]) -> list[tuple[int, Any]]:
 
 
 def expected(stream: list[tuple[int, str, int]], n: int) -> dict[int, list[Any]]:
-    """The mini-batches of each epoch, cut from one long list; of one kind, or a list of records."""
+    """Return the mini-batches of each epoch, cut from one long list; of one type, or a list of records."""
     by_epoch: dict[int, list[Any]] = {}
     for epoch, batch in batches_of(stream):
         by_epoch.setdefault(epoch, []).extend((batch, index) for index in range(len(batch)))

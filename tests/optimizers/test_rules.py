@@ -198,7 +198,7 @@ def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
 
 
 class Watched(np.ndarray):
-    """An array that notes the types of all that is computed with it."""
+    """An array that records the types of all computations with it."""
 
     computed: ClassVar[set[str]] = set()
 

@@ -124,7 +124,7 @@ def stamped_with_a_silent_subtask(flow: Flow) -> Stream:
 
 
 def _round_and_round(flow: Flow, config: IterationConfig) -> dict[str, Stream]:
-    """Each record is a number and how often it still goes round; listeners hear of all epochs."""
+    """Each record is a number and its remaining rounds; listeners hear of all epochs."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         seen = variables[0].union(data[0]).map(lambda x: x)

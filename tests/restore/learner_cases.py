@@ -83,7 +83,7 @@ OPTIMIZERS = {
 
 
 def table(count: int, seed: int = 0) -> Columns:
-    """Features, labels and weights other than 1."""
+    """Return features, labels and weights other than 1."""
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(count, 3))
     labels = (generator.random(count) < 1 / (1 + np.exp(-(features @ TRUE_WEIGHTS)))).astype(float)
@@ -133,7 +133,7 @@ def linear_model(kind: str, optimizer: str, rows: str, flow: Flow) -> Stream:
 
 
 class HashesAndLearns(Operator):
-    """Features by hashing, example by example."""
+    """Hashes features, example by example, and learns."""
 
     def __init__(self) -> None:
         self._hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, bits=6)
@@ -161,7 +161,7 @@ def hashed_features(flow: Flow) -> Stream:
 
 
 class Scales(Operator):
-    """The scaler by itself."""
+    """The scaler alone."""
 
     def __init__(self) -> None:
         self._scaler = StandardScaler()
@@ -182,7 +182,7 @@ def scaler(flow: Flow) -> Stream:
 
 
 class Clusters(Operator):
-    """The online centroids by themselves."""
+    """The online centroids alone."""
 
     def __init__(self) -> None:
         self._model = OnlineKMeans(2, decay=0.9, seed=3)

@@ -97,7 +97,7 @@ class Periodic(Operator):
 
 
 class RunningSum(Operator):
-    """Waits for a moment with each record, as a step that asks a server does."""
+    """Waits for a moment with each record, as a step does that calls a server."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -1,4 +1,4 @@
-"""Operators that are wrong in one way each, for the check to find; a fresh process imports them from here."""
+"""Operators with one fault each, for the check to find; a fresh process imports them from here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 
 
 class Momentum(Operator):
-    """The sound one: a step that remembers two things."""
+    """Has no fault: a step with two values as its state."""
 
     def __init__(self) -> None:
         self.weight = 1.0
@@ -32,7 +32,7 @@ class Momentum(Operator):
 
 
 class ForgetsASlot(Momentum):
-    """Trains on without its momentum."""
+    """Continues to train without its momentum."""
 
     def snapshot(self) -> Any:
         return {"weight": self.weight}
@@ -42,14 +42,14 @@ class ForgetsASlot(Momentum):
 
 
 class RoundsItsState(Momentum):
-    """Stores float32: near, but not the same."""
+    """Stores float32: the state is near, but not equal."""
 
     def snapshot(self) -> Any:
         return {"weight": float(np.float32(self.weight)), "momentum": self.momentum}
 
 
 class Gathers(Operator):
-    """The sound one: a list of all that came."""
+    """Has no fault: a list of all records so far."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -73,14 +73,14 @@ class SharesItsState(Gathers):
 
 
 class KeepsWhatItIsGiven(Gathers):
-    """Goes on with the list of the snapshot."""
+    """Continues to use the list of the snapshot."""
 
     def restore(self, state: Any) -> None:
         self.seen = state
 
 
 class EmptiesOnSnapshot(Gathers):
-    """Hands its state over instead of showing it."""
+    """Empties its state when it returns it."""
 
     def snapshot(self) -> Any:
         state, self.seen = self.seen, []
@@ -140,7 +140,7 @@ class UsesMonotonicTime(Operator):
 
 
 class GoesThroughASet(Operator):
-    """Stores a set in the order in which it comes."""
+    """Stores a set in its order of iteration."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -175,7 +175,7 @@ class UsesHash(Operator):
 
 
 class KeepsASet(GoesThroughASet):
-    """Gives a set, which is no plain data."""
+    """Returns a set, which is no plain data."""
 
     def snapshot(self) -> Any:
         return self.seen
@@ -198,14 +198,14 @@ class CountsInItsClass(Operator):
 
 
 class FailsToRestore(Gathers):
-    """Expects another state than it gives."""
+    """Expects another state than it returns."""
 
     def restore(self, state: Any) -> None:
         self.seen = state["seen"]
 
 
 class ForgetsItsEpoch(Operator, IterationListener):
-    """Emits a sum for each epoch, and does not keep the part of it that has come."""
+    """Emits a sum for each epoch, and does not store the present sum."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -219,7 +219,7 @@ class ForgetsItsEpoch(Operator, IterationListener):
 
 
 class BeginsAnew(Source):
-    """Does not look at its positions."""
+    """Ignores its positions."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = 0

@@ -74,7 +74,7 @@ def test_a_fault_is_found_and_reported(
 
 @pytest.mark.parametrize(("factory", "records"), [(Momentum, NUMBERS), (Gathers, NUMBERS), (GoesOn, None)])
 def test_a_sound_one_passes(factory: Any, records: Any, restore_process: RestoreProcess) -> None:
-    """A check that cries wolf is switched off."""
+    """A check with false alarms is switched off."""
     check_restore(factory, records, process=restore_process)
     check_restore(factory, records, fresh_process=False)
 

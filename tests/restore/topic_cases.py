@@ -29,7 +29,7 @@ PARTITIONS = 5
 
 
 def memory_topic(values: list[list[bytes]]) -> Topic:
-    """A topic with these values, a list for each partition."""
+    """Return a topic with these values, a list for each partition."""
     made = MemoryBroker().topic("clicks")
     asyncio.run(written(made, values))
     return made
@@ -46,7 +46,7 @@ async def written(made: Topic, values: list[list[bytes]], **options: Any) -> Non
 
 
 def numbered(partitions: int = PARTITIONS, records: int = 3) -> list[list[bytes]]:
-    """JSON texts, some for each partition but the last, which is empty."""
+    """Return JSON texts for each partition except the last, which is empty."""
     full = [[b'{"n":%d}' % (100 * number + n) for n in range(records)] for number in range(partitions - 1)]
     return [*full, []]
 
@@ -114,21 +114,21 @@ def stored_source(url: str, flow: Flow) -> Stream:
 
 
 def stored_sink(url: str, flow: Flow) -> Stream:
-    """Numbers into a topic."""
+    """Write numbers into a topic."""
     records = fed(flow, [{"n": n} for n in range(6)])
     records.sink(topic(url), encode=Json(), name="sink")
     return records
 
 
 def stored_models(url: str, flow: Flow) -> Stream:
-    """Models into a topic."""
+    """Publish models into a topic."""
     given = models(flow)
     given.publish_model(topic(url), model="ctr")
     return given
 
 
 def loop_through_a_topic(url: str, flow: Flow) -> Stream:
-    """Records go round several times, by way of a topic."""
+    """Records make several rounds through a topic."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
         seen = variables[0].union(data[0]).map(lambda x: x)

@@ -85,14 +85,14 @@ class GateRun:
     # -- the channels' side ----------------------------------------------------------------------------
 
     def put(self, port: int, item: Item) -> bool:
-        """Put an item into a channel; says whether there was room."""
+        """Put an item into a channel; return whether it had room."""
         if isinstance(item, DataBatch):
             return self.channels[port].try_put(item)
         self.channels[port].put_control(item)
         return True
 
     def put_all(self, port: int, *items: Item) -> None:
-        """Put items that must find room."""
+        """Put items into a channel that must have room."""
         for item in items:
             assert self.put(port, item)
 
@@ -134,7 +134,7 @@ class GateRun:
                 return
 
     def run(self) -> list[Seen | Control]:
-        """Handle until nothing is left to do."""
+        """Handle items until there are no more."""
         while self.step():
             pass
         return self.trace
@@ -142,7 +142,7 @@ class GateRun:
     # -- what was seen ---------------------------------------------------------------------------------
 
     def records(self, port: int | None = None) -> list[int]:
-        """The records handled (of one port), in order."""
+        """Return the handled records (of one port), in order."""
         return [
             seen.record
             for seen in self.trace
@@ -150,7 +150,7 @@ class GateRun:
         ]
 
     def told(self) -> list[str]:
-        """The trace in words: records as numbers, events by name."""
+        """Return the trace in words: records as numbers, events by name."""
         return [_word(entry) for entry in self.trace]
 
     @property
@@ -172,7 +172,7 @@ def _word(entry: Seen | Control) -> str:
 
 
 def data(*records: int, epoch: int = 0) -> DataBatch:
-    """A list of records."""
+    """Return a list of records."""
     return DataBatch(list(records), epoch)
 
 
@@ -182,7 +182,7 @@ def array(*records: int, epoch: int = 0) -> DataBatch:
 
 
 def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
-    """The records that a gate's snapshot keeps, read back through a restored gate."""
+    """Return the records in a gate's snapshot, read through a restored gate."""
     ports = len(snapshot["ended"])
     run = GateRun([f"in{number}" for number in range(ports)], in_order=in_order)
     run.gate.restore(

@@ -19,7 +19,7 @@ class Life:
         self.noted: list[str] = []
 
     def note(self, what: str) -> None:
-        """Write it down."""
+        """Record an event."""
         self.noted.append(what)
 
     def count(self, what: str) -> int:
@@ -34,7 +34,7 @@ class Life:
 
 
 class Probe(Operator):
-    """Passes records on; raises where ``fails_in`` says so."""
+    """Passes records on; raises in the method ``fails_in``."""
 
     def __init__(self, life: Life, name: str, fails_in: str = "") -> None:
         self._life = life
@@ -78,7 +78,7 @@ class ThreadProbe(Probe):
 
 
 class ProbeSource(Source):
-    """Numbers from 0, one a batch, without end; raises where ``fails_in`` says so."""
+    """Emits numbers from 0, one in a batch, without end; raises in the method ``fails_in``."""
 
     bounded = False
 
@@ -122,7 +122,7 @@ class Valve(Operator):
 
 
 async def turns(count: int = 50) -> None:
-    """Let tasks run on."""
+    """Let other tasks run for some turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -11,7 +11,7 @@ from streamiter.operators.source import Source, SourceBatch
 
 
 class Numbers(Source):
-    """One number after the other, without end."""
+    """Emits one number after the other, without end."""
 
     bounded = False
 
@@ -25,7 +25,7 @@ class Numbers(Source):
 
 
 class First(Operator):
-    """Says when the job has begun to stop."""
+    """Reports when the job has begun to stop."""
 
     def process_batch(self, batch, out):
         out.emit_batch(batch)

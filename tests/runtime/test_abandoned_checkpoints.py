@@ -1,4 +1,4 @@
-"""Checkpoints that are given up: nothing of them counts, and nothing waits for them any more."""
+"""Checkpoints that are given up: they have no effect, and no task waits for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 class Held(Operator):
-    """Passes records on while its door is open."""
+    """Passes records on while it is open."""
 
     def __init__(self, door: asyncio.Event) -> None:
         self._door = door

@@ -40,7 +40,7 @@ RARELY_S = 100.0
 
 
 def settings(folder: Path | CheckpointStore, **options: Any) -> Checkpoints:
-    """Checkpoints that are taken when asked for."""
+    """Return checkpoints that are taken on request."""
     return Checkpoints(folder, **{"interval_s": RARELY_S, **options})
 
 
@@ -69,7 +69,7 @@ async def broker() -> MemoryBroker:
 
 
 def summing(broker: MemoryBroker, *, name: str = "sums of numbers", stop: Any = None, **sink: Any) -> Flow:
-    """Running sums, one for each parity."""
+    """Return a flow of running sums, one for each parity."""
     flow = Flow(name)
     numbers = flow.source(broker.topic("numbers"), stop=stop)
     sums = numbers.key_by(lambda number: number % 2).reduce(lambda a, b: a + b, name="sum")
@@ -367,7 +367,7 @@ async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
 
 
 class FullStore(DirectoryStore):
-    """On a disk without room."""
+    """A store on a full disk."""
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         raise StorageFull(f"no room for checkpoint {header.id.number}")
@@ -423,7 +423,7 @@ async def test_dead_letters_elsewhere_do_not_decide_where_results_are_committed(
 
 
 class Reported(Source):
-    """Ten numbers, then it waits; it cannot say how far it has come."""
+    """Emits ten numbers, then waits; it cannot report its positions."""
 
     bounded = False
 
@@ -558,7 +558,7 @@ async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
 
 
 class Broken(Operator):
-    """Cannot be opened."""
+    """A store that cannot be opened."""
 
     def open(self, context: Any) -> None:
         raise OSError("no licence")

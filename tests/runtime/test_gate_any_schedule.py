@@ -31,7 +31,7 @@ class Plan:
 
 
 def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
-    """Data of growing records, watermarks that keep their word, two barriers somewhere, an end."""
+    """Return a script for each channel: data of growing records, valid watermarks, two barriers, an end."""
     items: list[Item] = []
     watermark, record = -1, 1000 * port
     for _ in range(random.randrange(7)):
@@ -82,7 +82,7 @@ def plans_with_moves_after_a_restore(random: Random) -> tuple[Plan, list[int]]:
 
 
 class Scheduler:
-    """Brings a plan's items into the channels and lets the gate run, in the order of the plan's moves."""
+    """Puts the items of a plan into the channels and runs the gate, in the order of the plan's moves."""
 
     def __init__(self, plan: Plan, scripts: list[list[Item]], restored: dict[str, Any] | None = None) -> None:
         self.originals = scripts
@@ -99,7 +99,7 @@ class Scheduler:
         )
 
     def bring(self, port: int) -> bool:
-        """Put the next item of a channel, if the protocol and the room allow it."""
+        """Put the next item of a channel, if protocol and room allow it."""
         script = self.scripts[port]
         if not script:
             return False
@@ -117,7 +117,7 @@ class Scheduler:
         return True
 
     def open_barriers(self) -> list[CheckpointBarrier]:
-        """Barriers that were sent, or are still to be sent, and have not passed."""
+        """Return the barriers that were sent, or will be sent, and have not passed."""
         left = [item for script in self.scripts for item in script if isinstance(item, CheckpointBarrier)]
         sent = [CheckpointBarrier(checkpoint) for checkpoint in sorted(self.announced)]
         return [
@@ -140,7 +140,7 @@ class Scheduler:
             assert not brought or checkpoint in self.run.snapshots
 
     def play(self) -> GateRun:
-        """To the end; fails where nothing moves any more before the end has come."""
+        """Run to the end; fail if nothing moves before the end."""
         while self.moves:
             move = self.moves.popleft()
             if move == len(self.scripts):
@@ -165,7 +165,7 @@ def records_in(items: list[Item]) -> list[int]:
 
 
 def records_before(script: list[Item], checkpoint: int) -> list[int]:
-    """The records that belong to a checkpoint: those before its barrier, or all where it never comes."""
+    """Return the records of a checkpoint: those before its barrier, or all if the barrier never comes."""
     at = next((index for index, item in enumerate(script) if _is_barrier(item, checkpoint)), len(script))
     return records_in(script[:at])
 
@@ -202,7 +202,7 @@ def check_watermarks(run: GateRun) -> None:
 
 
 def check_ends(run: GateRun, plan: Plan) -> None:
-    """Each input's end once, behind its records; the end of all once, last."""
+    """Each input ends once, behind its records; the end of all inputs comes once, last."""
     assert sum(isinstance(entry, EndOfInput) for entry in run.trace) == 1
     ends = [entry.input_name for entry in run.trace if isinstance(entry, InputEnded)]
     assert Counter(ends) == Counter(dict.fromkeys(plan.inputs, 1))

@@ -271,7 +271,7 @@ async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
 
 
 class WantsModel(Operator):
-    """Takes a mini-batch for each model; meanwhile it has no use for data."""
+    """Takes a mini-batch for each model; without a model it does not want data."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -319,7 +319,7 @@ async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_ho
 
 
 class WorkClock(VirtualClock):
-    """A clock that work moves on, as long as it takes."""
+    """A clock that advances by the time of the work."""
 
     def work(self, seconds: float) -> None:
         self._now_s += seconds

@@ -23,7 +23,7 @@ KINDS = pytest.mark.parametrize("kind", [Probe, AwaitedProbe, ThreadProbe])
 
 
 def flow_of(life: Life, kind: type[Probe], fails_in: str, *, bounded: bool = True) -> Flow:
-    """Source → before → middle (which fails) → after, the source and the last also with parallelism 2."""
+    """Return a flow source → before → middle (which fails) → after; source and last step also with parallelism 2."""
     flow = Flow("f", parallelism=2)
     source = flow.from_items(list(range(40)), name="in") if bounded else endless(flow, life)
     source.process(lambda: Probe(life, "before"), name="before").rebalance().process(
@@ -37,7 +37,7 @@ def endless(flow: Flow, life: Life, **options: Any) -> Any:
 
 
 async def failure_of(flow: Flow, **options: Any) -> JobFailed:
-    """The error of a job that fails, with the checks that hold for all of them."""
+    """Return the error of a job that fails, after the checks for all such errors."""
     threads = threading.active_count()
     jobs: list[Job] = []
 

@@ -1,4 +1,4 @@
-"""A flow that was stopped anywhere and restored equals the flow that was never stopped."""
+"""A flow that was stopped at any point and restored equals a flow that was never stopped."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Schedule:
         self.random = random.Random(self.seed)
 
     async def wait(self) -> None:
-        """Now and then, a few turns."""
+        """Wait for a few turns, sometimes."""
         if self.random.random() < 0.3:
             await turns(self.random.randrange(1, 4))
 
 
 class Cut(Source):
-    """A subtask's share of the records in batches of random size; waits at their end for ``release``."""
+    """Emits a subtask's share of the records in batches of random size; waits at the end for ``release``."""
 
     def __init__(self, records: list[Any], schedule: Schedule, release: asyncio.Event) -> None:
         self._records = records
@@ -171,7 +171,7 @@ ORDER_OF_SUBTASKS_MATTERS = frozenset({"mini_batches", "running_totals", "pairs"
 
 
 class Run:
-    """One flow with everything that may be random about its run."""
+    """One flow, and all random choices of its run."""
 
     def __init__(self, build: Build, schedule: Schedule, parallelism: int) -> None:
         self.schedule = schedule

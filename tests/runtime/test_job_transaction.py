@@ -17,7 +17,7 @@ CHECKPOINT = CheckpointId(1, "run")
 
 
 async def opened(broker: MemoryBroker, clock: ManualClock, *, is_newest_run: bool) -> JobTransaction:
-    """A transaction that is open, of a run that the store calls the newest, or not."""
+    """Return an open transaction of a run which is the newest for the store, or not."""
     await broker.topic("sums").create()
 
     async def asked() -> bool:

@@ -1,4 +1,4 @@
-"""Which subtask a record goes to."""
+"""The subtask to which a record goes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PARTITIONINGS: dict[str, Partitioning] = {
 def spread(
     partitioning: Partitioning, batches: list[Batch], subtasks: int, subtask: int = 0
 ) -> list[list[int]]:
-    """The records that each downstream subtask gets, in order."""
+    """Return the records of each downstream subtask, in order."""
     split = partitioning.splitter(subtask, subtasks)
     got: list[list[int]] = [[] for _ in range(subtasks)]
     for batch in batches:
@@ -70,7 +70,7 @@ Cut = tuple[str, str, int, list[int], list[int]]
 
 
 def cut_values(random: Random) -> Cut:
-    """A partitioning, a kind of batch, the number of subtasks, records, and where they are cut."""
+    """Return a partitioning, a type of batch, the number of subtasks, records, and their cuts."""
     values = [random.randint(-50, 50) for _ in range(random.randrange(21))]
     cuts = sorted(random.randint(0, len(values)) for _ in range(random.randrange(6)))
     return random.choice([*PARTITIONINGS]), random.choice([*KINDS]), random.randint(2, 5), values, cuts

@@ -46,7 +46,7 @@ class Both(Operator):
 
 
 def planned(flow: Flow) -> dict[str, list[str]]:
-    """Names of the tasks, each with its steps."""
+    """Return the names of the tasks, each with its steps."""
     job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
     return {task.name: [step.step for step in task.steps] for task in job.statistics().tasks}
 

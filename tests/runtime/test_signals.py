@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are tho
 def running(
     what: str, program: Path = PROGRAM, first: str = "running", *, is_sigint_ignored: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """The program, once it has said that its flow runs."""
+    """Return the program, after it has reported that its flow runs."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with process([sys.executable, program, what], is_sigint_ignored=is_sigint_ignored, **pipes) as started:
         assert started.stdout.readline() == f"{first}\n"

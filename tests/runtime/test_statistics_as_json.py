@@ -1,4 +1,4 @@
-"""The statistics of every kind of job are a JSON document, at every moment."""
+"""The statistics of every kind of job are a JSON document at any time."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def written() -> Written:
 
 @pytest.fixture
 def held() -> Iterator[HeldBatches]:
-    """Three bytes in memory, some ten batches on disk."""
+    """Return a queue with three bytes in memory, and some ten batches on disk."""
     held = HeldBatches("sink", PlainData(), memory_limit_bytes=3, disk_limit_bytes=1000)
     yield held
     held.close()

@@ -61,7 +61,7 @@ async def test_a_step_that_hangs_on_its_only_batch_is_reported(caplog: pytest.Lo
 
 
 class Waits(Operator):
-    """Wants the model, always."""
+    """Always wants the model."""
 
     def wanted_inputs(self) -> tuple[str, ...]:
         return ("model",)
@@ -123,7 +123,7 @@ async def test_a_checkpoint_that_cannot_align_says_whom_it_waits_for(
 
 
 class Awaits(Operator):
-    """Waits so long for each record."""
+    """Waits for this time with each record."""
 
     def __init__(self, clock: VirtualClock, seconds: float) -> None:
         self._clock = clock
@@ -140,7 +140,7 @@ class Quick(Operator):
 
 
 async def busily(clock: VirtualClock, seconds: int, fed: Fed) -> None:
-    """Let time pass while a source brings a record every second."""
+    """Let time pass while a source emits a record every second."""
     for number in range(seconds):
         fed.give(number)
         await clock.advance(1)

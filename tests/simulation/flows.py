@@ -1,6 +1,6 @@
-"""The flows that are simulated: small, and each with a part of the engine that has a state of its own.
+"""The flows that are simulated: small, each with a part of the engine that has state.
 
-Inputs are the same under every seed, so that one undisturbed run of each flow serves all of them.
+Inputs are the same under every seed, so that one undisturbed run of each flow serves all seeds.
 """
 
 from __future__ import annotations

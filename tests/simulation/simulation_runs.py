@@ -1,4 +1,4 @@
-"""Running the flows of the simulation tests under many seeds."""
+"""Runs of the flows of the simulation tests under many seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation finds bugs: it is tried on some that are put in here."""
+"""The simulation finds bugs: these tests add some on purpose."""
 
 from __future__ import annotations
 

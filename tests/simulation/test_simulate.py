@@ -46,7 +46,7 @@ def flow_of(make: Callable[[], Operator], **output: Any) -> MakeFlow:
 
 
 class Forgetful(Operator):
-    """Counts, and forgets its count in a restart."""
+    """Counts, and forgets its count at a restart."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -17,7 +17,9 @@ SEEDS_OF_A_TEST = 32
 
 @pytest.fixture(autouse=True)
 def without_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Writing the warnings of planned faults takes a fifth of the time; a run of one seed by hand shows them."""
+    """Switch the log off: the warnings of planned faults take a fifth of the time; a run of one seed by hand
+    shows them.
+    """
     caplog.set_level(logging.CRITICAL)
 
 

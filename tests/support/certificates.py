@@ -1,4 +1,4 @@
-"""Certificates made on the spot with openssl: an authority, a server, a client."""
+"""Certificates made with openssl: an authority, a server, a client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Authority", "key_store", "need_openssl"]
 
 
 def need_openssl() -> None:
-    """Skip where openssl is missing; fail where changes are judged."""
+    """Skip without openssl; fail in CI."""
     if shutil.which("openssl") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
 
@@ -34,7 +34,7 @@ class Authority:
         )
 
     def sign(self, name: str, alternative_names: str) -> tuple[Path, Path]:
-        """Files with the certificate and the private key of ``name``."""
+        """Return the files with the certificate and the private key of ``name``."""
         request, key, certificate, extensions = (
             self._directory / f"{name}.{suffix}" for suffix in ("csr", "key", "pem", "ext")
         )

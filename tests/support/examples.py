@@ -114,7 +114,7 @@ def _failing(
     check: Callable[[Example], object],
     kind: type[Exception],
 ) -> list[int] | None:
-    """The numbers taken, where the example that they make fails in this way; otherwise None."""
+    """Return the numbers taken if their example fails in this way; otherwise None."""
     try:
         check(make(generator))
     except Exception as error:
@@ -123,7 +123,7 @@ def _failing(
 
 
 def _smallest(numbers: list[int], failing: Callable[[list[int]], list[int] | None]) -> list[int]:
-    """Leave out and lower numbers as long as the example still fails and there is time."""
+    """Remove and lower numbers while the example still fails and there is time."""
     until = time.monotonic() + _SHRINKING_S
     progress = True
     while progress and time.monotonic() < until:
@@ -139,7 +139,7 @@ def _smallest(numbers: list[int], failing: Callable[[list[int]], list[int] | Non
 
 
 def _candidates(numbers: list[int]) -> Iterator[list[int]]:
-    """Lists of random numbers that make simpler examples, the boldest first."""
+    """Return lists of random numbers that make simpler examples, the simplest first."""
     size = len(numbers)
     while size:
         for start in range(0, len(numbers), size):

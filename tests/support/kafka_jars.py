@@ -44,7 +44,7 @@ _POM = f"""\
 
 
 def what_is_missing() -> str | None:
-    """Why no broker can be started here, or None where one can."""
+    """Return why no broker can be started here; None if one can."""
     if shutil.which("java") is None:
         return "no Kafka broker: java is not installed (or set STREAMITER_TEST_KAFKA=host:port)"
     if shutil.which("mvn") is None and not _folder().is_dir():
@@ -53,7 +53,7 @@ def what_is_missing() -> str | None:
 
 
 def kafka_jars() -> Path:
-    """The folder with the jars; fetches them where they are not there yet."""
+    """Return the folder with the jars; download them if they are missing."""
     folder = _folder()
     if folder.is_dir():
         return folder
@@ -82,9 +82,10 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time: two Mavens that fill the same repository damage it, and fetch everything twice.
+    """Let one process work at a time: two processes of Maven that fill the same repository damage it, and
+    download everything twice.
 
-    The lock goes with the process that holds it, however it ends.
+    The lock ends with the process that holds it, in any case.
     """
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -123,7 +123,7 @@ class KafkaServer:
 
     @property
     def bootstrap(self) -> str:
-        """``host:port`` of the listener without encryption or passwords."""
+        """Return ``host:port`` of the listener without encryption or passwords."""
         return self.address("PLAINTEXT")
 
     @property
@@ -132,11 +132,11 @@ class KafkaServer:
         return self.directory / "broker.log"
 
     def address(self, listener: str) -> str:
-        """``host:port`` of one of the listeners."""
+        """Return ``host:port`` of one of the listeners."""
         return f"127.0.0.1:{self._ports[listener]}"
 
     def start(self) -> None:
-        """Start it and return when it answers; raises :class:`KafkaDidNotStart` with its log."""
+        """Start the broker and return when it answers; raises :class:`KafkaDidNotStart` with its log."""
         if self._process is not None:
             return
         self._format()
@@ -145,17 +145,19 @@ class KafkaServer:
         self._wait_until_started(started_at)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Stop it as an administrator would (SIGTERM); SIGKILL, and False, where that takes too long."""
+        """Stop the broker as an administrator would (SIGTERM); if that takes too long, use SIGKILL and return
+        False.
+        """
         return self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
-        """Stop it at once, as a power cut would."""
+        """Stop the broker at once, as a power cut would."""
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nothing answers.
+        """Freeze the broker: connections stay open and nothing answers.
 
-        On a busy machine a thread may run on for a while after the signal was sent, and answer.
+        On a busy machine a thread may continue for some time after the signal was sent, and answer.
         """
         process = self._running()
         process.send_signal(signal.SIGSTOP)
@@ -222,7 +224,7 @@ class KafkaServer:
         return [java, *self._jvm_options, *self._archived(), logging_config, "-cp", f"{kafka_jars()}/*"]
 
     def _archived(self) -> list[str]:
-        """Takes the classes from an archive where there is one, which halves the time to start."""
+        """Return the options to load the classes from an archive, if there is one, which halves the time to start."""
         archive = class_archive()
         usable = self._jvm_options == QUICK_START and archive.is_file()
         return [f"-XX:SharedArchiveFile={archive}"] if usable else []
@@ -301,7 +303,7 @@ def running_kafka(
     jvm_options: tuple[str, ...] = QUICK_START,
     format_options: tuple[str, ...] = (),
 ) -> Iterator[KafkaServer]:
-    """A broker for the length of a ``with`` block, in a folder that is removed afterwards."""
+    """Run a broker for a ``with`` block, in a folder that is removed afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="streamiter-kafka-"))
     server = KafkaServer(
         directory,

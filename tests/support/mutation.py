@@ -47,7 +47,7 @@ _NOTICED: Final = {"killed", "timeout", "segfault", "caught by type check"}
 
 
 class Mutant(NamedTuple):
-    """A change that no test has noticed: the function it is in, and its lines before and after."""
+    """A change that no test has noticed: its function, and its lines before and after."""
 
     where: str
     before: str
@@ -58,7 +58,9 @@ class Mutant(NamedTuple):
 
 
 def main(wanted: list[str]) -> int:
-    """Mutate the cores whose path contains one of these texts (all without any); gives the status of the command."""
+    """Mutate the cores whose path contains one of these texts (without texts: all); return the status of the
+    command.
+    """
     listed = tomllib.loads(LIST.read_text())
     cores = [core for core in listed["core"] if not wanted or any(part in core["module"] for part in wanted)]
     if not cores:
@@ -175,7 +177,7 @@ def _statuses(results: str) -> Iterator[tuple[str, str]]:
 
 
 def _change(mutant: str, shown: str) -> Mutant:
-    """The change in a diff as mutmut shows it, its lines joined."""
+    """Return the change in a diff of mutmut, with its lines joined."""
     lines = [line for line in shown.splitlines() if not line.startswith(("---", "+++", "@@", "#"))]
     before, after = (
         " ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+")
@@ -184,7 +186,7 @@ def _change(mutant: str, shown: str) -> Mutant:
 
 
 def _where(mutant: str) -> str:
-    """The dotted name of the function, in which mutmut marks classes with ǁ and functions with x_."""
+    """Return the dotted name of the function; mutmut marks classes with ǁ and functions with x_."""
     name = mutant.rpartition("__mutmut_")[0]
     return re.sub(r"\.xǁ(.*)ǁ", r".\1.", name).replace(".x_", ".")
 

@@ -89,7 +89,7 @@ def _call_in_thread(delay_s: float, callback: Callable[[], None]) -> _Timer:
 def _limited(
     pid: int, limit_s: float, call_later: Callable[[float, Callable[[], None]], _Timer]
 ) -> Iterator[None]:
-    """Kill a process when the block ends, or after the limit, which ends reads from its pipes."""
+    """Kill a process when the block ends, or after the limit, which also ends reads from its pipes."""
     message = f"expected the process to end within {limit_s:g} s; it was killed"
     is_reached = False
 

@@ -1,4 +1,4 @@
-"""A disk that is soon full; ``tests/conftest.py`` makes the fixture known to all tests."""
+"""A small disk; ``tests/conftest.py`` makes the fixture known to all tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["small_disk"]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """A disk of 3 MiB, and a call that gives it more."""
+    """Return a disk of 3 MiB, and a function that makes it larger."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if not _mount("-o", "size=3m", "tmpfs", str(disk)):

@@ -1,7 +1,7 @@
-"""Tests marked ``soak``: the same checks for far more seeds than every run has time for.
+"""Tests marked ``soak``: the same checks for many more seeds than in every run.
 
-``make soak`` runs them; ``STREAMITER_SOAK_SEED`` says with which seed it begins, ``STREAMITER_SOAK_RUNS`` how
-many follow. ``tests/conftest.py`` makes the fixture known to all tests.
+``make soak`` runs them; ``STREAMITER_SOAK_SEED`` is the first seed, ``STREAMITER_SOAK_RUNS`` the number of
+seeds. ``tests/conftest.py`` makes the fixture known to all tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ForEachSeed = Callable[[Callable[[int], object]], None]
 
 @pytest.fixture(params=range(_SHARES), ids=lambda share: f"share {share + 1} of {_SHARES}")
 def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
-    """Calls a check with each seed of this share; a failure says which seed it was, and how to run it alone."""
+    """Call a check with each seed of this share; a failure names its seed, and how to run it alone."""
     first, runs = _first_seed(), _runs()
 
     def run(check: Callable[[int], object]) -> None:
@@ -38,14 +38,14 @@ def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
 
 
 def soak_header(config: pytest.Config) -> str | None:
-    """The seeds of this run; None where no soak tests run."""
+    """Return the seeds of this run; None if no soak tests run."""
     if config.option.markexpr != "soak":
         return None
     return f"soak: seeds {_first_seed()} to {_first_seed() + _runs() - 1}"
 
 
 def without_time_limits(items: list[pytest.Item]) -> None:
-    """A soak test may take hours; its checks have limits of their own."""
+    """Remove the time limits of a soak test, which may take hours; its checks have their own limits."""
     for item in items:
         if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(0))

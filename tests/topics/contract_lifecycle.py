@@ -1,4 +1,4 @@
-"""Topics come and go, readers and writers close."""
+"""Creation and deletion of topics, closing of readers and writers."""
 
 from __future__ import annotations
 

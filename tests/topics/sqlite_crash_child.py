@@ -16,7 +16,7 @@ SIZES = (1, 7, 300, 2, 9000, 40)
 
 
 def batches() -> itertools.chain[OutgoingBatch]:
-    """Numbered records without end; keys spread them over the partitions."""
+    """Return endless batches of numbered records; keys spread them over the partitions."""
     count = itertools.count()
     for size in itertools.cycle(SIZES):
         numbers = [next(count) for _ in range(size)]

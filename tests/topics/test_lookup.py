@@ -1,4 +1,4 @@
-"""From a URL to a connector."""
+"""Connectors are found by the scheme of a URL."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from streamiter.topics.urls import known_schemes
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path in which a test can install a distribution with entry points."""
+    """Return a folder on the path in which a test can install a distribution with entry points."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def install(folder: Path, name: str, entry_point: str, code: str = "") -> None:
-    """A distribution as pip leaves it: metadata, an entry point and a module."""
+    """Install a distribution as pip does: metadata, an entry point and a module."""
     metadata = folder / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -20,7 +20,7 @@ CHILD = Path(__file__).with_name("sqlite_crash_child.py")
 
 
 async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
-    """Run the child, kill it some microseconds after an acknowledgement, and say how much it acknowledged."""
+    """Run the child, kill it some microseconds after an acknowledgement, and return how much it acknowledged."""
     async with async_process([sys.executable, CHILD, url, way], stdout=asyncio.subprocess.PIPE) as child:
         assert child.stdout is not None
         acknowledged = 0

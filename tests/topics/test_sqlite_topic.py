@@ -54,7 +54,7 @@ def sqlite_topic(folder: Path, name: str = "clicks", **options: object) -> Topic
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The file as any SQLite tool sees it."""
+    """Open the file as any SQLite tool does."""
     connection = sqlite3.connect(folder / "topics.db", isolation_level=None)
     try:
         yield connection
@@ -115,7 +115,7 @@ async def test_a_file_without_topics_is_left_unchanged(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class WholeFile:
-    """A folder with a file of some 50 pages, in which every table has rows, and all that can be asked of it."""
+    """A folder with a file of some 50 pages, in which every table has rows, and its whole content."""
 
     folder: Path
     content: list[object]
@@ -180,7 +180,7 @@ def _damage(file: Path, random: Random) -> None:
 
 
 async def check_damage(whole_file: WholeFile, folder: Path, seed: int) -> bool:
-    """Check that damage was found; if it was not, the records must be unchanged."""
+    """Return whether damage was found; if it was not, check that the records are unchanged."""
     shutil.copytree(whole_file.folder, folder)
     _damage(folder / "topics.db", Random(seed))
     found, error = await _outcome(_all_of(folder))

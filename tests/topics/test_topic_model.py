@@ -1,4 +1,4 @@
-"""Random histories of writes and transactions against the plainest possible model of a topic."""
+"""Random histories of writes and transactions, compared with a very simple model of a topic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model:
 
 
 class History:
-    """Runs steps on a topic and its model side by side, with a reader that is restored all the time."""
+    """Runs steps on a topic and its model, with a reader that is restored again and again."""
 
     def __init__(self, under_test: Topic) -> None:
         self.topic = under_test
@@ -111,7 +111,7 @@ class History:
         self.model.open = []
 
     async def read(self, max_records: int) -> None:
-        """Read on from where the last reader ended, by a new one."""
+        """Continue with a new reader at the position of the last one."""
         reader = await self.topic.open_reader(
             ReadRequest(positions=self.positions, stop="latest", max_records=max_records)
         )

@@ -43,13 +43,13 @@ class TopicCase:
     url_is_global: bool = True
 
     def topic(self, name: str = "clicks") -> Topic:
-        """A handle; the topic need not be there."""
+        """Return a handle; the topic may not exist."""
         return self.handle(self.prefix + name)
 
     async def make_topic(
         self, name: str = "clicks", partitions: int = 1, settings: Mapping[str, str] | None = None
     ) -> Topic:
-        """A fresh topic."""
+        """Create a new topic."""
         made = self.topic(name)
         await made.create(partitions=partitions, settings=settings)
         return made
@@ -103,13 +103,13 @@ class _ManualTimer:
 
 
 async def patiently(waiting: Awaitable[Result]) -> Result:
-    """Wait, but fail rather than hang."""
+    """Wait, but fail instead of hanging."""
     async with asyncio.timeout(PATIENCE_S):
         return await waiting
 
 
 def numbered(numbers: Iterable[int]) -> list[bytes]:
-    """A value for each number."""
+    """Return a value for each number."""
     return [b"%d" % number for number in numbers]
 
 

@@ -15,7 +15,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def refused(source: Any) -> str:
-    """The error's text."""
+    """Return the text of the error."""
     with pytest.raises(ConfigurationError) as caught:
         read_configuration(source)
     return str(caught.value)
@@ -29,7 +29,7 @@ def of_file(tmp_path: Path, document: Any) -> str:
 
 
 def assert_refused(tmp_path: Path, change: Change, said: str) -> None:
-    """A DeepFM that was changed so, in a file and as a dict; the text without the file's name."""
+    """Check the message for a changed DeepFM, in a file and as a dict; ``said`` is without the file's name."""
     document = deep_fm()
     change(document)
     assert of_file(tmp_path, document) == f"net.json: {said}"
@@ -42,7 +42,7 @@ def case_id(value: Any) -> str:
 
 
 def replaced(name: str, /, **keys: Any) -> Change:
-    """Keys of a layer, set to something else; ... takes one away."""
+    """Return the document with other keys of a layer; ... removes a key."""
 
     def change(document: dict[str, Any]) -> None:
         found = layer(document, name)

@@ -106,7 +106,7 @@ CASES = st.sampled_from([str.lower, str.upper, str.title])
 
 @st.composite
 def rewritten(draw: st.DrawFn) -> dict[str, Any]:
-    """A DeepFM, written in another way."""
+    """Return a DeepFM, written in another way."""
     document = deep_fm()
     for found in document["layers"]:
         found["type"] = draw(CASES)(found["type"])

@@ -35,7 +35,7 @@ LOGISTIC = [
 
 
 def wide(**document: Any) -> Any:
-    """The input layer of a logistic regression with these keys at the top."""
+    """Return the input layer of a logistic regression with these keys at the top."""
     return read_configuration({"layers": LOGISTIC, **document}).layers[0]
 
 

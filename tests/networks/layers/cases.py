@@ -35,7 +35,7 @@ class Nodes:
         transfer: str = "identity",
         **settings: Any,
     ) -> Layer:
-        """One more; its name is its type and its number."""
+        """Add a layer; its name is its type and its number."""
         layer = LAYER_TYPES[type_name].from_settings(
             LayerSettings(
                 name=f"{type_name}{len(self.layers)}",
@@ -51,11 +51,11 @@ class Nodes:
         return layer
 
     def vectors(self) -> Layer:
-        """An embedding."""
+        """Add an embedding."""
         return self.add("embedding", FIELDS * FACTORS, factors=FACTORS)
 
     def hidden(self, output_dim: int) -> Layer:
-        """A layer of any dimension, with all features behind it."""
+        """Add a layer of any dimension, with all features as its input."""
         return self.add("simpleinputlayer", output_dim, transfer="tanh")
 
     def graph(self, last: Layer, loss: NetworkLoss | None = None, type_name: str = "losslayer") -> LayerGraph:
@@ -120,7 +120,7 @@ CASES: dict[str, Callable[[Nodes], Layer]] = {
 
 
 def graph_around(type_name: str, place_holder: PlaceHolder) -> LayerGraph:
-    """The graph of a case."""
+    """Return the graph of a case."""
     nodes = Nodes(place_holder)
     last = CASES[type_name](nodes)
     return nodes.graph(last, type_name=type_name if type_name.endswith("losslayer") else "losslayer")

@@ -21,7 +21,7 @@ Lists = list[list[float]]
 
 
 def _computed(build: Callable[[Nodes], Layer], kind: str = "sparse", rows: int = 5) -> tuple[Nodes, Lists]:
-    """The nodes with values, and the output of the last of them."""
+    """Return the nodes with values, and the output of the last of them."""
     features = FIELDS if kind == "dense" else FEATURES
     nodes = Nodes(PlaceHolder(features, "float64"))
     last = build(nodes)

@@ -20,7 +20,7 @@ STEPS = ["cal_output", "cal_backward", "cal_gradients", "update"]
 
 
 class _Counting:
-    """Counts how often a layer really computes."""
+    """Counts how often a layer computes."""
 
     def __init__(self, layer) -> None:
         self.calls: list[str] = []

@@ -36,7 +36,7 @@ CLASSIFIERS = ["logloss", "hingeloss", "crossentropyloss", "softmaxloss"]
 
 
 def _given(name: str, rows: int = 7, dtype: str = "float64") -> tuple[np.ndarray, np.ndarray]:
-    """Scores and labels that the loss knows."""
+    """Return valid scores and labels for the loss."""
     generator = np.random.default_rng(5)
     scores = 1.5 * generator.normal(size=(rows, CLASSES if name in ("softmaxloss", "kmeansloss") else 1))
     labels = generator.normal(size=rows)
