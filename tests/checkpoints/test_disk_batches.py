@@ -8,7 +8,6 @@ from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
 from streamiter.checkpoints.disk_batches import DiskBatches, EncodedBatch
-from streamiter.checkpoints.disk_queue import EncodedBatch
 from streamiter.errors import LoopOverflow, PlainDataError, StorageFull
 
 HEAD_BYTES = 24  # before the content of each batch
