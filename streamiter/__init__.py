@@ -10,7 +10,7 @@ from streamiter.iteration.marked_streams import feedback_through, replayed
 from streamiter.iteration.stamping import epochs_every
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.records import Columns, OutputTag
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.topics.formats import Json
 from streamiter.topics.urls import topic
 

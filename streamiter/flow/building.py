@@ -31,7 +31,8 @@ from streamiter.operators.output import DEAD_LETTERS, RejectionPolicy
 from streamiter.operators.source import Collect, Collected
 from streamiter.records import OutputTag
 from streamiter.runtime.entries import check_can_listen
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Graph, KeySelector, Step, StepLoop
+from streamiter.runtime.feedback import FeedbackLimits
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Graph, KeySelector, Step, StepLoop
 from streamiter.runtime.output import Forward, Partitioning, Rebalance
 from streamiter.topics.formats import Json
 from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink

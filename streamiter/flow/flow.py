@@ -295,7 +295,8 @@ class Flow(FlowWithSources):
         # only builds or draws a flow does not need them.
         from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.checkpointing.restore import check_restore_option
-        from streamiter.runtime.job import Job, JobOptions
+        from streamiter.runtime.job import Job
+        from streamiter.runtime.plan import JobOptions
         from streamiter.runtime.topic_feedback import worker_of
 
         self.register(ModelSnapshot)

@@ -19,7 +19,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import Loop, for_each_epoch
 from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, stream_of
 from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.output import Forward
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import IterationListener, JobScope, Operator
-from streamiter.runtime.graph import Edge, FeedbackLimits, Step
+from streamiter.runtime.feedback import FeedbackLimits
+from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.statistics import LoopStatistics
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
 from streamiter.deferred import Deferred, PlainValue, entries_of
-from streamiter.errors import CheckpointError
+from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
@@ -27,7 +27,30 @@ from streamiter.topics.topic import Topic, TopicDescription
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.plain_data import PlainData
-    from streamiter.runtime.graph import FeedbackLimits
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackLimits:
+    """How much feedback may wait in one channel of a feedback edge: from one subtask to one head.
+
+    A forward edge has one channel for each head; an edge that repartitions has one channel from each subtask to each
+    head. Each channel may hold as much. The same limits hold for each queue of records whose epoch is not due.
+    """
+
+    memory_bytes: int = 64 << 20
+    """Above this size feedback goes to disk, and sources are throttled to one batch in sixteen. 64 MiB: a few seconds
+    of a fast loop, and little memory for a machine that trains."""
+    disk_bytes: int = 8 << 30
+    """Above this size the job fails. 8 GiB: minutes of a loop that has run away."""
+    directory: str | None = None
+    """The folder for feedback on disk; None is the system's folder for temporary files."""
+
+    def __post_init__(self) -> None:
+        for name, limit in (("memory_bytes", self.memory_bytes), ("disk_bytes", self.disk_bytes)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise GraphError(
+                    f"FeedbackLimits: expected {name} of at least 0, given {limit!r}; use a whole number of bytes"
+                )
 
 
 class ReturnPath(Protocol):

@@ -16,6 +16,7 @@ from streamiter.operators.operator import JobScope, Operator, OperatorFactory, S
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.output import Forward, Partitioning
 from streamiter.runtime.statistics import LoopStatistics
 from streamiter.topics.topic import Topic
@@ -113,30 +114,6 @@ class KeySelector:
     """Returns the key of a record, or an array of keys for a batch."""
     time_to_live_s: float | None = None
     """The state of a key is dropped when it was not used for so many seconds; None keeps it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackLimits:
-    """How much feedback may wait in one channel of a feedback edge: from one subtask to one head.
-
-    A forward edge has one channel for each head; an edge that repartitions has one channel from each subtask to each
-    head. Each channel may hold as much. The same limits hold for each queue of records whose epoch is not due.
-    """
-
-    memory_bytes: int = 64 << 20
-    """Above this size feedback goes to disk, and sources are throttled to one batch in sixteen. 64 MiB: a few seconds
-    of a fast loop, and little memory for a machine that trains."""
-    disk_bytes: int = 8 << 30
-    """Above this size the job fails. 8 GiB: minutes of a loop that has run away."""
-    directory: str | None = None
-    """The folder for feedback on disk; None is the system's folder for temporary files."""
-
-    def __post_init__(self) -> None:
-        for name, limit in (("memory_bytes", self.memory_bytes), ("disk_bytes", self.disk_bytes)):
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-                raise GraphError(
-                    f"FeedbackLimits: expected {name} of at least 0, given {limit!r}; use a whole number of bytes"
-                )
 
 
 class StepLoop(Protocol):

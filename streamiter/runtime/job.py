@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import Checkpoints
-from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import (
     CheckpointError,
@@ -31,16 +28,16 @@ from streamiter.errors import (
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.checkpointing.barriers import Barriers, TaskStates
+from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
-from streamiter.runtime.checkpointing.restore import Restore
+from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.plan import ChannelLimits, Planner
-from streamiter.runtime.services import JobServices, service_key
-from streamiter.runtime.statistics import STALL_AFTER_S, JobState, JobStatistics, Watchdog, task_statistics
+from streamiter.runtime.plan import JobOptions, Planner
+from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback import Worker, check_shared
+from streamiter.runtime.topic_feedback import check_shared
+from streamiter.runtime.watchdog import Watchdog, task_statistics
 
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
@@ -48,34 +45,6 @@ if TYPE_CHECKING:
 StopMode = Literal["suspend", "drain", "abort"]
 
 T = TypeVar("T")
-
-
-def _random_id() -> str:
-    import uuid  # for checkpoints and feedback through topics only
-
-    return uuid.uuid4().hex
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """The options of a job."""
-
-    clock: Clock = field(default_factory=SystemClock)
-    """The clock of all steps."""
-    channel_limits: ChannelLimits = field(default_factory=ChannelLimits)
-    """The limits of each channel between tasks."""
-    stall_after_s: float = STALL_AFTER_S
-    """Seconds without progress after which a warning is logged."""
-    worker: Worker = field(default_factory=Worker)
-    """The number of this process among those that run the flow together."""
-    new_id: Callable[[], str] = _random_id
-    """Returns a new id for a run, for checkpoints and feedback through topics."""
-    checkpoints: Checkpoints | None = None
-    """The settings of its checkpoints; None: no checkpoints."""
-    restore: Restore = "last"
-    """The checkpoint that the job starts from."""
-    changed_steps: Collection[str] = ()
-    """Steps that may have state in only one of the flow and the checkpoint."""
 
 
 class Job:

@@ -8,19 +8,22 @@ feedback edge a feedback channel. Then it makes a task for each subtask of each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.disk_queue import ReplayCache
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.store import Checkpoints
+from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds, is_per_round
-from streamiter.runtime.checkpointing.barriers import Acknowledge
+from streamiter.runtime.checkpointing.restore import Restore
+from streamiter.runtime.checkpointing.task_barriers import Acknowledge
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     check_can_listen,
@@ -28,21 +31,27 @@ from streamiter.runtime.entries import (
     check_methods,
     is_awaited,
 )
-from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, Surroundings, spill_queue
+from streamiter.runtime.feedback import (
+    AttachedBoundary,
+    FeedbackChannel,
+    FeedbackLimits,
+    Surroundings,
+    spill_queue,
+)
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_key, leaves_loop
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback import TopicFeedback, check_shared_operator
+from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
+from streamiter.runtime.watchdog import STALL_AFTER_S
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from streamiter.checkpoints.disk_queue import ReplayCache
-    from streamiter.runtime.job import JobOptions
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
@@ -56,6 +65,34 @@ class ChannelLimits:
     """The most records in a channel."""
     size_bytes: int = LIMIT_BYTES
     """The most estimated bytes in a channel."""
+
+
+def _random_id() -> str:
+    import uuid  # for checkpoints and feedback through topics only
+
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options of a job."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    """The clock of all steps."""
+    channel_limits: ChannelLimits = field(default_factory=ChannelLimits)
+    """The limits of each channel between tasks."""
+    stall_after_s: float = STALL_AFTER_S
+    """Seconds without progress after which a warning is logged."""
+    worker: Worker = field(default_factory=Worker)
+    """The number of this process among those that run the flow together."""
+    new_id: Callable[[], str] = _random_id
+    """Returns a new id for a run, for checkpoints and feedback through topics."""
+    checkpoints: Checkpoints | None = None
+    """The settings of its checkpoints; None: no checkpoints."""
+    restore: Restore = "last"
+    """The checkpoint that the job starts from."""
+    changed_steps: Collection[str] = ()
+    """Steps that may have state in only one of the flow and the checkpoint."""
 
 
 @dataclass

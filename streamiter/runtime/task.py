@@ -2,7 +2,7 @@
 
 A :class:`Task` takes one batch or control record after the other from its gate, and hands it to the first operator of
 its chain. It waits while the output channels are full, and gives way to other tasks now and then. Checkpoint barriers
-are handled by :class:`~streamiter.runtime.checkpointing.barriers.TaskBarriers`.
+are handled by :class:`~streamiter.runtime.checkpointing.task_barriers.TaskBarriers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
@@ -21,11 +21,12 @@ from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch, EndOfInput, Idle, slice_batch
 from streamiter.runtime.chain import Chain, Rounds
-from streamiter.runtime.checkpointing.barriers import (
+from streamiter.runtime.checkpointing.task_barriers import (
     Acknowledge,
     BarrierTrigger,
     CheckAlignment,
     CheckpointAbandoned,
+    ClockAlignment,
     Suspension,
     TaskBarriers,
     TaskState,
@@ -37,9 +38,6 @@ from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.instance import DrainInput, FailuresOf, Feeder, OperatorInstance, TimerDue
 from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
-
-if TYPE_CHECKING:
-    from streamiter.runtime.services import ClockAlignment
 
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
 # for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.

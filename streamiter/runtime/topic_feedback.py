@@ -21,8 +21,8 @@ from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.feedback import FeedbackChannel, check_range_in_topic, spill_queue
-from streamiter.runtime.graph import Edge, FeedbackLimits, Step
+from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
+from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
 from streamiter.runtime.output import Forward
 from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath

@@ -23,7 +23,8 @@ from streamiter.iteration.loop import Loop
 from streamiter.operators import Context, Output
 from streamiter.operators.steps import Identity
 from streamiter.parameter_server import SSP, ParameterServer
-from streamiter.runtime.graph import Edge, FeedbackLimits, Step
+from streamiter.runtime.feedback import FeedbackLimits
+from streamiter.runtime.graph import Edge, Step
 
 
 class Both(Operator):

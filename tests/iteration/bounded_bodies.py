@@ -29,7 +29,7 @@ from streamiter import (
 )
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.plan import ChannelLimits
 
 SEEN = OutputTag("seen")

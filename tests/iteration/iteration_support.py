@@ -13,7 +13,8 @@ from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import JobStatistics, blocked_by
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.watchdog import blocked_by
 
 T = TypeVar("T")
 

@@ -353,7 +353,7 @@ def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.
     """What is read ahead of its turn must not fill the memory either."""
     import tempfile
 
-    from streamiter.runtime.graph import FeedbackLimits
+    from streamiter.runtime.feedback import FeedbackLimits
 
     opened: list[str] = []
     make = tempfile.TemporaryFile

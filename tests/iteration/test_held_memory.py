@@ -20,7 +20,7 @@ from streamiter import (
     replayed,
 )
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 
 MIB = 1 << 20
 BLOCKS = 60

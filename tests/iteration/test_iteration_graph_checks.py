@@ -22,7 +22,7 @@ from streamiter import (
     iterate_unbounded_streams,
 )
 from streamiter.errors import GraphError, JobFailed
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.topics import MemoryBroker
 
 Body = Callable[[list[Stream], list[Stream]], Any]

@@ -18,7 +18,7 @@ from streamiter import (
     Stream,
     iterate_unbounded_streams,
 )
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import LoopStatistics

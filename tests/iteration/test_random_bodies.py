@@ -25,7 +25,7 @@ from streamiter import (
     epochs_every,
     iterate_unbounded_streams,
 )
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.plan import ChannelLimits
 
 SEEN = OutputTag("seen")

@@ -24,7 +24,7 @@ from streamiter import (
 )
 from streamiter.errors import JobFailed
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.plan import ChannelLimits
 
 ROUNDS = 4

@@ -25,7 +25,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.deferred import entries_of
 from streamiter.iteration.border import FEEDBACK
-from streamiter.runtime.checkpointing.barriers import PartName
+from streamiter.runtime.checkpointing.task_barriers import PartName
 from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import ReadRequest, Topic
 

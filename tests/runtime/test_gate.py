@@ -19,7 +19,7 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.checkpointing.barriers import BarrierTrigger
+from streamiter.runtime.checkpointing.task_barriers import BarrierTrigger
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.port import Port

@@ -12,7 +12,8 @@ from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.operators.source import Source
-from streamiter.runtime.job import Job, JobOptions
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import JobOptions
 
 TAG = OutputTag("side")
 

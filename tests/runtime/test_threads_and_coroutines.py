@@ -14,8 +14,8 @@ from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
-from streamiter.runtime.job import Job, JobOptions
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.testing import VirtualClock
 
 TAG = OutputTag("side")

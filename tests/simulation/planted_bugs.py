@@ -10,9 +10,9 @@ from streamiter.learn.linear_weights import LinearWeights
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
+from streamiter.runtime.checkpointing.barriers import JobServices
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
-from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
 from streamiter.topics.memory_log import MemoryTransactions
 

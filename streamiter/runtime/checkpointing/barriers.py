@@ -1,12 +1,13 @@
-"""Barriers: one checkpoint of all tasks at a time, and what a task does at a barrier.
+"""The barriers and the services of a job: one checkpoint of all tasks at a time.
 
 A *barrier* is a control record that divides a stream: a checkpoint has the effect of all records before it and of none
 behind it. :class:`Barriers` sends a barrier into the tasks that bring input, and collects the state that each task
-gives when the barrier passes it (:class:`TaskBarriers`). If that takes too long, the checkpoint is *abandoned*: its
-barrier still passes all tasks, but their state is dropped.
+gives when the barrier passes it. If that takes too long, the checkpoint is *abandoned*: its barrier still passes all
+tasks, but their state is dropped.
 
-The state of a task is a list of parts: one for each of its operators, and one for the task itself. Parts are named
-after steps (:class:`PartName`), so that a chain may have other operators in the next run.
+A :class:`~streamiter.operators.operator.Service` is a parameter server that operators share. It has one worker for
+each subtask of each step that uses it. :class:`JobServices` opens and closes the services of a job, stops their workers
+at the same clock before a barrier, and takes their state.
 """
 
 from __future__ import annotations
@@ -14,34 +15,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, final
+from functools import partial
+from typing import Any, Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import SnapshotPart
+from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.clock import Clock
-from streamiter.deferred import Deferred, PlainValue, release_all
-from streamiter.errors import CheckpointError, PlainDataError
-from streamiter.operators.operator import Boundary, ServiceWorker
-from streamiter.operators.output import RecordFailure
-from streamiter.operators.source import Positions
-from streamiter.records import CheckpointBarrier, Control
-from streamiter.runtime.feedback import BarrierReturned
-
-if TYPE_CHECKING:
-    from streamiter.runtime.services import ClockAlignment, JobServices
-    from streamiter.runtime.task import Task
+from streamiter.deferred import PlainValue
+from streamiter.errors import CheckpointError, GraphError
+from streamiter.operators.operator import Service
+from streamiter.records import CheckpointBarrier
+from streamiter.runtime.checkpointing.task_barriers import (
+    SERVICE,
+    BarrierTrigger,
+    CheckAlignment,
+    CheckpointAbandoned,
+    ClockAlignment,
+    PartName,
+    encode_part,
+    release_parts,
+)
+from streamiter.runtime.instance import FailuresOf
+from streamiter.runtime.task import Task
 
 TakenParts = dict[str, list[SnapshotPart]]
 """The parts that each task has given, by the name of the task."""
-
-TaskState: TypeAlias = dict[str, PlainValue]
-"""The state of a task: the entries of ``Task.snapshot``, as plain data."""
-
-TaskStates: TypeAlias = dict[str, TaskState]
-"""The states of tasks, and of parameter servers, by name."""
-
-STEP, TASK, FEEDBACK, SERVICE = "step", "task", "feedback", "service"
 
 FIRST_CHECKPOINT: Final = 1
 
@@ -56,39 +54,6 @@ class WorkersApart(CheckpointTimedOut):
 
 class JobIsOver(CheckpointError):
     """The last checkpoint of the job is taken."""
-
-
-@final
-class BarrierTrigger(Control):
-    """A checkpoint begins. Posted to tasks where barriers start, and to tasks that may leave input unread."""
-
-    __slots__ = ("barrier",)
-
-    def __init__(self, barrier: CheckpointBarrier) -> None:
-        self.barrier = barrier
-
-
-@final
-class CheckpointAbandoned(Control):
-    """Drop the state that was taken for this checkpoint. Posted to all tasks; its barrier is still passed on."""
-
-    __slots__ = ("checkpoint",)
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-
-
-@final
-class CheckAlignment(Control):
-    """Ask again whether to stop reading until all workers are at the same clock; see ``ClockAlignment``."""
-
-    __slots__ = ()
-
-
-class Acknowledge(Protocol):
-    """Receives the state of a task at a barrier."""
-
-    def __call__(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None: ...
 
 
 @dataclass
@@ -243,15 +208,15 @@ class Barriers:
             if not task.ended:
                 task.post(CheckpointAbandoned(pending.checkpoint))
 
-    def acknowledge(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None:
+    def acknowledge(self, task: str, checkpoint: int, parts: list[SnapshotPart]) -> None:
         """Take the state of a task that has passed a barrier; it is dropped if the checkpoint was abandoned."""
         pending = self._pending
         if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
             release_parts(parts)
         else:
-            pending.parts[task.name] = parts
+            pending.parts[task] = parts
         if pending is not None and pending.checkpoint == checkpoint:
-            pending.waiting_for.pop(task.name, None)
+            pending.waiting_for.pop(task, None)
             self._check()
 
     def ended(self, task: Task) -> None:
@@ -271,212 +236,128 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-class Suspension(Enum):
-    """Whether the job stops a task at a barrier."""
-
-    NONE = "none"
-    """The task runs, or its input has ended."""
-    UNDER_WAY = "under way"
-    """The task waits for the return of the barrier, and handles nothing else any more."""
-    DONE = "done"
-    """The task has stopped."""
+def service_key(name: str) -> str:
+    """Return the name of a service's state among the states of the tasks."""
+    return f"{SERVICE} {name}"
 
 
 @final
-class TaskBarriers:
-    """Takes the state of one task at each checkpoint barrier, and passes the barrier on.
-
-    If no loop leads back to the task, it gives its state to the job at once. Otherwise the gate logs the feedback that
-    arrives after the state was taken, until the barrier has returned on every feedback channel; the log is a part of
-    the state. A barrier of an abandoned checkpoint is passed on, but no state is taken.
-    """
+class JobServices:
+    """All services of one job. Each subtask of a step with a service is a worker; workers are numbered by step."""
 
     def __init__(
-        self, task: Task, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData
+        self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool
     ) -> None:
-        """``boundary``: the first operator, if it belongs to the border of a loop. ``acknowledge`` takes the state."""
-        self.positions: Positions = {}
-        """Of a source: the positions that belong to the last state."""
-        self.suspension = Suspension.NONE
-        self.worker: ServiceWorker | None = None
-        """Access to the parameter server that the first step works with, if it has one."""
-        self.clocks: ClockAlignment | None = None
-        """Lets all workers of that parameter server stop at the same clock before a barrier."""
-        self._task = task
-        self._gate = task.gate
-        self._boundary = boundary
-        self._acknowledge = acknowledge
+        self._flow = flow
         self._plain_data = plain_data
-        self._keeps_last_state = True
-        self._abandoned = 0
-        """The last abandoned checkpoint."""
-        self._pending: CheckpointBarrier | None = None
-        """The barrier that has not returned yet."""
-        self._pending_parts: list[SnapshotPart] = []
-        """The state for its checkpoint, without the log."""
+        self._has_checkpoints = has_checkpoints
+        self._tasks: dict[Service, list[Task]] = {}
+        for task in tasks:
+            if (service := task.first.step.service) is not None:
+                self._tasks.setdefault(service, []).append(task)
+        self._alignments = {service: ClockAlignment() for service in self._tasks}
+        self._begun: list[Service] = []
+        """The services that serve this job. A service that has refused the job may serve another job."""
+        _check_names(flow, list(self._tasks), tasks)
 
-    @property
-    def is_suspending(self) -> bool:
-        """Whether the state at the last barrier is taken, and only the return of the barrier is handled."""
-        return self.suspension is not Suspension.NONE and self._gate.has_feedback
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
 
-    def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
-        """Have barriers pass this worker, too. ``keeps_last_state``: whether a suspended job leaves a checkpoint."""
-        self.worker, self.clocks, self._keeps_last_state = worker, clocks, keeps_last_state
+    def names(self) -> list[str]:
+        return [service.name for service in self._tasks]
 
-    def arrange_stop(self) -> None:
-        """Stop reading, or read again, so that all workers of a parameter server reach the same clock."""
-        if self.clocks is not None:
-            self._gate.stand_still(self.clocks.stands_still(self._task.name))
+    def steps(self) -> dict[str, StepState]:
+        """Return the services in the form in which a snapshot lists steps with state."""
+        return {service.name: StepState(1, type(service).__name__) for service in self._tasks}
 
-    def announce(self, barrier: CheckpointBarrier) -> list[Control]:
-        """Prepare for a barrier that the job has posted; return the barrier if it is passed now."""
-        if self._task.feeder is not None:
-            if not barrier.suspend:
-                return [barrier]
-            self._task.feeder.stop(barrier)
-            return []
-        if self._gate.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
-            return self._gate.accept_trigger(barrier)
-        self._gate.announce(barrier)
-        return []
+    # -- life ------------------------------------------------------------------------------------------
 
-    async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
-        """Take the state of the task, then pass the barrier on."""
-        number, is_abandoned = barrier.checkpoint, barrier.checkpoint <= self._abandoned
-        if self._boundary is not None:
-            self._boundary.checkpoint_begins(number)
-        parts = [] if is_abandoned else await self.parts()
-        is_kept = not barrier.suspend or self._keeps_last_state
-        if self.worker is not None and is_kept and not is_abandoned:
-            self.worker.pass_barrier(number)
-        if self.clocks is not None:
-            self.clocks.passed(self._task.name)
-        self._task.chain.write_control(barrier)
-        if self._gate.has_feedback:
-            self._await_return(barrier, parts)
-        else:
-            self._complete(barrier, parts)
+    async def open(self, states: Mapping[str, PlainValue] | None) -> None:
+        """Start the services before the tasks are opened. ``states``: the restored states, if there are any."""
+        for service, tasks in self._tasks.items():
+            state = None if states is None else states.get(service_key(service.name))
+            with FailuresOf(tasks[0].first.step.name):
+                workers = await service.begin_job(
+                    self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints
+                )
+            self._begun.append(service)
+            alignment = self._alignments[service]
+            for task, worker in zip(tasks, workers, strict=True):
+                alignment.add(task.name, worker, partial(task.post, CheckAlignment()))
+                task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
-    def _await_return(self, barrier: CheckpointBarrier, parts: list[SnapshotPart]) -> None:
-        self._pending, self._pending_parts = barrier, parts
-        if barrier.suspend:
-            self.suspension = Suspension.UNDER_WAY
-            self._gate.only_feedback()
-        returned = self._gate.start_feedback_log(barrier)
-        if barrier.checkpoint <= self._abandoned:
-            self._gate.drop_feedback_log()
-        if returned is not None:
-            self.barrier_returned(returned)
+    async def close(self, *, went_well: bool) -> list[Exception]:
+        """End the services for this job; return the errors. It may be called more than once."""
+        errors: list[Exception] = []
+        for service in self._begun:
+            try:
+                await service.end_job(went_well=went_well)
+            except Exception as error:
+                errors.append(error)
+        return errors
 
-    def barrier_returned(self, returned: BarrierReturned) -> None:
-        """Complete the state with the feedback that was logged until the barrier returned."""
-        barrier, parts = self._pending, self._pending_parts
-        self._pending, self._pending_parts = None, []
-        assert barrier is not None
-        if returned.checkpoint > self._abandoned:
-            name = PartName(FEEDBACK, self._task.first.step.name, self._task.first.subtask)
-            parts.append(encode_part(name, returned.logged, self._plain_data))
-        self._complete(barrier, parts)
+    async def task_ended(self, task: Task) -> None:
+        """Let the worker of a task leave, because the task has ended, unless the job is suspended."""
+        if task.barriers.worker is None:
+            return
+        step = task.first.step
+        assert step.service is not None
+        self._alignments[step.service].ended(task.name)
+        if not (task.suspended and self._has_checkpoints):
+            with FailuresOf(step.name):
+                await task.barriers.worker.leave(f"step {step.name!r} has ended")
 
-    def _complete(self, barrier: CheckpointBarrier, parts: list[SnapshotPart]) -> None:
-        self._acknowledge(self._task, barrier.checkpoint, parts)
-        if self._boundary is not None:
-            self._boundary.checkpoint_ends(barrier.checkpoint)
-        if barrier.suspend:
-            self.suspension = Suspension.DONE
+    # -- checkpoints -----------------------------------------------------------------------------------
 
-    def abandon(self, checkpoint: int) -> None:
-        """Drop the state for this checkpoint. The task still passes its barrier on."""
-        self._abandoned = max(self._abandoned, checkpoint)
-        if self._pending is not None and self._pending.checkpoint <= checkpoint:
-            self._gate.drop_feedback_log()
-            self.release()
+    async def stop_reading(self) -> None:
+        """Wait until the workers of each service are at the same clock. Then they read no more until a barrier."""
+        for event in [alignment.seek() for alignment in self._alignments.values()]:
+            await event.wait()
 
-    def release(self) -> None:
-        """Drop the state that waits for the return of a barrier."""
-        release_parts(self._pending_parts)
-        self._pending_parts = []
+    def tasks_behind(self) -> list[str]:
+        """Return the tasks that others wait for at a clock."""
+        return [task for alignment in self._alignments.values() for task in alignment.behind()]
 
-    async def parts(self) -> list[SnapshotPart]:
-        """Take the state of the task now; return it as parts of a snapshot."""
-        state = await self._task.snapshot()
-        self.positions = state["positions"]
-        return encode_task(self._task.first.step.name, self._task.first.subtask, state, self._plain_data)
+    def resume_reading(self) -> None:
+        """Let workers that have stopped read again, because no barrier follows."""
+        for alignment in self._alignments.values():
+            alignment.give_up()
 
+    def begin_checkpoint(self, checkpoint: int) -> None:
+        for service in self._tasks:
+            service.checkpoint_begins(checkpoint)
 
-class PartName(NamedTuple):
-    """The name of a part.
+    def abandon_checkpoint(self, checkpoint: int) -> None:
+        """Tell the services that a checkpoint is abandoned, and let workers read again."""
+        self.resume_reading()
+        for service in self._tasks:
+            service.checkpoint_abandoned(checkpoint)
 
-    >>> PartName.of("step per user[3]")
-    PartName(kind='step', step='per user', subtask=3)
-    """
+    async def parts(self, checkpoint: int) -> dict[str, list[SnapshotPart]]:
+        """Return the state of each service at this checkpoint, after all workers have passed its barrier."""
+        parts: dict[str, list[SnapshotPart]] = {}
+        try:
+            for service in self._tasks:
+                state = await service.take_state(checkpoint)
+                name = PartName(SERVICE, service.name, 0)
+                parts[service_key(service.name)] = [encode_part(name, state, self._plain_data)]
+        except BaseException:
+            release_parts(part for of_service in parts.values() for part in of_service)
+            raise
+        return parts
 
-    kind: str
-    """``step``, ``task``, ``feedback`` or ``service``."""
-    step: str
-    """The name of the step."""
-    subtask: int
-    """The number of the subtask."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.step}[{self.subtask}]"
-
-    @classmethod
-    def of(cls, name: str) -> PartName:
-        kind, _, rest = name.partition(" ")
-        step, _, subtask = rest.removesuffix("]").rpartition("[")
-        return cls(kind, step, int(subtask))
+    def statistics(self) -> dict[str, Any]:
+        return {service.name: service.statistics() for service in self._tasks}
 
 
-def encode_task(
-    first_step: str, subtask: int, state: Mapping[str, PlainValue], plain_data: PlainData
-) -> list[SnapshotPart]:
-    """Encode the result of ``Task.snapshot``; later changes of the state do not affect the parts."""
-    parts: list[SnapshotPart] = []
-    of_task = {key: value for key, value in state.items() if key != "operators"}
-    pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
-    try:
-        for name, piece in (*pieces, (PartName(TASK, first_step, subtask), of_task)):
-            parts.append(encode_part(name, piece, plain_data))
-    except BaseException:
-        release_all(state)
-        raise
-    return parts
-
-
-def release_parts(parts: Iterable[SnapshotPart]) -> None:
-    for part in parts:
-        for deferred in part.deferred:
-            deferred.release()
-
-
-def encode_part(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
-    try:
-        content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
-    except PlainDataError as error:
-        raise RecordFailure(name.step) from error
-    return SnapshotPart(str(name), content, deferred)
-
-
-def held_in_memory(deferred: Deferred) -> list[bytes]:
-    try:
-        return list(deferred.frames())
-    finally:
-        deferred.release()
-
-
-def task_state(
-    first_step: str, subtask: int, steps: Iterable[str], states: Mapping[str, PlainValue]
-) -> TaskState | None:
-    """Return the state for ``Task.open`` from states by the names of their parts; None if the task has no state."""
-    of_task = states.get(str(PartName(TASK, first_step, subtask)))
-    if of_task is None:
-        return None
-    names = {step: str(PartName(STEP, step, subtask)) for step in steps}
-    operators = {step: states[name] for step, name in names.items() if name in states}
-    state = {**of_task, "operators": operators}
-    log = str(PartName(FEEDBACK, first_step, subtask))
-    if log in states:
-        state["logged"] = states[log]
-    return state
+def _check_names(flow: str, services: Sequence[Service], tasks: Sequence[Task]) -> None:
+    steps = {instance.step.name: instance.step for task in tasks for instance in task.instances}
+    seen: dict[str, Service] = {}
+    for service in services:
+        if service.name in seen or service.name in steps:
+            other = "a step" if service.name in steps else "another one"
+            raise GraphError(
+                f"flow {flow!r}: expected a name of its own for each parameter server, given {service.name!r}, which "
+                f"{other} has; give ParameterServer(name=…)"
+            )
+        seen[service.name] = service

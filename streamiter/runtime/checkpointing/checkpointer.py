@@ -28,22 +28,21 @@ from streamiter.runtime.checkpointing.barriers import (
     Barriers,
     CheckpointTimedOut,
     JobIsOver,
+    JobServices,
     TakenParts,
-    TaskStates,
     WorkersApart,
-    release_parts,
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.restore import JobRestore
+from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.services import JobServices
 from streamiter.runtime.statistics import CheckpointStatistics
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 
 if TYPE_CHECKING:
-    from streamiter.runtime.job import JobOptions
+    from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
 

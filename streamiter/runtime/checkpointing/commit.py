@@ -37,14 +37,8 @@ from streamiter.errors import (
 )
 from streamiter.operators.output import RecordFailure
 from streamiter.records import DataBatch
-from streamiter.runtime.checkpointing.barriers import (
-    SERVICE,
-    STEP,
-    PartName,
-    TakenParts,
-    held_in_memory,
-    task_state,
-)
+from streamiter.runtime.checkpointing.barriers import TakenParts
+from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
 from streamiter.topics.connecting import batch_bytes

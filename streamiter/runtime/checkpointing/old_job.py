@@ -19,7 +19,7 @@ from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.records import Batch, DataBatch, EndOfInput, EpochWatermark
-from streamiter.runtime.checkpointing.barriers import FEEDBACK, STEP, TASK, PartName
+from streamiter.runtime.checkpointing.task_barriers import FEEDBACK, STEP, TASK, PartName
 from streamiter.runtime.feedback import TopicRange
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
 from streamiter.runtime.output import Broadcast, Forward, Partitioning

@@ -26,7 +26,6 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
-from streamiter.runtime.checkpointing.barriers import TaskStates
 from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
 from streamiter.runtime.checkpointing.old_job import (
     NO_PROGRESS,
@@ -37,6 +36,7 @@ from streamiter.runtime.checkpointing.old_job import (
     join_progress,
     origins,
 )
+from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step, edge_key, leaves_loop

@@ -20,7 +20,6 @@ from streamiter.checkpoints.store import CheckpointStore, CommitPointer
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
-from streamiter.runtime.checkpointing.barriers import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.redistribute import (
@@ -28,6 +27,7 @@ from streamiter.runtime.checkpointing.redistribute import (
     has_same_tasks,
     redistribute_states,
 )
+from streamiter.runtime.checkpointing.task_barriers import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
 
 Restore = Literal["last"] | int | None

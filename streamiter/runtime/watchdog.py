@@ -1,0 +1,166 @@
+"""The watch over running tasks: the statistics of each task, and a warning for a task without progress.
+
+The :class:`Watchdog` logs a warning about each task that has work and makes no progress, with the reason why the task
+waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from streamiter.channels import Channel
+from streamiter.clock import Clock
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.statistics import StepStatistics, TaskStatistics
+from streamiter.runtime.task import Task
+
+_log = logging.getLogger("streamiter.job")
+
+# Longer than any pause of a healthy broker (session and transaction timeouts are 10 to 45 s), and short enough for the
+# warning to be of use to an engineer on call.
+STALL_AFTER_S: Final = 60.0
+
+# The number of looks in that time. So many looks in a row must find no progress. Time alone is not enough: after a step
+# has blocked the event loop, or the machine has slept, time has passed for tasks that had no turn.
+_LOOKS: Final = 4
+
+# The number of looks for a task that has input it does not want, while other tasks make progress. A fast partition
+# waits for a slow one until an epoch is complete, and an epoch may take minutes.
+_LOOKS_WHILE_HELD: Final = 10 * _LOOKS
+
+
+class Watchdog:
+    """Warns once about each task that is stalled: it has work, but makes no progress. Reports its next progress.
+
+    Each task is judged by its own progress, so the watchdog finds a task that hangs among busy ones. A task without
+    input is idle. A task that waits for room in a channel is stalled only if the task that reads the channel is. A task
+    that waits for other input than it has gets ten times as long while any task makes progress.
+    """
+
+    def __init__(self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S) -> None:
+        self._watched = [_Watched(task) for task in tasks]
+        self._clock = clock
+        self._stall_after_s = stall_after_s
+        self._readers = {
+            id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports
+        }
+        self._stalled: list[str] = []
+        """The tasks without progress at the last look."""
+
+    async def run(self) -> None:
+        self._look()
+        while True:
+            await self._clock.sleep(self._stall_after_s / _LOOKS)
+            self._look()
+            self._report()
+
+    def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for watched in self._watched:
+            watched.look(now_s)
+
+    def _report(self) -> None:
+        still = self._stalled_now()
+        before, self._stalled = self._stalled, [watched.task.name for watched in still]
+        new = [watched for watched in still if watched.task.name not in before]
+        over = [name for name in before if name not in self._stalled]
+        if over:
+            _log.warning("progress again after a stall: %s", ", ".join(over))
+        if new:
+            _log.warning(
+                "no progress for %.0f s although there is input: %s",
+                self._clock.monotonic_s() - max(watched.moved_at_s for watched in new),
+                "; ".join(watched.blocked_by or "" for watched in new),
+            )
+
+    def _stalled_now(self) -> list[_Watched]:
+        """Return the tasks without progress, except for those that wait for room which a working task will make."""
+        still: dict[str, _Watched] = {}
+        something_moves = any(watched.has_moved for watched in self._watched)
+        for watched in reversed(self._watched):  # Downstream tasks first, because they make the room.
+            room = watched.task.waits_for_room_in
+            reader = None if room is None else self._readers[id(room)]
+            waits_in_vain = reader is None or reader.task.ended or reader.task.name in still
+            if watched.is_stalled(something_moves) and waits_in_vain:
+                still[watched.task.name] = watched
+        return list(reversed(still.values()))
+
+
+class _Watched:
+    """What the watchdog knows about one task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.moved_at_s = 0.0
+        self.blocked_by: str | None = None
+        self._mark = -1
+        self._looks_unmoved = 0
+        self._looks_blocked = 0
+        """The number of the last looks that found work and no progress."""
+
+    @property
+    def has_moved(self) -> bool:
+        return self._looks_unmoved < _LOOKS
+
+    def is_stalled(self, something_moves: bool) -> bool:
+        patient = something_moves and _is_held(self.task)
+        return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
+
+    def look(self, now_s: float) -> None:
+        mark, self.blocked_by = _mark_of(self.task), blocked_by(self.task)
+        moved, self._mark = mark != self._mark, mark
+        self._looks_unmoved = 0 if moved else self._looks_unmoved + 1
+        if moved or self.blocked_by is None:
+            self._looks_blocked, self.moved_at_s = 0, now_s
+        else:
+            self._looks_blocked += 1
+
+
+def _mark_of(task: Task) -> int:
+    outputs = [instance.out for instance in task.instances]
+    return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
+
+
+def blocked_by(task: Task) -> str | None:
+    """Return the reason why a task that has work now waits; None for a task without work."""
+    if task.ended:
+        return None
+    if task.waits_for_room_in is not None:
+        return f"{task.name} waits for room in {task.waits_for_room_in.name}"
+    if task.is_handling:
+        return f"{task.name} is at work on a batch"
+    if awaited := task.gate.awaited_barriers():
+        return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
+    if _is_held(task):
+        held = task.gate.held_records
+        return f"{task.name} is held: {task.held_for()}{f'; {held:,} records are set aside' if held else ''}"
+    if any(port.peek() is not None for port in task.gate.ports):
+        return f"{task.name} has input that it does not take"
+    return None
+
+
+def _is_held(task: Task) -> bool:
+    return not task.is_handling and task.gate.has_parked and not task.gate.awaited_barriers()
+
+
+def task_statistics(task: Task) -> TaskStatistics:
+    channels = [port.channel for port in task.gate.ports]
+    return TaskStatistics(
+        name=task.name,
+        steps=tuple(
+            StepStatistics(instance.step.name, instance.subtask, instance.statistics())
+            for instance in task.instances
+        ),
+        epoch_watermark=task.progress.watermark,
+        inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),
+        outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),
+        waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
+        feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
+        held_records=task.gate.held_records,
+        blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
+        lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
+        is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
+        ended=task.ended,
+    )
