@@ -13,7 +13,8 @@ from benchmarks.networks_by_hand import train_deepfm
 from benchmarks.session import PROJECT, Session
 from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.network import Network
-from streamiter.networks.training import TrainedNetwork, fit_network
+from streamiter.networks.serving import TrainedNetwork
+from streamiter.networks.training import fit_network
 from streamiter.sparse_rows import SparseRows
 
 __all__ = ["DATA", "OWN", "PUBLISHED", "networks_speed"]

@@ -20,10 +20,10 @@ from streamiter.numbers import whole_number_in
 if TYPE_CHECKING:
     from streamiter.charts import Line, Panel
     from streamiter.networks.data import LabelledRows
+    from streamiter.networks.functions import Predictions
     from streamiter.networks.learner import Start
-    from streamiter.networks.losses import Predictions
     from streamiter.networks.network import Network
-    from streamiter.networks.serving import EpochResult, SavedNetwork
+    from streamiter.networks.serving import EpochResult, SavedNetwork, TrainedNetwork
     from streamiter.networks.training import TrainedNetwork
     from streamiter.parameter_server.consistency import Consistency
 
@@ -149,8 +149,7 @@ def train(
     Ctrl-C ends the training early and keeps the model (exit code 0); a second Ctrl-C ends it at once and keeps nothing
     (exit code 130). If the training diverges, the model of the last epoch with finite numbers is saved (exit code 1).
     """
-    from streamiter.networks.losses import Diverged
-    from streamiter.networks.serving import check_folder, is_saved_network, save_network
+    from streamiter.networks.serving import Diverged, check_folder, is_saved_network, save_network
     from streamiter.networks.training import fit_network
 
     how = consistency_of(consistency)

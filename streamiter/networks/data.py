@@ -1,6 +1,8 @@
-"""Rows with labels: reading them from topics and files, translating labels, and taking a part for validation.
+"""Rows with labels: reading them from topics and files, translating labels, and cutting them into mini-batches.
 
-``LabelledRows`` is what networks learn from: rows of features, dense or sparse, with one label each.
+``LabelledRows`` is what networks learn from: rows of features, dense or sparse, with one label each. ``PlaceHolder``
+holds the current mini-batch for the layers of a worker. ``TrainingSteps`` cuts bounded data into mini-batches; on a
+stream, ``prepared`` makes a mini-batch of the rows that have arrived.
 """
 
 from __future__ import annotations
@@ -8,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +22,8 @@ from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
 from streamiter.learn.rows import Examples
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
-from streamiter.networks.parameters import Array
-from streamiter.numbers import fraction
-from streamiter.records import Batch, Columns
+from streamiter.numbers import Indices, fraction
+from streamiter.records import Array, Batch, Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic, TopicBatch
@@ -260,3 +262,345 @@ def _joined(parts: Sequence[Examples], owner: str) -> LabelledRows:
     if len(widths) > 1:
         raise ModelError(f"{owner}: expected dense rows of one width, given {sorted(widths)}")
     return LabelledRows(np.concatenate(features), labels)
+
+
+class PlaceHolder:
+    """The current mini-batch, as the layers see it: rows, labels, and the features that occur in the rows.
+
+    Only the parameters of these features are pulled from the server. ``features`` is the number of all features; layers
+    compute in ``dtype``, float32 or float64.
+
+    >>> place_holder = PlaceHolder(features=1_000_000, dtype="float32")
+    >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7, 9], [2.0, 1.0])], width=1_000_000)
+    >>> place_holder.feed_data(rows, [1, -1])
+    >>> place_holder.batch_size, place_holder.indices.tolist(), place_holder.rows.indices.tolist()
+    (2, [2, 7, 9], [0, 1, 1, 2])
+    """
+
+    def __init__(self, features: int, dtype: npt.DTypeLike) -> None:
+        self.feature_dimension = features
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.training = False
+        """Whether the network learns from the mini-batch; dropout drops nothing otherwise."""
+        self.labels: Array | None = None
+        self._rows: SparseRows | Array | None = None
+        self._indices: npt.NDArray[np.int64] | None = None
+
+    def feed_data(
+        self,
+        rows: SparseRows | npt.ArrayLike,
+        labels: npt.ArrayLike | None = None,
+        *,
+        indices: npt.NDArray[np.int64] | None = None,
+        training: bool = False,
+    ) -> None:
+        """Replace the mini-batch.
+
+        ``rows`` have the shape (rows, features), dense or sparse. Prepared sparse rows come with ``indices``, the
+        features that occur in them in ascending order; their columns count these. ``labels`` has one number a row.
+        Raises ModelError for shapes that do not fit.
+        """
+        fed, present = self._as_rows(rows, indices)
+        if not len(fed):
+            raise ModelError(
+                "PlaceHolder: expected at least one row, given none; leave empty mini-batches out"
+            )
+        self.labels = self._as_labels(labels, len(fed))
+        self._rows, self._indices, self.training = fed, present, training
+        for known in ("values", "features_per_row"):
+            self.__dict__.pop(known, None)
+
+    @property
+    def rows(self) -> SparseRows | Array:
+        """Return the rows: sparse ones, whose columns count ``indices``, or dense ones of shape (rows, features)."""
+        if self._rows is None:
+            raise ModelError("PlaceHolder: expected a mini-batch, given none yet; call feed_data first")
+        return self._rows
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """Return the features that occur in the mini-batch, in ascending order; all features for dense rows."""
+        if self._indices is None:
+            self._indices = np.arange(self.feature_dimension, dtype=np.int64)
+        return self._indices
+
+    @cached_property
+    def values(self) -> Array | None:
+        """Return the values of sparse rows in the dtype of the network; None if all are 1, as in one-hot rows."""
+        given = self.sparse_rows.values
+        if np.count_nonzero(given == 1.0) == len(given):
+            return None
+        return given.astype(self.dtype)
+
+    @cached_property
+    def features_per_row(self) -> int | None:
+        """Return the number of features in each sparse row if it is the same in all rows, else None."""
+        indptr = self.sparse_rows.indptr
+        first = int(indptr[1]) if len(indptr) > 1 else 0
+        same = np.count_nonzero(np.diff(indptr) == first) == len(indptr) - 1
+        return first if same else None
+
+    @property
+    def is_sparse(self) -> bool:
+        return isinstance(self._rows, SparseRows)
+
+    @property
+    def sparse_rows(self) -> SparseRows:
+        """Return the rows, which must be sparse."""
+        rows = self.rows
+        assert isinstance(rows, SparseRows)
+        return rows
+
+    @property
+    def dense_rows(self) -> Array:
+        """Return the rows, which must be dense."""
+        rows = self.rows
+        assert not isinstance(rows, SparseRows)
+        return rows
+
+    def _as_rows(
+        self, rows: SparseRows | npt.ArrayLike, indices: npt.NDArray[np.int64] | None
+    ) -> tuple[SparseRows | Array, npt.NDArray[np.int64] | None]:
+        if isinstance(rows, SparseRows):
+            expected = self.feature_dimension if indices is None else len(indices)
+            if rows.width != expected:
+                raise ModelError(
+                    f"PlaceHolder: expected sparse rows of width {expected}, given width {rows.width}; "
+                    "change indexrange, or the width of the rows"
+                )
+            return (rows, indices) if indices is not None else _compact(rows)
+        try:
+            dense = np.asarray(rows, dtype=self.dtype)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"PlaceHolder: expected rows of numbers, given {error}") from None
+        if dense.ndim != 2 or dense.shape[1] != self.feature_dimension:
+            raise ModelError(
+                f"PlaceHolder: expected rows of {self.feature_dimension} features (an array of shape (rows, "
+                f"{self.feature_dimension}) or SparseRows), given shape {dense.shape}; change indexrange, or the rows"
+            )
+        return dense, None
+
+    def _as_labels(self, labels: npt.ArrayLike | None, rows: int) -> Array | None:
+        if labels is None:
+            return None
+        try:
+            vector: Array = np.asarray(labels, dtype=self.dtype)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"PlaceHolder: expected labels as numbers, given {error}") from None
+        if vector.shape != (rows,):
+            raise ModelError(
+                f"PlaceHolder: expected {rows} labels, one for each row, given shape {vector.shape}; "
+                "give one number for each row of the mini-batch"
+            )
+        return vector
+
+
+# Up to this number of features for each value in the rows, a table of all features is faster than sorting.
+_FEATURES_PER_VALUE = 4
+
+
+def _compact(rows: SparseRows) -> tuple[SparseRows, npt.NDArray[np.int64]]:
+    """Return the rows with columns only for the features that occur, and these features."""
+    indices: npt.NDArray[np.int64]
+    places: Indices
+    if rows.width <= _FEATURES_PER_VALUE * len(rows.indices):
+        there = np.zeros(rows.width, dtype=np.bool_)
+        there[rows.indices] = True
+        indices = np.flatnonzero(there).astype(np.int64, copy=False)
+        if len(indices) == rows.width:
+            return rows, indices
+        place_of = np.cumsum(there) - 1
+        places = place_of[rows.indices]
+    else:
+        found, places = np.unique(rows.indices, return_inverse=True)
+        indices = found.astype(np.int64, copy=False)
+    return SparseRows(rows.indptr, places, rows.values, len(indices)), indices
+
+
+Positions = npt.NDArray[np.intp]
+
+
+class FeatureMiniBatch(NamedTuple):
+    """Rows with labels, and the features whose parameters they need.
+
+    >>> data = LabelledRows(np.arange(14.0).reshape(7, 2), np.ones(7))
+    >>> steps = TrainingSteps(data, updates=3, workers=2, features=2)
+    >>> steps.per_epoch, [len(steps.mini_batch(step, worker=0)) for step in range(3)], steps.mini_batch(2, worker=1)
+    (3, [2, 2, 1], None)
+    >>> steps.mini_batch(0, worker=1).rows.tolist(), steps.mini_batch(0, worker=1).rows_in_step
+    ([[2.0, 3.0]], 3)
+    """
+
+    rows: SparseRows | Array
+    """The rows; the columns of sparse rows count ``indices``."""
+    indices: npt.NDArray[np.int64] | None
+    """The features in ascending order; None for dense rows, which need all features."""
+    labels: Array
+    rows_in_step: int
+    """The number of rows that all workers have in this step; under BSP the gradient is the mean over them."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMiniBatch:
+    """Return the rows as a mini-batch."""
+    holder = PlaceHolder(features, np.float64)
+    if not isinstance(data.rows, SparseRows):
+        return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step)
+    holder.feed_data(data.rows)
+    return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step)
+
+
+def to_record(mini_batch: FeatureMiniBatch) -> dict[str, Any]:
+    """Return the mini-batch as plain data."""
+    rows: Any = mini_batch.rows
+    if isinstance(rows, SparseRows):
+        rows = {name: getattr(rows, name) for name in ("indptr", "indices", "values", "width")}
+    return {**mini_batch._asdict(), "rows": rows}
+
+
+def from_record(record: dict[str, Any]) -> FeatureMiniBatch:
+    """Return the mini-batch that :func:`to_record` turned into plain data."""
+    rows = record["rows"]
+    return FeatureMiniBatch(**{**record, "rows": SparseRows(**rows) if isinstance(rows, dict) else rows})
+
+
+# The mini-batches of one epoch are kept for the next ones up to this size; they are as large as the rows.
+_KEPT_BYTES_MAX: Final = 256 << 20
+
+
+class TrainingSteps:
+    """The steps of all epochs over bounded data: ⌈rows/updates⌉ rows a step, the last step of an epoch shorter.
+
+    A step is that of all workers together: with n workers, each has every n-th row of it. So under BSP the number of
+    workers changes only the last digits of the result. The order of the rows depends on ``seed`` and the epoch alone:
+
+    - ``useshuffle``: the rows have another order in each epoch.
+    - ``posnegratio``: an epoch has all rows of one kind, and a sample of the other kind; the ratio is the number of
+      positive rows (label above 0) divided by the number of the others.
+    - ``sampleratio`` below 1: a step is a random sample of this share of the rows, instead of the next rows. (This is
+      how Spark on Angel makes mini-batches.)
+    """
+
+    def __init__(
+        self,
+        data: LabelledRows,
+        *,
+        updates: int,
+        features: int,
+        workers: int = 1,
+        settings: DataSettings | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not len(data):
+            raise ModelError(
+                "training: expected rows to learn from, given none; lower validateratio, or add rows"
+            )
+        self._data = data
+        self._features = features
+        self._workers = workers
+        self._settings = settings or DataSettings()
+        self._seed = seed
+        self._kinds = self._rows_by_kind()
+        self._rows = sum(count for _, count in self._kinds)
+        ratio = self._settings.sample_ratio
+        self._is_sampled = ratio < 1.0
+        self._batch = math.ceil(self._rows * ratio if self._is_sampled else self._rows / updates)
+        self.per_epoch = updates if self._is_sampled else math.ceil(self._rows / self._batch)
+        """The number of steps in an epoch."""
+        self._order: tuple[int, Positions | None] = (-1, None)
+        """The epoch that was last asked for, with its order of rows."""
+        self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX
+        self._kept: dict[tuple[int, int], FeatureMiniBatch] = {}
+        """Prepared mini-batches by the number of the step in its epoch, and the worker."""
+        self._drawn: tuple[int, Positions | None] = (-1, None)
+        """The step that was last asked for, with its sample."""
+
+    def mini_batch(self, step: int, worker: int) -> FeatureMiniBatch | None:
+        """Return the rows of a worker in a step, both counted from 0; None if it has none."""
+        place = step % self.per_epoch, worker
+        kept = self._kept.get(place)
+        if kept is not None:
+            return kept
+        made = self._made(step, worker)
+        if made is not None and self._keeps and isinstance(made.rows, SparseRows):
+            self._kept[place] = made
+        return made
+
+    def _made(self, step: int, worker: int) -> FeatureMiniBatch | None:
+        rows = self._rows_of(step)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if worker >= count:
+            return None
+        if not isinstance(rows, slice):
+            share = self._data[rows[worker :: self._workers]]
+        elif self._workers == 1:
+            share = self._data[rows]
+        else:
+            share = self._data[np.arange(rows.start + worker, rows.stop, self._workers)]
+        return prepared(share, self._features, count)
+
+    def _rows_of(self, step: int) -> slice | Positions:
+        """Return the rows of all workers in a step."""
+        epoch, update = divmod(step, self.per_epoch)
+        order = self._order_of(epoch)
+        if self._is_sampled:
+            return self._sample(step, order)
+        first = update * self._batch
+        rows = slice(first, min(first + self._batch, self._rows))
+        return rows if order is None else order[rows]
+
+    def _sample(self, step: int, order: Positions | None) -> Positions:
+        drawn_for, drawn = self._drawn
+        if drawn is None or drawn_for != step:
+            generator = np.random.default_rng([self._seed, 1, step])
+            drawn = np.sort(generator.choice(self._rows, self._batch, replace=False))
+            self._drawn = step, drawn
+        return drawn if order is None else order[drawn]
+
+    def _all_epochs_are_alike(self) -> bool:
+        settings = self._settings
+        return not (self._is_sampled or settings.use_shuffle or settings.pos_neg_ratio > 0.0)
+
+    def _order_of(self, epoch: int) -> Positions | None:
+        """Return the order of the rows in an epoch; None: all rows in their own order."""
+        if not self._settings.use_shuffle and self._settings.pos_neg_ratio <= 0.0:
+            return None
+        if self._order[0] != epoch:
+            self._order = epoch, self._ordered(np.random.default_rng([self._seed, 0, epoch]))
+        return self._order[1]
+
+    def _ordered(self, generator: np.random.Generator) -> Positions:
+        parts = [
+            rows if count == len(rows) else generator.choice(rows, count, replace=False)
+            for rows, count in self._kinds
+        ]
+        rows: Positions = np.sort(np.concatenate(parts))
+        return generator.permutation(rows) if self._settings.use_shuffle else rows
+
+    def _rows_by_kind(self) -> list[tuple[Positions, int]]:
+        """Return groups of rows, each with the number of its rows in an epoch: one group, or one for each kind."""
+        ratio = self._settings.pos_neg_ratio
+        if ratio <= 0.0:
+            return [(np.arange(len(self._data)), len(self._data))]
+        is_positive = self._data.labels > 0.0
+        positive, negative = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
+        if not (len(positive) and len(negative)):
+            raise ModelError(
+                f"training: expected rows of both kinds for posnegratio {ratio:g}, given {len(positive)} with a label "
+                f"above 0 and {len(negative)} others; leave posnegratio out"
+            )
+        # The minimum is taken before rounding: for a ratio near 0 the other number is infinite.
+        positives = max(1, round(min(len(positive), len(negative) * ratio)))
+        negatives = max(1, round(min(len(negative), len(positive) / ratio)))
+        return [(positive, positives), (negative, negatives)]
+
+
+def _size_bytes(data: LabelledRows) -> int:
+    return data.rows.values.nbytes * 2 if isinstance(data.rows, SparseRows) else data.rows.nbytes

@@ -1,105 +1,38 @@
-"""A network on a parameter server: its learner, the worker that trains it, and the versions that are published.
+"""A network on a parameter server: its learner, the worker that trains it, and the place of its parameters.
 
-A published version holds the parameters by name and the network as canonical JSON; so a program that follows a model
-needs nothing else to predict. ``Start`` is what the parameters are before the first step.
+``Start`` is the parameters before the first step, ``ParameterLayout`` their columns in a matrix of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
 from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
 from streamiter.learn.rows import holds
 from streamiter.models.reader import last_update
-from streamiter.models.update import Parameters
-from streamiter.networks.losses import Diverged
-from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, from_record
+from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_record
+from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network
-from streamiter.networks.parameters import Array, ParameterLayout, layouts
+from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.operators.output import Output
+from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.optimize import Optimize
+from streamiter.records import Array
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
-
-NETWORK: Final = "network"
-"""The name of the JSON among the arrays of a version. Each name of an array has a dot, this one has none."""
-
-
-def version_of(network: Network, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the parameters to publish: the arrays, and the network as JSON."""
-    return {NETWORK: json.dumps(network.to_json()), **arrays}
-
-
-def network_of_version(parameters: Parameters, subject: str) -> tuple[Network, dict[str, Array]]:
-    """Return network and arrays of a version. Raises ModelError, beginning with ``subject``, for other parameters."""
-    text = parameters.get(NETWORK) if isinstance(parameters, dict) else None
-    if not isinstance(text, str):
-        given = ", ".join(map(repr, parameters)) if isinstance(parameters, dict) else "an array"
-        raise ModelError(f"{subject}: expected {NETWORK!r} with the arrays of a network, given {given}")
-    assert isinstance(parameters, dict)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):  # A text would be read as the path of a file.
-        raise ModelError(f"{subject}: expected {NETWORK!r} as a JSON object, given {text!r:.100}")
-    network = Network.from_json(document)
-    return network, checked_arrays(network, parameters, subject)
-
-
-def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> dict[str, Array]:
-    """Return the parameters of the network from ``given``, in its dtype.
-
-    Raises ModelError if an array is missing, has another shape or a number that is not finite, or if the network has no
-    parameter of that name: then the arrays were trained in another network.
-    """
-    arrays: dict[str, Array] = {}
-    parameters = network.graph().parameters
-    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK}
-    if others:
-        raise ModelError(
-            f"{subject}: expected no arrays but those of the network, given {', '.join(sorted(map(repr, others)))}; "
-            "load it with the network that it was trained as, or leave them out"
-        )
-    for parameter in parameters:
-        array = given.get(parameter.name)
-        if getattr(array, "shape", None) != parameter.shape:
-            shape = "none" if array is None else f"shape {getattr(array, 'shape', None)}"
-            raise ModelError(
-                f"{subject}: expected {parameter.name!r} of shape {parameter.shape}, given {shape}; "
-                "load it with the network that it was trained as"
-            )
-        arrays[parameter.name] = _finite(parameter.name, array, network, subject)
-    return arrays
-
-
-def _finite(name: str, array: Any, network: Network, subject: str) -> Array:
-    """Convert an array to the dtype of the network, in which a number of float64 may be too large."""
-    with np.errstate(over="ignore"):
-        numbers: Array | None = (
-            array.astype(network.dtype, copy=False) if array.dtype.kind in "biuf" else None
-        )
-    if numbers is None or not holds(np.isfinite(numbers)):
-        given = f"an array of {array.dtype}" if numbers is None else numbers[~np.isfinite(numbers)][0]
-        raise ModelError(
-            f"{subject}: expected {name!r} of finite numbers in {network.dtype}, given {given}; "
-            "take another version of the model"
-        )
-    return numbers
-
-
-_GIVEN: Final = "parameters to begin with"
 
 
 @dataclass(frozen=True)
@@ -146,6 +79,7 @@ async def starting_parameters(start: Start, network: Network, seed: int) -> dict
 
 _WEIGHTS: Final = 0
 """The row of the matrix that holds the parameters; the optimizer's slots and the gradient follow."""
+
 
 PulledParameters = dict[str, Array]
 """Arrays by name; a parameter by feature has one row for each feature of the mini-batch."""
@@ -236,7 +170,7 @@ class NetworkLearner(Learner):
         )
         for parameter in graph.parameters:
             parameter.values = pulled[parameter.name]
-        loss = graph.loss()
+        loss = finite_loss(graph)
         graph.backward()
         gradients = {parameter.name: _gradient_of(parameter) for parameter in graph.gradients()}
         graph.update()
@@ -336,3 +270,110 @@ class NetworkWorker(ParameterServerWorker):
             return f"mini-batch {self._clocks + 1} of worker {self.context.subtask_index}"
         epoch, step = divmod(record, steps.per_epoch)
         return f"epoch {epoch + 1}, step {step + 1} of {steps.per_epoch}"
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterLayout:
+    """The columns of the parameters in a matrix of the parameter server.
+
+    All parameters of one optimizer are in one row of one matrix. Parameters by feature have a matrix of their own,
+    where all numbers of a feature are adjacent; so a mini-batch needs a few ranges of columns.
+
+    >>> from streamiter.optimizers import SGD
+    >>> from streamiter.networks.layers.layer import Parameter
+    >>> weight = Parameter("wide.weight", (3, 1), True, SGD(0.1), "weight", 2, 1)
+    >>> factors = Parameter("embedding.weight", (3, 2), True, SGD(0.1), "weight", 2, 4)
+    >>> [layout] = layouts([weight, factors], "network")
+    >>> layout.matrix, layout.columns, layout.columns_of(np.array([0, 2])).tolist()
+    ('network.features.0', 9, [0, 1, 2, 6, 7, 8])
+    >>> {name: array.tolist() for name, array in layout.arrays(np.arange(6.0), features=2).items()}
+    {'wide.weight': [[0.0], [3.0]], 'embedding.weight': [[1.0, 2.0], [4.0, 5.0]]}
+    """
+
+    matrix: str
+    optimizer: Optimizer
+    by_feature: bool
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    """The shape of each parameter; without the first axis for parameters by feature."""
+    features: int
+    """The number of features; 1 for parameters that are not by feature."""
+
+    @cached_property
+    def _ranges(self) -> list[slice]:
+        ends = accumulate((math.prod(shape) for shape in self.shapes), initial=0)
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    @cached_property
+    def width(self) -> int:
+        """Return the number of columns of one feature; all columns for parameters that are not by feature."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def columns(self) -> int:
+        """Return the number of columns of the matrix."""
+        return self.width * self.features
+
+    def columns_of(self, indices: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64] | None:
+        """Return the columns of some features in ascending order; None: all columns."""
+        if not self.by_feature or indices is None or len(indices) == self.features:
+            return None
+        if self.width == 1:
+            return indices
+        return (indices[:, np.newaxis] * self.width + np.arange(self.width)).reshape(-1)
+
+    def arrays(self, row: Array, features: int) -> dict[str, Array]:
+        """Return the parameters by name as views of a row; parameters by feature have ``features`` rows."""
+        if not self.by_feature:
+            shaped = zip(self.names, self._ranges, self.shapes, strict=True)
+            return {name: row[part].reshape(shape) for name, part, shape in shaped}
+        table = row.reshape(features, self.width)
+        if len(self.names) == 1:
+            return {self.names[0]: table.reshape(features, *self.shapes[0])}
+        return {
+            name: np.ascontiguousarray(table[:, part]).reshape(features, *shape)
+            for name, part, shape in zip(self.names, self._ranges, self.shapes, strict=True)
+        }
+
+    def row_of(self, arrays: Mapping[str, Array], features: int) -> Array:
+        """Return the row of the given arrays; the inverse of ``arrays``."""
+        if not self.by_feature:
+            return np.concatenate([arrays[name].reshape(-1) for name in self.names])
+        # With no features numpy cannot compute the number of numbers for each.
+        tables = [
+            arrays[name].reshape(features, math.prod(shape))
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
+        return np.concatenate(tables, axis=1).reshape(-1)
+
+
+def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]:
+    """Return a layout for each optimizer and kind of parameter; names of matrices begin with ``name``."""
+    groups: list[list[Parameter]] = []
+    for parameter in parameters:
+        group = next((group for group in groups if _are_alike(group[0], parameter)), None)
+        if group is None:
+            groups.append([parameter])
+        else:
+            group.append(parameter)
+    return [_layout(group, number, name) for number, group in enumerate(groups)]
+
+
+_GIVEN: Final = "parameters to begin with"
+
+
+def _are_alike(one: Parameter, other: Parameter) -> bool:
+    return one.by_feature == other.by_feature and one.optimizer == other.optimizer
+
+
+def _layout(group: Sequence[Parameter], number: int, name: str) -> ParameterLayout:
+    first = group[0]
+    by_feature = first.by_feature
+    return ParameterLayout(
+        matrix=f"{name}.{'features' if by_feature else 'layers'}.{number}",
+        optimizer=first.optimizer,
+        by_feature=by_feature,
+        names=tuple(parameter.name for parameter in group),
+        shapes=tuple(parameter.shape[1:] if by_feature else parameter.shape for parameter in group),
+        features=first.shape[0] if by_feature else 1,
+    )

@@ -22,13 +22,18 @@ from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
+from streamiter.networks.data import PlaceHolder
+from streamiter.networks.functions import (
+    LOSSES,
+    TRANSFER_FUNCTIONS,
+    NetworkLoss,
+    Predictions,
+    TransferFunction,
+)
 from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer
-from streamiter.networks.losses import LOSSES, NetworkLoss, Predictions
-from streamiter.networks.mini_batches import PlaceHolder
-from streamiter.networks.parameters import Array, Parameter, initial_values
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, TransferFunction
+from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer, Parameter, initial_values
 from streamiter.numbers import whole_number
+from streamiter.records import Array
 
 if TYPE_CHECKING:
     from streamiter.sparse_rows import SparseRows

@@ -1,8 +1,9 @@
 """Using a trained network: predictions, its quality on rows with labels, networks on disk, and networks from a topic.
 
 ``NetworkPredictor`` predicts with one set of parameters, ``evaluate`` compares predictions with labels,
-``save_network`` and ``load_network`` keep a network in a folder, and ``ServedNetwork`` always predicts with the newest
-published version.
+``TrainedNetwork`` is the result of a training, ``save_network`` and ``load_network`` keep a network in a folder, and
+``ServedNetwork`` always predicts with the newest published version. A version holds the parameters by name and the
+network as canonical JSON; so a program that follows a model needs nothing else to predict.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import safetensors.numpy
@@ -22,16 +23,47 @@ from safetensors import SafetensorError
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.rows import (
+    holds,
+)
 from streamiter.learn.validation import area_under_curve
 from streamiter.models.served import ServedModel, rows_to_predict
-from streamiter.models.update import ModelUpdate
-from streamiter.networks.data import LabelledRows
-from streamiter.networks.learner import checked_arrays, network_of_version
-from streamiter.networks.losses import Predictions
+from streamiter.models.update import ModelUpdate, Parameters
+from streamiter.networks.data import (
+    LabelledRows,
+)
+from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
-from streamiter.networks.parameters import Array
+from streamiter.records import Array
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
+
+
+class Diverged(ModelError):
+    """A loss, a gradient or a parameter is no longer finite; the training ends.
+
+    >>> print(Diverged("expected a finite loss, given inf").within("epoch 2"))
+    epoch 2: expected a finite loss, given inf; lower lr, scale the features, or take another seed
+    """
+
+    trained: TrainedNetwork | None = None
+    """Set by ``fit_network``: the network after the last epoch with finite numbers; None if there was none."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        super().__init__(f"{what}; lower lr, scale the features, or take another seed")
+
+    def within(self, place: str) -> Diverged:
+        """Return the error with the place in the training where it happened."""
+        return Diverged(f"{place}: {self._what}")
+
+
+def finite_loss(graph: LayerGraph) -> float:
+    """Return the mean loss of the current mini-batch. Raises :class:`Diverged` if it is not finite."""
+    loss = graph.loss()
+    if not math.isfinite(loss):
+        raise Diverged(f"layer {graph.loss_layer.name!r}: expected a finite loss, given {loss}")
+    return loss
 
 
 def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
@@ -96,10 +128,6 @@ def _concatenated(parts: list[Array | None]) -> Array | None:
     return np.concatenate(there) if there else None
 
 
-# The rows that are evaluated at a time: with some hundred numbers a row they need 4 MB.
-_ROWS_AT_ONCE: Final = 4096
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """The quality of a network on rows with labels.
@@ -144,6 +172,10 @@ class EpochResult:
         return ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
 
 
+# The rows that are evaluated at a time: with some hundred numbers a row they need 4 MB.
+_ROWS_AT_ONCE: Final = 4096
+
+
 def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows) -> Evaluation:
     """Evaluate the parameters on the rows. Nothing else may use the graph meanwhile."""
     if not len(data):
@@ -155,7 +187,7 @@ def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows)
         some = data[first : first + _ROWS_AT_ONCE]
         graph.feed_data(some.rows, some.labels)
         set_values(graph, arrays)
-        loss += graph.loss() * len(some)
+        loss += finite_loss(graph) * len(some)
         predictions = graph.predictions()
         hits = loss_function.correct(predictions, some.labels)
         if hits is not None:
@@ -178,8 +210,102 @@ def evaluation_of(metrics: Mapping[str, Any], prefix: str, rows: int) -> Evaluat
     return Evaluation(rows, math.nan if loss is None else loss, accuracy, auc)
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """A network and its parameters by name after the last epoch."""
+
+    network: Network
+    parameters: dict[str, Array]
+    results: list[EpochResult]
+    """A result for each epoch; after an ``"interruption"`` the last epoch is incomplete."""
+    ended_by: Literal["epochs", "interruption", "divergence"]
+
+    def evaluate(self, data: LabelledRows) -> Evaluation:
+        """Evaluate the network on rows with labels."""
+        graph = self.network.graph()
+        return evaluate(
+            graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation")
+        )
+
+    @property
+    def predictor(self) -> NetworkPredictor:
+        """Return a predictor with these parameters."""
+        return NetworkPredictor(self.network, self.parameters)
+
+
+NETWORK: Final = "network"
+"""The name of the JSON among the arrays of a version. Each name of an array has a dot, this one has none."""
+
+
+def version_of(network: Network, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the parameters to publish: the arrays, and the network as JSON."""
+    return {NETWORK: json.dumps(network.to_json()), **arrays}
+
+
+def network_of_version(parameters: Parameters, subject: str) -> tuple[Network, dict[str, Array]]:
+    """Return network and arrays of a version. Raises ModelError, beginning with ``subject``, for other parameters."""
+    text = parameters.get(NETWORK) if isinstance(parameters, dict) else None
+    if not isinstance(text, str):
+        given = ", ".join(map(repr, parameters)) if isinstance(parameters, dict) else "an array"
+        raise ModelError(f"{subject}: expected {NETWORK!r} with the arrays of a network, given {given}")
+    assert isinstance(parameters, dict)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):  # A text would be read as the path of a file.
+        raise ModelError(f"{subject}: expected {NETWORK!r} as a JSON object, given {text!r:.100}")
+    network = Network.from_json(document)
+    return network, checked_arrays(network, parameters, subject)
+
+
+def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> dict[str, Array]:
+    """Return the parameters of the network from ``given``, in its dtype.
+
+    Raises ModelError if an array is missing, has another shape or a number that is not finite, or if the network has no
+    parameter of that name: then the arrays were trained in another network.
+    """
+    arrays: dict[str, Array] = {}
+    parameters = network.graph().parameters
+    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK}
+    if others:
+        raise ModelError(
+            f"{subject}: expected no arrays but those of the network, given {', '.join(sorted(map(repr, others)))}; "
+            "load it with the network that it was trained as, or leave them out"
+        )
+    for parameter in parameters:
+        array = given.get(parameter.name)
+        if getattr(array, "shape", None) != parameter.shape:
+            shape = "none" if array is None else f"shape {getattr(array, 'shape', None)}"
+            raise ModelError(
+                f"{subject}: expected {parameter.name!r} of shape {parameter.shape}, given {shape}; "
+                "load it with the network that it was trained as"
+            )
+        arrays[parameter.name] = _finite(parameter.name, array, network, subject)
+    return arrays
+
+
+def _finite(name: str, array: Any, network: Network, subject: str) -> Array:
+    """Convert an array to the dtype of the network, in which a number of float64 may be too large."""
+    with np.errstate(over="ignore"):
+        numbers: Array | None = (
+            array.astype(network.dtype, copy=False) if array.dtype.kind in "biuf" else None
+        )
+    if numbers is None or not holds(np.isfinite(numbers)):
+        given = f"an array of {array.dtype}" if numbers is None else numbers[~np.isfinite(numbers)][0]
+        raise ModelError(
+            f"{subject}: expected {name!r} of finite numbers in {network.dtype}, given {given}; "
+            "take another version of the model"
+        )
+    return numbers
+
+
 _NETWORK: Final = "network.json"
+
+
 _PARAMETERS: Final = "parameters.safetensors"
+
+
 _RESULTS: Final = "results.json"
 
 

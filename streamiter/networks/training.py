@@ -34,13 +34,25 @@ from streamiter.learn.rows import (
     refuse_not_finite,
 )
 from streamiter.models.update import ModelSnapshot
-from streamiter.networks.data import LabelledRows, as_labelled_rows, translated
-from streamiter.networks.learner import NETWORK, NetworkLearner, NetworkWorker, Start, check_start
-from streamiter.networks.losses import Diverged
-from streamiter.networks.mini_batches import TrainingSteps, prepared, to_record
+from streamiter.networks.data import (
+    LabelledRows,
+    TrainingSteps,
+    as_labelled_rows,
+    prepared,
+    to_record,
+    translated,
+)
+from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
 from streamiter.networks.network import Network
-from streamiter.networks.parameters import Array
-from streamiter.networks.serving import EpochResult, Evaluation, NetworkPredictor, evaluate, evaluation_of
+from streamiter.networks.serving import (
+    NETWORK,
+    Diverged,
+    EpochResult,
+    Evaluation,
+    TrainedNetwork,
+    evaluate,
+    evaluation_of,
+)
 from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
@@ -285,29 +297,6 @@ class _Judge(Operator):
 
 # After Ctrl-C the steps in the channels are still made: with short channels these are few.
 _LIMITS: Final = ChannelLimits(records=1)
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedNetwork:
-    """A network and its parameters by name after the last epoch."""
-
-    network: Network
-    parameters: dict[str, Array]
-    results: list[EpochResult]
-    """A result for each epoch; after an ``"interruption"`` the last epoch is incomplete."""
-    ended_by: Literal["epochs", "interruption", "divergence"]
-
-    def evaluate(self, data: LabelledRows) -> Evaluation:
-        """Evaluate the network on rows with labels."""
-        graph = self.network.graph()
-        return evaluate(
-            graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation")
-        )
-
-    @property
-    def predictor(self) -> NetworkPredictor:
-        """Return a predictor with these parameters."""
-        return NetworkPredictor(self.network, self.parameters)
 
 
 def fit_network(

@@ -10,10 +10,10 @@ from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.losses import LOSSES, Diverged
-from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.data import PlaceHolder
+from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS
 from streamiter.networks.network import LayerGraph
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
+from streamiter.networks.serving import Diverged, finite_loss
 from streamiter.sparse_rows import SparseRows
 
 FEATURES = 9
@@ -286,7 +286,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
         Diverged,
         match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features",
     ):
-        graph.loss()
+        finite_loss(graph)
 
 
 def test_layers_must_stand_behind_their_inputs_and_the_loss_at_the_end():

@@ -126,7 +126,7 @@ sys.path[:0] = {path!r}
 from networks.test_network_checkpoints import Run, in_epochs, on_demand
 
 from streamiter.networks.serving import save_network
-from streamiter.networks.learner import network_of_version
+from streamiter.networks.serving import network_of_version
 
 
 async def main(folder):

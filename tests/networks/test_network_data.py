@@ -14,8 +14,16 @@ from networks.training_support import FEATURES, rows
 from streamiter import topic
 from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.networks.configuration import DataSettings
-from streamiter.networks.data import LabelledRows, part, read_rows, translated
-from streamiter.networks.mini_batches import TrainingSteps, from_record, prepared, to_record
+from streamiter.networks.data import (
+    LabelledRows,
+    TrainingSteps,
+    from_record,
+    part,
+    prepared,
+    read_rows,
+    to_record,
+    translated,
+)
 from streamiter.sparse_rows import SparseRows
 
 

@@ -11,8 +11,8 @@ from networks.published import deep_fm, layer
 from support.processes import LIMIT_S
 
 from streamiter.errors import ConfigurationError
+from streamiter.networks.layers.layer import Parameter, initial_values
 from streamiter.networks.network import Network
-from streamiter.networks.parameters import Parameter, initial_values
 from streamiter.optimizers import SGD
 
 

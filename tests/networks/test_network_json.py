@@ -12,10 +12,9 @@ from streamiter.errors import ConfigurationError
 from streamiter.networks.configuration.sections import LOSSES as LOSS_KINDS
 from streamiter.networks.configuration.sections import TRANSFER_FUNCTIONS as TRANSFER_FUNCTION_KINDS
 from streamiter.networks.configuration.settings import ALIASES, LAYER_KINDS
+from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS
 from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.losses import LOSSES
 from streamiter.networks.network import ConfigurationWarning, Network
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 
 
 def logistic(**document: Any) -> dict[str, Any]:

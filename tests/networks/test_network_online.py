@@ -16,9 +16,9 @@ from streamiter import Columns, Flow
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn import Examples, SparseRows
 from streamiter.models import ModelSnapshot, last_update, model_updates
-from streamiter.networks.learner import Published, network_of_version, version_of
+from streamiter.networks.learner import Published
 from streamiter.networks.network import Network
-from streamiter.networks.serving import NetworkPredictor, ServedNetwork
+from streamiter.networks.serving import NetworkPredictor, ServedNetwork, network_of_version, version_of
 from streamiter.networks.training import train_network_online
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic

@@ -18,9 +18,8 @@ from support.waiting import until
 from streamiter import Flow
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.data import LabelledRows, part, read_rows
+from streamiter.networks.data import LabelledRows, part, prepared, read_rows
 from streamiter.networks.learner import NetworkLearner
-from streamiter.networks.mini_batches import prepared
 from streamiter.networks.network import Network
 from streamiter.networks.training import fit_network, train_network
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
-from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.data import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 ROWS = st.lists(

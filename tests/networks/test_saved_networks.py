@@ -12,12 +12,12 @@ import safetensors.numpy
 from networks.training_support import network, rows
 
 from streamiter.errors import ModelError
-from streamiter.networks.learner import checked_arrays
 from streamiter.networks.serving import (
     EpochResult,
     Evaluation,
     NetworkPredictor,
     check_folder,
+    checked_arrays,
     load_network,
     save_network,
 )

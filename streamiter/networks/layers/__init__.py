@@ -1,11 +1,10 @@
 """The layers of networks, in ``LAYER_TYPES`` by their names in configuration files.
 
-============  ========================================================================================
-``layer``     ``Layer``, the base of all layers with its state machine; settings and checks; the loss layer
-``inputs``    layers that compute with the features of a mini-batch, such as an embedding
-``hidden``    layers after others: fully connected, pooling, concatenation, cross
-``crossing``  layers that multiply pairs of vectors
-============  ========================================================================================
+==========  ==========================================================================================
+``layer``   ``Layer``, the base of all layers with its state machine; parameters, settings; the loss layer
+``inputs``  layers that compute with the features of a mini-batch, such as an embedding
+``hidden``  layers after others: fully connected, pooling, concatenation, crosses of vectors
+==========  ==========================================================================================
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from streamiter.networks.layers.crossing import (
+from streamiter.networks.layers.hidden import (
     BiInnerCross,
     BiInnerSumCross,
     BiInteractionCross,
     BiInteractionCrossTiled,
     BiOuterCross,
-)
-from streamiter.networks.layers.hidden import (
     ConcatLayer,
     CrossLayer,
     DotPooling,

@@ -14,13 +14,13 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.layers.layer import Layer, LayerSettings, required_optimizer
-from streamiter.networks.mini_batches import PlaceHolder
-from streamiter.networks.parameters import Array, Parameter
+from streamiter.networks.data import PlaceHolder
+from streamiter.networks.layers.layer import Layer, LayerSettings, Parameter, required_optimizer
 from streamiter.numbers import Indices
+from streamiter.records import Array
 
 if TYPE_CHECKING:
-    from streamiter.networks.transfer_functions import TransferFunction
+    from streamiter.networks.functions import TransferFunction
     from streamiter.optimizers import Optimizer
 
 

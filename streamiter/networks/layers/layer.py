@@ -1,26 +1,88 @@
-"""The base of all layers: settings, checks of settings against inputs, the state machine, and the loss layer.
+"""The base of all layers: parameters, settings and their checks, the state machine, and the loss layer.
 
 A layer computes its output from the outputs of its inputs, and on the way back the gradients by its inputs and its
-parameters.
+parameters. ``initial_values`` are the values of a parameter before training.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.networks.losses import Diverged, NetworkLogLoss, NetworkLoss, Predictions
-from streamiter.networks.parameters import Array, Parameter, Status
-from streamiter.networks.transfer_functions import IdentityFunction, TransferFunction
+from streamiter.networks.functions import (
+    IdentityFunction,
+    NetworkLogLoss,
+    NetworkLoss,
+    Predictions,
+    TransferFunction,
+)
+from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer
+from streamiter.records import Array
 
 if TYPE_CHECKING:
-    from streamiter.networks.mini_batches import PlaceHolder
+    from streamiter.networks.data import PlaceHolder
+
+
+Initial = Literal["weight", "zero"]
+"""The initial values of a parameter: drawn for weights, zeros for biases."""
+
+
+@dataclass(eq=False)
+class Parameter:
+    """One array of one layer. ``values`` and ``gradient`` belong to the current mini-batch.
+
+    ``shape`` is the whole shape. The first axis of a parameter ``by_feature`` counts features; its ``values`` and
+    ``gradient`` have one row for each feature of the mini-batch, in the order of ``PlaceHolder.indices``.
+    """
+
+    name: str
+    """The name of the layer and of the array: ``layer.weight``, ``layer.bias``."""
+    shape: tuple[int, ...]
+    by_feature: bool
+    optimizer: Optimizer
+    initial: Initial
+    fan_in: int
+    """The number of inputs of one output."""
+    fan_out: int
+    values: Array | None = None
+    gradient: Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Return the number of numbers in the array."""
+        return int(np.prod(self.shape))
+
+
+class Status(enum.IntEnum):
+    """The progress of a layer with its mini-batch; a new mini-batch sets it to ``NULL``.
+
+    >>> Status.FORWARD < Status.BACKWARD, str(Status.NULL)
+    (True, 'Null')
+    """
+
+    NULL = 0
+    """Nothing is computed yet."""
+    FORWARD = 1
+    """The output is computed."""
+    BACKWARD = 2
+    """The gradients of the inputs are computed."""
+    GRADIENT = 3
+    """The gradients of the parameters are computed, too."""
+    UPDATE = 4
+    """The optimizer has made its step."""
+
+    def __str__(self) -> str:
+        return self.name.capitalize()
 
 
 @dataclass(frozen=True)
@@ -131,7 +193,6 @@ class Layer(abc.ABC):
         self.generator: np.random.Generator | None = None
         """The random generator of the transfer function; None in prediction."""
         self._output: Array | None = None
-        self._kept: Any = None
         self._input_gradients: list[Array] = []
         self._check_inputs()
         for layer in self.inputs:
@@ -251,13 +312,12 @@ class Layer(abc.ABC):
     def _transferred(self, values: Array) -> Array:
         """Apply the transfer function to the computed values, which may be overwritten."""
         assert self.transfer is not None
-        output, self._kept = self.transfer.forward(values, self.generator)
-        return output
+        self._applied = self.transfer.forward(values, self.generator)
+        return self._applied.output
 
     def _transferred_back(self, gradient: Array) -> Array:
         """Return the gradient by the input of the transfer function."""
-        assert self.transfer is not None
-        return self.transfer.backward(self._kept, gradient)
+        return self._applied.backward(gradient)
 
     def _value(self, parameter: Parameter) -> Array:
         """Return the values that were set for the current mini-batch."""
@@ -322,12 +382,9 @@ class LossLayer(Layer):
             self.loss.check_labels(f"layer {self.name!r}", self._place_holder.labels, self.output_dim)
 
     def mean_loss(self) -> float:
-        """Return the mean loss of the batch. Raises ModelError without labels, ``Diverged`` if it is not finite."""
+        """Return the mean loss of the batch, which may be infinite or NaN. Raises ModelError without labels."""
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = self.loss.mean(self.scores(), self._labels())
-        if not np.isfinite(mean):
-            raise Diverged(f"layer {self.name!r}: expected a finite loss, given {mean}")
-        return mean
+            return self.loss.mean(self.scores(), self._labels())
 
     def scores(self) -> Array:
         """Return the scores, in any status after they are computed."""
@@ -360,3 +417,52 @@ class SimpleLossLayer(LossLayer):
     """The loss layer under its other name in configuration files."""
 
     type_name: ClassVar[str] = "simplelosslayer"
+
+
+# The standard deviation of Angel's RandomNormal, whose mean is 0.
+_ANGEL_DEVIATION: Final = 1e-4
+
+
+def initial_values(
+    parameter: Parameter, *, seed: int, way: str = "xavier", dtype: npt.DTypeLike = "float32"
+) -> Array:
+    """Return the initial array of a parameter, in its whole shape.
+
+    ``way`` is "xavier" (Glorot and Bengio 2010): uniform in ±√(6/(fan_in + fan_out)); or "angel": normal with a
+    standard deviation of 1e-4, with which deep networks learn almost nothing. Biases are zeros in both. The numbers
+    are drawn in float64 from a random stream of the parameter's own, which depends on ``seed`` and its name; so neither
+    the order of the parameters nor the dtype changes them. float32 has the same numbers, rounded.
+
+    >>> from streamiter.optimizers import SGD
+    >>> weight = Parameter("wide.weight", (2, 1), True, SGD(), "weight", fan_in=2, fan_out=1)
+    >>> values = initial_values(weight, seed=7)
+    >>> values.shape, values.dtype.name, bool(abs(values).max() <= 2**0.5)
+    ((2, 1), 'float32', True)
+    """
+    if parameter.initial == "zero":
+        return np.zeros(parameter.shape, dtype=dtype)
+    draw = _WAYS[way]
+    values: Array = draw(_stream(seed, parameter.name), parameter).astype(dtype, copy=False)
+    return values
+
+
+def _stream(seed: int, name: str) -> np.random.Generator:
+    """Return the random stream of a name; Python's own hash of a text differs between processes."""
+    digest = hashlib.sha256(name.encode()).digest()
+    words = [int.from_bytes(digest[start : start + 4], "little") for start in range(0, len(digest), 4)]
+    return np.random.Generator(np.random.PCG64([whole_number("seed", seed, 0), *words]))
+
+
+def _xavier(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np.float64]:
+    limit = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
+    return stream.uniform(-limit, limit, parameter.shape)
+
+
+def _angel(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np.float64]:
+    return stream.normal(0.0, _ANGEL_DEVIATION, parameter.shape)
+
+
+_WAYS: Final[Mapping[str, Callable[[np.random.Generator, Parameter], npt.NDArray[np.float64]]]] = {
+    "xavier": _xavier,
+    "angel": _angel,
+}

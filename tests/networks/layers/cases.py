@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamiter.networks.data import PlaceHolder
+from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS, NetworkLoss
 from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
 from streamiter.networks.layers.layer import LayerSettings
-from streamiter.networks.losses import LOSSES, NetworkLoss
-from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.network import LayerGraph
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.optimizers import SGD
 
 __all__ = ["CASES", "FACTORS", "FIELDS", "Nodes", "graph_around"]

@@ -12,8 +12,8 @@ from networks.finite_differences import give_values
 from networks.layers.cases import FACTORS, FIELDS, PAIRS, Nodes
 from networks.rows_at_hand import KINDS, rows_of
 
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers import Layer
-from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 FEATURES = 9

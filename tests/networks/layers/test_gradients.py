@@ -8,8 +8,8 @@ from networks.finite_differences import assert_gradients_agree, give_values, gra
 from networks.layers.cases import CASES, FACTORS, FIELDS, Nodes, graph_around
 from networks.rows_at_hand import KINDS, rows_of
 
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.network import LayerGraph
 
 

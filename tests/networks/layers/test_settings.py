@@ -8,10 +8,10 @@ from networks.layers.cases import Nodes
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
+from streamiter.networks.data import PlaceHolder
+from streamiter.networks.functions import LOSSES
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.layers.layer import LayerSettings
-from streamiter.networks.losses import LOSSES
-from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 

@@ -11,10 +11,10 @@ from networks.layers.cases import Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ModelError
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers import StatusError
-from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.layers.layer import Status
 from streamiter.networks.network import LayerGraph
-from streamiter.networks.parameters import Status
 
 STEPS = ["cal_output", "cal_backward", "cal_gradients", "update"]
 

@@ -10,7 +10,7 @@ from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.losses import LOSSES, HuberLoss
+from streamiter.networks.functions import LOSSES, HuberLoss
 
 CLASSES = 4
 

@@ -9,7 +9,7 @@ import pytest
 from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, Dropout, TransferFunction
+from streamiter.networks.functions import TRANSFER_FUNCTIONS, Dropout, TransferFunction
 
 
 def _sigmoid(x: float) -> float:
@@ -67,7 +67,7 @@ def test_its_slope_agrees_with_finite_differences(name, rows, training):
 
     expected = differences(lambda: float((applied().output * shares).sum()), values)
     before = shares.copy()
-    assert_agree(function.backward(applied().kept, shares), expected, name)
+    assert_agree(applied().backward(shares), expected, name)
     np.testing.assert_array_equal(shares, before, err_msg="the gradient that was given has changed")
 
 
@@ -80,7 +80,7 @@ def test_it_stays_in_the_dtype_of_its_input(name, dtype):
     for generator in (None, np.random.default_rng(0)):
         applied = function.forward(values.copy(), generator)
         assert applied.output.dtype == dtype
-        assert function.backward(applied.kept, values).dtype == dtype
+        assert applied.backward(values).dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -91,7 +91,7 @@ def test_large_numbers_overflow_nowhere(name, dtype):
     function = TRANSFER_FUNCTIONS[name]()
     applied = function.forward(values, None)
     assert np.isfinite(applied.output).all()
-    assert np.isfinite(function.backward(applied.kept, np.ones_like(values))).all()
+    assert np.isfinite(applied.backward(np.ones_like(values))).all()
 
 
 def test_a_softmax_does_not_change_with_what_all_scores_have_in_common():

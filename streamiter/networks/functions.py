@@ -1,46 +1,234 @@
-"""Losses of networks, in ``LOSSES`` by their names in configuration files.
+"""Transfer functions of layers and losses of networks, in tables by their names in configuration files.
 
-A loss compares the scores of the last layer with the labels: it gives the loss of each row, its derivative, and the
-predictions that the scores stand for.
+A transfer function is applied to each output of a layer; on the way back, ``Applied.backward`` turns the gradient by
+its output into the gradient by its input. A loss compares the scores of the last layer with the labels: it gives the
+loss of each row, its derivative, and the predictions that the scores stand for.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import holds, refuse_rows
-from streamiter.networks.parameters import Array, logistic
-from streamiter.numbers import positive
-
-if TYPE_CHECKING:
-    from streamiter.networks.training import TrainedNetwork
+from streamiter.numbers import fraction, positive
+from streamiter.records import Array
 
 
-class Diverged(ModelError):
-    """A loss, a gradient or a parameter is no longer finite; the training ends.
+def logistic(values: Array) -> Array:
+    """Compute the logistic function 1/(1 + e^(−x)) in place; if e^(−x) overflows it is 0.
 
-    >>> print(Diverged("expected a finite loss, given inf").within("epoch 2"))
-    epoch 2: expected a finite loss, given inf; lower lr, scale the features, or take another seed
+    >>> logistic(np.array([-1000.0, 0.0, 1000.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    with np.errstate(over="ignore"):
+        np.negative(values, out=values)
+        np.exp(values, out=values)
+        values += 1
+        np.reciprocal(values, out=values)
+    return values
+
+
+class Applied(NamedTuple):
+    """The result of a transfer function."""
+
+    output: Array
+    backward: Callable[[Array], Array]
+    """Returns the gradient by the input from the gradient by the output, which it does not change."""
+
+
+class TransferFunction(abc.ABC):
+    """A transfer function with its settings. Layers and workers share it; a layer keeps what it ``Applied``.
+
+    >>> applied = Relu().forward(np.array([[-1.0, 2.0]]), None)
+    >>> applied.output.tolist(), applied.backward(np.array([[5.0, 5.0]])).tolist()
+    ([[0.0, 2.0]], [[0.0, 5.0]])
     """
 
-    trained: TrainedNetwork | None = None
-    """Set by ``fit_network``: the network after the last epoch with finite numbers; None if there was none."""
+    type_name: ClassVar[str]
+    """The name in configuration files, in lower case."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        super().__init__(f"{what}; lower lr, scale the features, or take another seed")
+    draws: ClassVar[bool] = False
+    """Whether the function draws from the generator in training."""
 
-    def within(self, place: str) -> Diverged:
-        """Return the error with the place in the training where it happened."""
-        return Diverged(f"{place}: {self._what}")
+    @abc.abstractmethod
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        """Apply the function to ``values`` (rows, n), which may be overwritten; ``generator`` is None in prediction."""
+
+
+@dataclass(frozen=True)
+class IdentityFunction(TransferFunction):
+    """The identity: x."""
+
+    type_name: ClassVar[str] = "identity"
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        return Applied(values, lambda gradient: gradient)
+
+
+@dataclass(frozen=True)
+class Relu(TransferFunction):
+    """The rectified linear unit: max(0, x); its slope at 0 is 0."""
+
+    type_name: ClassVar[str] = "relu"
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        np.maximum(values, 0, out=values)
+        return Applied(values, lambda gradient: gradient * (values > 0))
+
+
+@dataclass(frozen=True)
+class Sigmoid(TransferFunction):
+    """The logistic function: 1/(1 + e^(−x)).
+
+    >>> Sigmoid().forward(np.array([[0.0, 1000.0]]), None).output.tolist()
+    [[0.5, 1.0]]
+    """
+
+    type_name: ClassVar[str] = "sigmoid"
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        def backward(gradient: Array) -> Array:
+            slopes: Array = 1 - values
+            slopes *= values
+            slopes *= gradient
+            return slopes
+
+        return Applied(logistic(values), backward)
+
+
+@dataclass(frozen=True)
+class Tanh(TransferFunction):
+    """The hyperbolic tangent: tanh(x).
+
+    >>> Tanh().forward(np.array([[0.0, 1000.0]]), None).output.tolist()
+    [[0.0, 1.0]]
+    """
+
+    type_name: ClassVar[str] = "tanh"
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        def backward(gradient: Array) -> Array:
+            slopes: Array = values * values
+            np.subtract(1, slopes, out=slopes)
+            slopes *= gradient
+            return slopes
+
+        return Applied(np.tanh(values, out=values), backward)
+
+
+@dataclass(frozen=True)
+class Softmax(TransferFunction):
+    """Shares of a row: e^x / Σ e^x. The largest x of the row is subtracted first, so that nothing overflows.
+
+    >>> Softmax().forward(np.array([[1000.0, 1000.0]]), None).output.tolist()
+    [[0.5, 0.5]]
+    """
+
+    type_name: ClassVar[str] = "softmax"
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        values -= values.max(axis=1, keepdims=True)
+        np.exp(values, out=values)
+        values /= values.sum(axis=1, keepdims=True)
+
+        def backward(gradient: Array) -> Array:
+            slopes: Array = gradient - np.einsum("ij,ij->i", gradient, values)[:, None]
+            slopes *= values
+            return slopes
+
+        return Applied(values, backward)
+
+
+@dataclass(frozen=True)
+class Dropout(TransferFunction):
+    """In training each x becomes 0 with probability ``proba``, else x/(1 − proba); in prediction it stays x.
+
+    So the expectation is x, and prediction scales nothing (Srivastava et al., 2014, in the inverted form).
+
+    >>> values = np.ones((1, 4))
+    >>> Dropout(0.5).forward(values.copy(), np.random.default_rng(0)).output.tolist()
+    [[2.0, 0.0, 0.0, 0.0]]
+    >>> Dropout(0.5).forward(values.copy(), None).output.tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
+
+    type_name: ClassVar[str] = "dropout"
+    draws: ClassVar[bool] = True
+    proba: float = 0.5
+
+    def __post_init__(self) -> None:
+        fraction("dropout(proba=)", self.proba)
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        if generator is None:
+            return Applied(values, lambda gradient: gradient)
+        scales: Array = np.empty_like(values)
+        generator.random(out=scales, dtype=scales.dtype.type)
+        stays = scales >= self.proba
+        np.multiply(stays, scales.dtype.type(1.0 / (1.0 - self.proba)), out=scales)
+        values *= scales
+        return Applied(values, lambda gradient: gradient * scales)
+
+
+@dataclass(frozen=True)
+class WithDropout(TransferFunction):
+    """Another transfer function, ``inner``, and then dropout; in prediction the other function alone."""
+
+    inner: ClassVar[TransferFunction]
+    draws: ClassVar[bool] = True
+    proba: float = 0.5
+
+    def __post_init__(self) -> None:
+        fraction(f"{self.type_name}(proba=)", self.proba)
+
+    def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
+        inner = self.inner.forward(values, generator)
+        if generator is None:
+            return inner
+        # Dropout overwrites its input; ``inner.backward`` needs the output of the inner function itself.
+        outer = Dropout(self.proba).forward(inner.output.copy(), generator)
+        return Applied(outer.output, lambda gradient: inner.backward(outer.backward(gradient)))
+
+
+@dataclass(frozen=True)
+class SigmoidWithDropout(WithDropout):
+    """dropout(sigmoid(x)); in prediction sigmoid(x)."""
+
+    type_name: ClassVar[str] = "sigmoidwithdropout"
+    inner: ClassVar[TransferFunction] = Sigmoid()
+
+
+@dataclass(frozen=True)
+class TanhWithDropout(WithDropout):
+    """dropout(tanh(x)); in prediction tanh(x)."""
+
+    type_name: ClassVar[str] = "tanhwithdropout"
+    inner: ClassVar[TransferFunction] = Tanh()
+
+
+_TRANSFER_FUNCTIONS: Final[tuple[type[TransferFunction], ...]] = (
+    IdentityFunction,
+    Sigmoid,
+    Relu,
+    Tanh,
+    Softmax,
+    Dropout,
+    SigmoidWithDropout,
+    TanhWithDropout,
+)
+
+TRANSFER_FUNCTIONS: Final[Mapping[str, type[TransferFunction]]] = MappingProxyType(
+    {known.type_name: known for known in _TRANSFER_FUNCTIONS}
+)
+"""The transfer functions by their names in configuration files, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +248,6 @@ class NetworkLoss(abc.ABC):
 
     ``scores`` have the shape (rows, outputs), ``labels`` the shape (rows,), both in the dtype of the network.
 
-    >>> from streamiter.networks.losses import NetworkLogLoss
     >>> scores, labels = np.array([[0.0], [2.0]]), np.array([1.0, -1.0])
     >>> [round(loss, 4) for loss in NetworkLogLoss().losses(scores, labels).tolist()]
     [0.6931, 2.1269]
@@ -130,9 +317,6 @@ class NetworkLoss(abc.ABC):
         return f"{self.expected_labels} for {self.type_name}"
 
 
-SIGNS_OF_LABELS: Final = "set translabel to PosNegTrans (above 0: 1, otherwise −1)"
-
-
 def are_signs(labels: Array) -> npt.NDArray[np.bool_]:
     """Return which labels are −1 or 1."""
     good: npt.NDArray[np.bool_] = np.abs(labels) == 1
@@ -149,7 +333,6 @@ def sign_labels(values: Array, at: float) -> Array:
 class L2Loss(NetworkLoss):
     """Least squares: ½(f − y)².
 
-    >>> import numpy as np
     >>> L2Loss().losses(np.array([[3.0]]), np.array([1.0])).tolist()
     [2.0]
     """
@@ -170,8 +353,18 @@ class L2Loss(NetworkLoss):
         return Predictions(scores[:, 0].copy())
 
 
+class SignLoss(NetworkLoss):
+    """The base of losses whose labels are −1 and 1."""
+
+    expected_labels: ClassVar[str] = "labels −1 or 1"
+    labels_to_take: ClassVar[str] = "set translabel to PosNegTrans (above 0: 1, otherwise −1)"
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        return are_signs(labels)
+
+
 @dataclass(frozen=True)
-class NetworkLogLoss(NetworkLoss):
+class NetworkLogLoss(SignLoss):
     """The loss of logistic regression: log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
 
     >>> NetworkLogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
@@ -179,8 +372,6 @@ class NetworkLogLoss(NetworkLoss):
     """
 
     type_name: ClassVar[str] = "logloss"
-    expected_labels: ClassVar[str] = "labels −1 or 1"
-    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
 
     def losses(self, scores: Array, labels: Array) -> Array:
         margins: Array = labels * scores[:, 0]
@@ -196,12 +387,9 @@ class NetworkLogLoss(NetworkLoss):
         values = scores[:, 0].copy()
         return Predictions(values, logistic(values.copy()), sign_labels(values, at=0.0))
 
-    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
-        return are_signs(labels)
-
 
 @dataclass(frozen=True)
-class HingeLoss(NetworkLoss):
+class HingeLoss(SignLoss):
     """The loss of support vector machines: max(0, 1 − y·f), y −1 or 1.
 
     >>> HingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
@@ -209,8 +397,6 @@ class HingeLoss(NetworkLoss):
     """
 
     type_name: ClassVar[str] = "hingeloss"
-    expected_labels: ClassVar[str] = "labels −1 or 1"
-    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
 
     def losses(self, scores: Array, labels: Array) -> Array:
         losses: Array = 1 - labels * scores[:, 0]
@@ -223,9 +409,6 @@ class HingeLoss(NetworkLoss):
     def predictions(self, scores: Array) -> Predictions:
         values = scores[:, 0].copy()
         return Predictions(values, label=sign_labels(values, at=0.0))
-
-    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
-        return are_signs(labels)
 
 
 # The value of Angel: a probability that is surely wrong costs 20.7.
@@ -320,10 +503,7 @@ class SoftmaxLoss(NetworkLoss):
 
 
 def _softmax(scores: Array) -> Array:
-    shares: Array = scores - scores.max(axis=1, keepdims=True)
-    np.exp(shares, out=shares)
-    shares /= shares.sum(axis=1, keepdims=True)
-    return shares
+    return Softmax().forward(scores.copy(), None).output
 
 
 @dataclass(frozen=True)
@@ -388,7 +568,7 @@ class KMeansLoss(NetworkLoss):
         """Accept any number of centres."""
 
 
-_ALL: Final[tuple[type[NetworkLoss], ...]] = (
+_LOSSES: Final[tuple[type[NetworkLoss], ...]] = (
     L2Loss,
     NetworkLogLoss,
     HingeLoss,
@@ -398,5 +578,7 @@ _ALL: Final[tuple[type[NetworkLoss], ...]] = (
     KMeansLoss,
 )
 
-LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType({known.type_name: known for known in _ALL})
+LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType(
+    {known.type_name: known for known in _LOSSES}
+)
 """The losses by their names in configuration files, in lower case."""
