@@ -13,6 +13,7 @@ Each module imports only from those in the rows below it:
 ``centroids``                            the arithmetic of k-means; ``online_k_means``
 ``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
 ``training``                             the operators that train: an owner of the parameters, and workers
+``server_training``                      training on a parameter server, for any model
 ``tree_growing``                         how a decision tree grows
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
 ``estimators``                           what all ``fit`` methods share
@@ -29,12 +30,11 @@ from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, associ
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.linear_weights import Gradient
 from streamiter.learn.offline import OfflineTraining, train_offline
-from streamiter.learn.on_parameter_server.k_means import k_means_on_parameter_server
-from streamiter.learn.on_parameter_server.training import ParameterServerTraining, train_on_parameter_server
-from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
+from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
 from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression
 from streamiter.learn.rows import BadRows, Examples
+from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import ProgressiveValidation
 from streamiter.optimizers import (
     FTRL,

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import ConfigurationError, GraphError, ModelError, StreamiterError
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.rows import as_points, row_weights
@@ -33,6 +33,33 @@ from streamiter.topics.topic import Topic
 _CHUNK_POINTS: Final = 4096
 _CHUNK_POINTS_MIN: Final = 256
 _SCORES_MAX: Final = 1 << 16
+
+
+def initial_centroids(owner: str, initial: npt.ArrayLike, clusters: int | None = None) -> Floats:
+    """Return a copy of the initial centroids, ``clusters`` of them if given; GraphError for others."""
+    try:
+        centroids = as_points(f"{owner}(initial=)", initial)
+    except ModelError as error:
+        raise GraphError(str(error)) from None
+    if clusters is not None and len(centroids) != clusters:
+        raise GraphError(
+            f"{owner}(initial=): expected {clusters} centroids for {clusters} clusters, given {len(centroids)}; "
+            "give a row for each"
+        )
+    if not len(centroids):
+        raise GraphError(f"{owner}(initial=): expected a row for each centroid, given none")
+    return centroids.copy()
+
+
+def checked_decay(owner: str, given: float, error: type[StreamiterError]) -> float:
+    """Return the factor by which the weights of old points shrink."""
+    decay = plain_float(given)
+    if not 0.0 <= decay <= 1.0:
+        raise error(
+            f"{owner}(decay=): expected a number from 0 (only the latest mini-batch counts) to 1 (all points count "
+            f"alike), given {given!r}"
+        )
+    return decay
 
 
 def as_columns(given: Any, width: int | None = None, *, owner: str = "k_means") -> Floats:
@@ -282,17 +309,12 @@ class OnlineKMeans:
         weights: npt.ArrayLike | None = None,
         seed: int = 0,
     ) -> None:
-        if not 0.0 <= plain_float(decay) <= 1.0:
-            raise ConfigurationError(
-                f"OnlineKMeans(decay=): expected a number from 0 (only the latest mini-batch counts) to 1 (all count "
-                f"alike), given {decay!r}"
-            )
         if initial is None and weights is not None:
             raise ConfigurationError(
                 "OnlineKMeans(weights=): expected them with initial centroids, given without; give initial= too"
             )
         self._clusters = whole_number("OnlineKMeans(clusters=)", clusters, 1)
-        self._decay = float(decay)
+        self._decay = checked_decay("OnlineKMeans", decay, ConfigurationError)
         self._seed = whole_number("OnlineKMeans(seed=)", seed, 0)
         self._centroids: Floats | None = None
         self._weights = np.zeros(clusters)

@@ -28,6 +28,7 @@ from streamiter.learn.centroids import (
     as_columns,
     choose_centroids,
     inertia_of,
+    initial_centroids,
     joined_spread,
     largest_move,
     moved,
@@ -79,26 +80,13 @@ class KMeansOptions:
                 "leave operator_life_cycle out"
             )
         self.config = config
-        self.centroids = None if initial is None else _initial_centroids(initial, self.clusters)
+        self.centroids = None if initial is None else initial_centroids("k_means", initial, self.clusters)
         """The initial centroids; None to choose them among the points."""
 
     @property
     def passes(self) -> int:
         """How often the points are read at most: once more than the rounds if the centroids are to be chosen."""
         return self.rounds if self.centroids is not None else self.rounds + 1
-
-
-def _initial_centroids(initial: npt.ArrayLike, clusters: int) -> Floats:
-    try:
-        centroids = as_points("k_means(initial=)", initial)
-    except ModelError as error:
-        raise GraphError(str(error)) from None
-    if len(centroids) != clusters:
-        raise GraphError(
-            f"k_means(initial=): expected {clusters} centroids for {clusters} clusters, given {len(centroids)}; "
-            "give a row for each"
-        )
-    return centroids.copy()
 
 
 # A block costs some 20 µs a round in addition to its arithmetic of some 250 µs (10 clusters, 10 coordinates). Larger

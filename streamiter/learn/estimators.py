@@ -78,17 +78,21 @@ def examples_in_topic(
 
     Raises KeyboardInterrupt on Ctrl-C, JobFailed for records that are no examples.
     """
-
-    def parts_of(batch: Batch) -> list[Examples]:
-        return [
-            labelled(owner, batch) if extract is None else as_examples(f"{owner}(extract=)", extract(batch))
-        ]
-
     flow = Flow(owner)
-    examples = read_topic(flow, topic, decode).map_batch(parts_of, name="examples").collect()
+    records = read_topic(flow, topic, decode)
+    examples = records.map_batch(
+        lambda batch: [examples_of(owner, batch, extract)], name="examples"
+    ).collect()
     run_offline(flow, title=owner, progress=False, first_stop="abort")
     parts: list[Examples] = examples.items
     return parts
+
+
+def examples_of(owner: str, batch: Batch, extract: Extract | None, width: int | None = None) -> Examples:
+    """Return the examples of records, by ``extract`` or, without it, of records of libsvm and dummy files."""
+    if extract is None:
+        return labelled(owner, batch, width)
+    return as_examples(f"{owner}(extract=)", extract(batch))
 
 
 def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:

@@ -21,6 +21,7 @@ from streamiter.learn.rows import (
     Features,
     Rows,
     all_are_few,
+    checked_examples,
     checked_rows,
     dense_weighted_sum,
     dots,
@@ -139,6 +140,16 @@ class LogLoss(LinearLoss):
             raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)
 
 
+def targets_from_signs(owner: str, signs: Floats) -> Floats:
+    """Return the targets 0 and 1 for −1 and 1; ``BadRows`` names other targets."""
+    good = np.abs(signs) == 1.0
+    if not holds(good):
+        raise refuse_rows(
+            good, f"{owner}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out'
+        )
+    return (signs + 1.0) / 2.0
+
+
 # A larger weight is a mistake: so many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
 
@@ -255,11 +266,7 @@ class LinearModel(LinearWeights):
 
     def checked_examples(self, examples: Examples) -> CheckedExamples:
         """Return checked examples, to be learned from many times; ``BadRows`` names rows that are no examples."""
-        rows = checked_rows(self._name, examples.features, self.width)
-        refuse_not_finite(self._name, rows)
-        targets = self.checked_targets(examples.targets, len(rows))
-        weights = None if examples.weights is None else row_weights(self._name, examples.weights, len(rows))
-        return CheckedExamples(rows, targets, weights)
+        return checked_examples(self._name, examples, self.width, self.checked_targets)
 
     def gradient_and_loss(self, examples: CheckedExamples) -> tuple[Gradient, float]:
         """Return the gradient for all features, and the sum of the losses; the model does not change."""

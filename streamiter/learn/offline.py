@@ -24,7 +24,14 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import terminate_after
 from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.linear import LinearModel
-from streamiter.learn.rows import CheckedExamples, Extract, as_examples, blaming_rows, of_good_rows
+from streamiter.learn.rows import (
+    CheckedExamples,
+    Extract,
+    RowsRecord,
+    as_examples,
+    blaming_rows,
+    of_good_rows,
+)
 from streamiter.learn.training import (
     LOSSES,
     MODELS,
@@ -442,12 +449,12 @@ class ExampleBlocks:
                 yield block if whole else block[max(start - first, 0) : stop - first]
             first += len(block)
 
-    def to_records(self) -> list[dict[str, Any]]:
+    def to_records(self) -> list[RowsRecord]:
         """Return all examples as plain data."""
         return [part.to_record() for part in (*self._blocks, *self._parts)]
 
     @classmethod
-    def from_records(cls, records: list[dict[str, Any]]) -> ExampleBlocks:
+    def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
         """Return the examples that :meth:`to_records` gave."""
         blocks = cls()
         for record in records:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
@@ -19,7 +18,7 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import (
-    labelled,
+    examples_of,
     no_path,
     read_topic,
     refuse_arrays_with_topic,
@@ -28,16 +27,13 @@ from streamiter.learn.estimators import (
     run_offline,
     was_interrupted,
 )
-from streamiter.learn.linear import LinearModel, LogLoss, SquaredLoss
+from streamiter.learn.linear import LinearModel, LogLoss, SquaredLoss, targets_from_signs
 from streamiter.learn.offline import train_offline
 from streamiter.learn.rows import (
     CheckedExamples,
     Examples,
     Extract,
     Features,
-    as_examples,
-    holds,
-    refuse_rows,
     row_vector,
 )
 from streamiter.numbers import Floats
@@ -164,9 +160,7 @@ class OfflineModel(LinearModel):
 
     def _checking(self, extract: Extract | None) -> Callable[[Any], CheckedExamples]:
         def checked(batch: Batch) -> CheckedExamples:
-            if extract is None:
-                return self.checked_examples(labelled(f"{self._name}.fit", batch, self.width))
-            return self.checked_examples(as_examples(f"{self._name}.fit(extract=)", extract(batch)))
+            return self.checked_examples(examples_of(f"{self._name}.fit", batch, extract, self.width))
 
         return checked
 
@@ -250,6 +244,7 @@ class LogisticRegression(OfflineModel):
     ``labels`` says which targets are given: ``"0/1"`` or ``"-1/1"``. All other arguments are those of
     :class:`~streamiter.learn.linear.LinearModel`.
 
+    >>> import numpy as np
     >>> model = LogisticRegression(2, optimizer=SGD(0.5))
     >>> features = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
     >>> for _ in range(100):
@@ -292,10 +287,4 @@ class LogisticRegression(OfflineModel):
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
         if self.labels == "0/1":
             return super().checked_targets(targets, length)
-        signs = row_vector(self._name, "targets", targets, length)
-        good = np.abs(signs) == 1.0
-        if not holds(good):
-            raise refuse_rows(
-                good, f"{self._name}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out'
-            )
-        return (signs + 1.0) / 2.0
+        return targets_from_signs(self._name, row_vector(self._name, "targets", targets, length))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -288,6 +288,35 @@ class Examples:
     """A weight of 0 or more for each row; None: each row counts once."""
 
 
+class SparseRecord(TypedDict):
+    """The fields of ``SparseRows``, as plain data."""
+
+    indptr: Indices
+    indices: Indices
+    values: Floats
+    width: int
+
+
+class RowsRecord(TypedDict):
+    """The fields of :class:`CheckedExamples`, as plain data."""
+
+    rows: SparseRecord | Floats
+    targets: Floats
+    weights: Floats | None
+
+
+def rows_to_record(rows: Rows) -> SparseRecord | Floats:
+    """Return rows as plain data."""
+    if isinstance(rows, SparseRows):
+        return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
+    return rows
+
+
+def rows_from_record(record: SparseRecord | Floats) -> Rows:
+    """Return the rows that :func:`rows_to_record` turned into plain data."""
+    return SparseRows(**record) if isinstance(record, dict) else record
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedExamples:
     """Examples that a model has checked: finite features of its width, targets as its loss counts them."""
@@ -318,20 +347,14 @@ class CheckedExamples:
         rows = concatenated_rows([part.rows for part in parts])
         return cls(rows, np.concatenate([part.targets for part in parts]), weights)
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> RowsRecord:
         """Return the examples as plain data."""
-        rows: Any = self.rows
-        if isinstance(rows, SparseRows):
-            rows = {name: getattr(rows, name) for name in ("indptr", "indices", "values", "width")}
-        return {"rows": rows, "targets": self.targets, "weights": self.weights}
+        return {"rows": rows_to_record(self.rows), "targets": self.targets, "weights": self.weights}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> CheckedExamples:
+    def from_record(cls, record: RowsRecord) -> CheckedExamples:
         """Return the examples that :meth:`to_record` gave."""
-        rows = record["rows"]
-        return cls(
-            SparseRows(**rows) if isinstance(rows, dict) else rows, record["targets"], record["weights"]
-        )
+        return cls(rows_from_record(record["rows"]), record["targets"], record["weights"])
 
 
 def as_examples(owner: str, given: Any) -> Examples:
@@ -342,6 +365,20 @@ def as_examples(owner: str, given: Any) -> Examples:
         f"{owner}: expected a function that returns Examples, given one that returned {shortened(given)}; "
         "return Examples(features, targets)"
     )
+
+
+def checked_examples(
+    owner: str, examples: Examples, width: int, checked_targets: Callable[[npt.ArrayLike, int], Floats]
+) -> CheckedExamples:
+    """Return checked examples, to be learned from many times; ``BadRows`` names rows that are no examples.
+
+    ``checked_targets(targets, length)`` returns the targets as the loss counts them.
+    """
+    rows = checked_rows(owner, examples.features, width)
+    refuse_not_finite(owner, rows)
+    targets = checked_targets(examples.targets, len(rows))
+    weights = None if examples.weights is None else row_weights(owner, examples.weights, len(rows))
+    return CheckedExamples(rows, targets, weights)
 
 
 Extract = Callable[[Any], Examples]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
-from streamiter.learn.rows import Examples
+from streamiter.learn.rows import Examples, rows_from_record, rows_to_record
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.numbers import Indices, fraction
 from streamiter.records import Array, Batch, Columns
@@ -457,18 +457,14 @@ def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMin
     return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step)
 
 
-def to_record(mini_batch: FeatureMiniBatch) -> dict[str, Any]:
+def to_record(mini_batch: FeatureMiniBatch) -> dict[str, object]:
     """Return the mini-batch as plain data."""
-    rows: Any = mini_batch.rows
-    if isinstance(rows, SparseRows):
-        rows = {name: getattr(rows, name) for name in ("indptr", "indices", "values", "width")}
-    return {**mini_batch._asdict(), "rows": rows}
+    return {**mini_batch._asdict(), "rows": rows_to_record(mini_batch.rows)}
 
 
-def from_record(record: dict[str, Any]) -> FeatureMiniBatch:
+def from_record(record: Mapping[str, Any]) -> FeatureMiniBatch:
     """Return the mini-batch that :func:`to_record` turned into plain data."""
-    rows = record["rows"]
-    return FeatureMiniBatch(**{**record, "rows": SparseRows(**rows) if isinstance(rows, dict) else rows})
+    return FeatureMiniBatch(**{**record, "rows": rows_from_record(record["rows"])})
 
 
 # The mini-batches of one epoch are kept for the next ones up to this size; they are as large as the rows.

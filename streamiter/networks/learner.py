@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
-from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
 from streamiter.learn.rows import holds
+from streamiter.learn.server_training import Computed, Learner, ParameterServerWorker
 from streamiter.models.reader import last_update
 from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_record
 from streamiter.networks.layers.layer import Parameter
@@ -86,7 +86,7 @@ PulledParameters = dict[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkLearner(Learner):
+class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]]):
     """A network whose parameters are on a parameter server.
 
     Each optimizer has one matrix, and a second one for its parameters by feature. Their rows are the parameters, the
@@ -162,7 +162,7 @@ class NetworkLearner(Learner):
 
     def compute(
         self, mini_batch: FeatureMiniBatch, pulled: PulledParameters, number: int | None = None
-    ) -> Computed:
+    ) -> Computed[Sequence[Array]]:
         """Return loss and gradients; dropout depends on ``number`` (None: the graph counts mini-batches)."""
         graph, count = self.graph, len(mini_batch)
         graph.feed_data(
@@ -242,7 +242,9 @@ class NetworkWorker(ParameterServerWorker):
 
     learner: NetworkLearner
 
-    async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed:
+    async def compute(
+        self, mini_batch: FeatureMiniBatch, pulled: PulledParameters
+    ) -> Computed[Sequence[Array]]:
         """Compute with a number that identifies the mini-batch, also after a restart: dropout depends on it."""
         number = self._clocks * self.context.parallelism + self.context.subtask_index
         return self.learner.compute(mini_batch, pulled, number)

@@ -17,21 +17,20 @@ from streamiter.errors import GraphError, JobFailed, ModelError, shortened
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
-from streamiter.learn.estimators import labelled, run_offline
-from streamiter.learn.on_parameter_server.training import (
-    REPEAT_MEMORY_BYTES,
+from streamiter.learn.estimators import examples_of, run_offline
+from streamiter.learn.rows import (
+    BadRows,
+    Extract,
+    blaming_rows,
+    of_good_rows,
+    refuse_not_finite,
+)
+from streamiter.learn.server_training import (
+    ServerTraining,
     check_consistency,
     check_server,
     count_of,
     trained,
-)
-from streamiter.learn.rows import (
-    BadRows,
-    Extract,
-    as_examples,
-    blaming_rows,
-    of_good_rows,
-    refuse_not_finite,
 )
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import (
@@ -200,17 +199,7 @@ def train_network(
     label = step_names(flow, name)
     in_all = epochs * steps.per_epoch
     numbers = flow.from_source(lambda: _StepNumbers(in_all), name=label("steps"), parallelism=workers)
-    training = trained(
-        numbers,
-        learner,
-        server,
-        owner=_OWNER,
-        epochs=1,  # The numbers of the steps go through all epochs.
-        publish_every=steps.per_epoch,
-        worker=NetworkWorker,
-        memory_bytes=REPEAT_MEMORY_BYTES,
-        label=label,
-    )
+    training = trained(numbers, learner, server, _OWNER, steps.per_epoch, NetworkWorker, label)
     checks = RowChecks(network)
     checks.check(_OWNER, data)
     if validation is not None:
@@ -433,13 +422,18 @@ def train_network_online(
     >>> training.models.publish_model(topic("memory://models"), model="clicks")
     """
     check_stream(_ONLINE_OWNER, examples, "examples")
-    check_server(_ONLINE_OWNER, server, examples.flow)
-    check_consistency(_ONLINE_OWNER, consistency)
-    batch = count_of(_ONLINE_OWNER, "batch", batch)
-    workers = examples.parallelism if workers is None else count_of(_ONLINE_OWNER, "workers", workers)
+    options = ServerTraining(
+        _ONLINE_OWNER,
+        examples,
+        server,
+        consistency,
+        batch=batch,
+        workers=workers,
+        publish_every=publish_every,
+        worker=NetworkWorker,
+        name=name,
+    )
     seed = whole_number(f"{_ONLINE_OWNER}(seed=)", seed, 0, error=GraphError)
-    if publish_every is not None:
-        publish_every = count_of(_ONLINE_OWNER, "publish_every", publish_every)
     if network.features is None:
         raise GraphError(
             f"{_ONLINE_OWNER}: expected the number of features, given indexrange -1, which a stream cannot tell; set "
@@ -449,23 +443,9 @@ def train_network_online(
         check_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
     check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
-    label = step_names(examples.flow, name)
-    mini_batches = examples.batch(batch, parallelism=workers, name=label("mini-batches")).process(
-        lambda: _PrepareRows(network, extract, batch * workers),
-        name=label("prepare"),
-        on_error=on_error,
-        dead_letter=dead_letter,
-    )
-    training = trained(
-        mini_batches,
-        learner,
-        server,
-        owner=_ONLINE_OWNER,
-        epochs=1,
-        publish_every=publish_every,
-        worker=NetworkWorker,
-        memory_bytes=REPEAT_MEMORY_BYTES,
-        label=label,
+    rows_in_step = options.batch * options.workers
+    training = options.steps(
+        learner, lambda: _PrepareRows(network, extract, rows_in_step), on_error, dead_letter
     )
     return NetworkTraining(training.models, training.losses)
 
@@ -486,10 +466,7 @@ class _PrepareRows(Operator):
             out.emit(to_record(prepared(data, self._features, self._rows_in_step)))
 
     def _rows(self, records: Any) -> LabelledRows:
-        if self._extract is None:
-            examples = labelled(_ONLINE_OWNER, records, self._features)
-        else:
-            examples = as_examples(f"{_ONLINE_OWNER}(extract=)", self._extract(records))
+        examples = examples_of(_ONLINE_OWNER, records, self._extract, self._features)
         data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, self._features)
         data = LabelledRows(data.rows, translated(data.labels, self._translation))
         self._checks.check(_ONLINE_OWNER, data)

@@ -14,7 +14,7 @@ from learn.parameter_server_support import ALL, WORKERS
 from streamiter import Flow, topic
 from streamiter.errors import ConfigurationError, GraphError, JobFailed
 from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
-from streamiter.learn.on_parameter_server.k_means import CentroidRows, MoveCentroids
+from streamiter.learn.on_parameter_server import CentroidRows, MoveCentroids
 from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, Matrix, ParameterServer
 from streamiter.topics import MemoryBroker

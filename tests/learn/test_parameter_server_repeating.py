@@ -11,7 +11,7 @@ from iteration.iteration_support import cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
-from streamiter.learn.on_parameter_server.training import repeated
+from streamiter.learn.server_training import repeated
 from streamiter.runtime.plan import ChannelLimits
 
 IN_MEMORY = 1 << 20

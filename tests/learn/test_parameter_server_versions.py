@@ -15,8 +15,8 @@ from streamiter.learn import (
     train_on_parameter_server,
 )
 from streamiter.learn.linear import LogLoss
-from streamiter.learn.on_parameter_server.training import Versions
-from streamiter.learn.on_parameter_server.worker import LinearLearner
+from streamiter.learn.on_parameter_server import LinearLearner
+from streamiter.learn.server_training import Versions
 from streamiter.models import ServedModel, model_updates
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer

@@ -45,8 +45,6 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.linear_weights import LinearWeights
 from streamiter.learn.offline import KeptExamples, OfflineWorker, ReplayedExamples, ReplySteps
-from streamiter.learn.on_parameter_server.training import Repeater, Versions
-from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.online import (
     BroadcastSteps,
     DelayedLabelsWorker,
@@ -54,6 +52,7 @@ from streamiter.learn.online import (
     OnlineWorkerOptions,
     _OneStart,
 )
+from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     EpochSteps,
     GradientWorker,

@@ -1,0 +1,525 @@
+"""Training on a parameter server, for any model: workers share the parameters in step, or each at its own pace.
+
+The flow is: mini-batches, a :class:`Repeater` for several passes over bounded data, the workers, and :class:`Versions`,
+which turns the reports of the workers into versions of the model. For each mini-batch a :class:`ParameterServerWorker`
+pulls parameters from the server, computes, pushes the result, and *clocks*: it says that its mini-batch is over. The
+consistency of the matrix decides who waits for whom. A :class:`Learner` is the model: what to pull, compute and push.
+:class:`ServerTraining` checks the options that all trainings share, and adds these steps.
+"""
+
+from __future__ import annotations
+
+import abc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypedDict, TypeVar, final
+
+from streamiter.errors import GraphError, ModelError, shortened
+from streamiter.flow.building import add_next_step
+from streamiter.flow.flow import step_names
+from streamiter.flow.stream import FlowWithSources, Stream
+from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import whole_number
+from streamiter.operators.operator import BoundaryOutput, Context, Operator
+from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.parameter_server.consistency import BSP, Consistency
+from streamiter.parameter_server.matrix import DTYPES, DType
+from streamiter.parameter_server.server import ParameterServer
+from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
+from streamiter.runtime.feedback import AttachedBoundary, Surroundings
+from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.instance import DrainInput
+from streamiter.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.disk_queue import ReplayCache
+    from streamiter.parameter_server.client import Client
+
+
+# As for replayed streams: some ten million small rows. For a few workers this is a small part of a machine's memory.
+REPEAT_MEMORY_BYTES: Final = 512 << 20
+
+
+@dataclass(frozen=True)
+class ParameterServerTraining:
+    """The streams that a training on a parameter server returns."""
+
+    models: Stream
+    """A ``ModelSnapshot``: the last one, and with ``publish_every=n`` each n-th before it; for ``publish_model``."""
+    losses: Stream
+    """A dict for each mini-batch: the ``worker``, its ``clock``, the mean ``loss`` before the step, the number of its
+    ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
+
+
+class ServerTraining:
+    """The checked options that the trainings on a parameter server share. Raises GraphError for bad options."""
+
+    def __init__(
+        self,
+        owner: str,
+        stream: Stream,
+        server: ParameterServer,
+        consistency: Consistency,
+        *,
+        batch: int,
+        workers: int | None = None,
+        epochs: int = 1,
+        publish_every: int | None = None,
+        dtype: DType = "float64",
+        worker: type[ParameterServerWorker] | None = None,
+        memory_bytes: int = REPEAT_MEMORY_BYTES,
+        name: str | None = None,
+    ) -> None:
+        check_server(owner, server, stream.flow)
+        check_consistency(owner, consistency)
+        floats = [known for known in DTYPES if known.startswith("float")]
+        if dtype not in floats:
+            raise GraphError(f"{owner}(dtype=): expected {' or '.join(map(repr, floats))}, given {dtype!r}")
+        self.worker = ParameterServerWorker if worker is None else worker
+        if not (isinstance(self.worker, type) and issubclass(self.worker, ParameterServerWorker)):
+            raise GraphError(
+                f"{owner}(worker=): expected a class derived from ParameterServerWorker, given {shortened(worker)}; "
+                "write class MyWorker(ParameterServerWorker)"
+            )
+        self.epochs = count_of(owner, "epochs", epochs)
+        self.batch = count_of(owner, "batch", batch)
+        self.workers = stream.parallelism if workers is None else count_of(owner, "workers", workers)
+        self.memory_bytes = count_of(owner, "memory_bytes", memory_bytes)
+        self.publish_every = (
+            None if publish_every is None else count_of(owner, "publish_every", publish_every)
+        )
+        if epochs > 1 and not stream.is_bounded:
+            raise GraphError(
+                f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic "
+                'with stop="latest", or go through it once'
+            )
+        self.owner, self.stream, self.server = owner, stream, server
+        self.label = step_names(stream.flow, name)
+
+    def steps(
+        self,
+        learner: AnyLearner,
+        prepare: Callable[[], Operator],
+        on_error: RejectionPolicy,
+        dead_letter: Topic | None,
+    ) -> ParameterServerTraining:
+        """Add all steps; the operator ``prepare()`` turns lists of records into the mini-batches of the learner."""
+        mini_batches = self.stream.batch(
+            self.batch, parallelism=self.workers, name=self.label("mini-batches")
+        ).process(prepare, name=self.label("prepare"), on_error=on_error, dead_letter=dead_letter)
+        if self.epochs > 1:
+            mini_batches = repeated(
+                mini_batches, self.epochs, memory_bytes=self.memory_bytes, name=self.label("epochs")
+            )
+        return trained(
+            mini_batches, learner, self.server, self.owner, self.publish_every, self.worker, self.label
+        )
+
+
+def trained(
+    mini_batches: Stream,
+    learner: AnyLearner,
+    server: ParameterServer,
+    owner: str,
+    publish_every: int | None,
+    worker: type[ParameterServerWorker],
+    label: Callable[[str], str],
+) -> ParameterServerTraining:
+    """Add the workers, one for each subtask of the mini-batches, and the versions of the model behind them."""
+    workers = mini_batches.parallelism
+    options = ServerWorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
+    reports = mini_batches.process(
+        lambda: worker(options), name=label("train"), parallelism=workers, parameter_server=server
+    )
+    models = reports.process(
+        lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1
+    )
+    return ParameterServerTraining(models, models.side_output(REPORTS))
+
+
+def count_of(owner: str, option: str, given: object) -> int:
+    """Return an option that is a whole number of at least 1."""
+    return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
+
+
+def check_server(owner: str, server: object, flow: FlowWithSources) -> None:
+    """Raise GraphError unless a server is given that no other step uses.
+
+    Every worker of a server takes part in every matrix: the training would wait for the workers of the other step,
+    which never clock its matrix.
+    """
+    if not isinstance(server, ParameterServer):
+        raise GraphError(
+            f"{owner}: expected a ParameterServer, given {shortened(server)}; make one: ParameterServer(shards=2)"
+        )
+    others = [step.name for step in flow.steps if step.service is server]
+    if others:
+        raise GraphError(
+            f"{owner}: expected a server of its own, given {server.name!r}, which step {others[0]!r} works with; make "
+            "another one: ParameterServer(name=…)"
+        )
+
+
+def check_consistency(owner: str, consistency: object) -> None:
+    """Raise GraphError unless a consistency is given, such as ``BSP()``."""
+    if not isinstance(consistency, Consistency) or type(consistency) is Consistency:
+        raise GraphError(
+            f"{owner}(consistency=): expected BSP(), ASP() or SSP(staleness=…), given {shortened(consistency)}; "
+            "take one of streamiter.parameter_server"
+        )
+
+
+MiniBatchT = TypeVar("MiniBatchT")
+PulledT = TypeVar("PulledT")
+ContributionT = TypeVar("ContributionT")
+
+
+class Computed(NamedTuple, Generic[ContributionT]):
+    """The result of one mini-batch."""
+
+    contribution: ContributionT | None
+    """The numbers to push; None to push nothing."""
+    loss: float
+    """The sum of the losses of its records, with the parameters that were pulled."""
+    records: int
+    """The number of records that were learned from."""
+
+
+class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
+    """A model whose parameters are in a matrix: what is pulled, computed and pushed for a mini-batch.
+
+    It holds settings only, and is shared by all workers.
+    """
+
+    matrix: str
+    """The name of the matrix; its clock is the clock of the training."""
+
+    metric: str
+    """The name of the mean loss among the metrics of a version."""
+
+    consistency: Consistency
+    """The consistency of the matrix."""
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether pushed numbers are applied together, with the clock of all workers (BSP)."""
+        return isinstance(self.consistency, BSP)
+
+    @abc.abstractmethod
+    async def create(self, client: Client) -> None:
+        """Create the matrix, unless another worker has created it."""
+
+    @abc.abstractmethod
+    async def pull(self, client: Client, mini_batch: MiniBatchT) -> PulledT:
+        """Return the parameters that this mini-batch needs."""
+
+    @abc.abstractmethod
+    def compute(self, mini_batch: MiniBatchT, pulled: PulledT) -> Computed[ContributionT]:
+        """Return the numbers to push, and the loss. Raises ModelError if the arithmetic overflows."""
+
+    @abc.abstractmethod
+    async def push(self, client: Client, mini_batch: MiniBatchT, contribution: ContributionT) -> None:
+        """Add the contribution to the parameters, at once or with the clock, as the consistency says."""
+
+    async def clock(self, client: Client) -> None:
+        """Clock every matrix of the model: this mini-batch is over."""
+        await client.clock(self.matrix)
+
+    @abc.abstractmethod
+    async def settle(self, client: Client) -> None:
+        """Return when the last push of this worker is applied; with BSP that is when all workers have clocked."""
+
+    @abc.abstractmethod
+    async def parameters(self, client: Client) -> dict[str, object]:
+        """Return all parameters, to publish a version of the model."""
+
+
+AnyLearner = Learner[Any, Any, Any]
+
+
+@final
+class MiniBatchReport(TypedDict):
+    """A mini-batch that a worker has learned from."""
+
+    worker: int
+    clock: int
+    """The number of its mini-batches so far."""
+    loss: float
+    """The sum of the losses of its records."""
+    records: int
+    waited_s: float
+    """The seconds that the worker waited for the parameters."""
+
+
+@final
+class ParametersReport(TypedDict):
+    """The parameters of a version, after this clock of the first worker."""
+
+    parameters: dict[str, object]
+    clock: int
+
+
+@final
+class EndReport(TypedDict):
+    """A worker that has left."""
+
+    worker: int
+    ended: bool
+
+
+class ServerWorkerOptions(NamedTuple):
+    """The options that all workers of one training share."""
+
+    learner: AnyLearner
+    """The model."""
+    publish_every: int
+    """The first worker sends the parameters of a version after every so many of its clocks."""
+
+
+class ParameterServerWorker(Operator):
+    """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
+
+    Derive a class from it and give that class as ``worker=``, to do more for each mini-batch than compute.
+    """
+
+    def __init__(self, options: ServerWorkerOptions) -> None:
+        self.learner = options.learner
+        self._publish_every = options.publish_every
+        self._clocks = 0
+
+    async def open(self, context: Context) -> None:
+        self.context = context
+        self.client: Client = context.parameter_server
+        await self.learner.create(self.client)
+
+    def wanted_inputs(self) -> None:
+        """Read all inputs; the method makes the engine send what was emitted for a record before the next record."""
+        return
+
+    async def compute(self, mini_batch: Any, pulled: Any) -> Computed[Any]:
+        """Return what to push for a mini-batch, computed with the parameters that were pulled for it."""
+        return self.learner.compute(mini_batch, pulled)
+
+    async def process(self, mini_batch: Any, out: Output) -> None:
+        """Pull, compute, push and clock for one mini-batch."""
+        clock = self.context.clock
+        asked_s = clock.monotonic_s()
+        pulled = await self.learner.pull(self.client, mini_batch)
+        waited_s = clock.monotonic_s() - asked_s
+        if self.context.subtask_index == 0 and self._clocks and self._clocks % self._publish_every == 0:
+            # Here and not right after the clock: with BSP the pull would wait there for all other workers.
+            out.emit({"parameters": await self.learner.parameters(self.client), "clock": self._clocks})
+        computed = await self.compute(mini_batch, pulled)
+        if computed.contribution is not None:
+            await self.learner.push(self.client, mini_batch, computed.contribution)
+        await self.learner.clock(self.client)
+        self._clocks += 1
+        out.emit(
+            {
+                "worker": self.context.subtask_index,
+                "clock": self._clocks,
+                "loss": computed.loss,
+                "records": computed.records,
+                "waited_s": waited_s,
+            }
+        )
+
+    async def finish(self, out: Output) -> None:
+        # The worker leaves when this returns. Until then its last push may wait for other workers.
+        await self.learner.settle(self.client)
+        out.emit({"worker": self.context.subtask_index, "ended": True})
+
+    def snapshot(self) -> int:
+        return self._clocks
+
+    def restore(self, state: int) -> None:
+        self._clocks = state
+
+
+REPORTS: Final = OutputTag("losses")
+"""The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
+
+
+class Versions(Operator):
+    """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
+
+    At the end every worker has left, so no worker adds anything any more; a worker whose own data has ended cannot
+    know what the others still add. Parallelism 1.
+
+    With BSP the parameters are those after a clock of all workers. They wait here until each worker has reported its
+    mini-batches up to that clock, so that the counts do not depend on the order of arrival. Otherwise a version counts
+    the reports that have arrived so far.
+    """
+
+    def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
+        self._learner = learner
+        self._server = server
+        self._workers = workers
+        self._owner = owner
+        self._records = 0
+        self._learned: dict[int, tuple[int, float]] = {}
+        """The number of records since the last version and the sum of their losses, by clock."""
+        self._clocks: dict[int, int] = {}
+        """The last clock that each worker has reported."""
+        self._ended = 0
+        """The number of workers that have ended."""
+        self._waiting: list[tuple[int, dict[str, object]]] = []
+        """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
+
+    def process(self, report: MiniBatchReport | ParametersReport | EndReport, out: Output) -> None:
+        """Count the report of a worker, then make the versions that are due."""
+        if "parameters" in report:
+            self._waiting.append((report["clock"], report["parameters"]))
+        elif "ended" in report:
+            self._ended += 1
+            self._clocks.pop(report["worker"], None)
+        else:
+            self._count(report, out)
+        while self._waiting and self._is_due(self._waiting[0][0]):
+            clock, parameters = self._waiting.pop(0)
+            out.emit(self._version(parameters, clock if self._learner.is_in_step else None))
+
+    def _count(self, report: MiniBatchReport, out: Output) -> None:
+        self._clocks[report["worker"]] = report["clock"]
+        records, loss = self._learned.get(report["clock"], (0, 0.0))
+        self._learned[report["clock"]] = records + report["records"], loss + report["loss"]
+        if report["records"]:
+            out.emit({**report, "loss": report["loss"] / report["records"]}, tag=REPORTS)
+
+    def _is_due(self, clock: int) -> bool:
+        if not self._learner.is_in_step:
+            return True
+        return self._ended + sum(reached >= clock for reached in self._clocks.values()) == self._workers
+
+    def _version(self, parameters: dict[str, object], up_to: int | None) -> ModelSnapshot:
+        clocks = [clock for clock in self._learned if up_to is None or clock <= up_to]
+        learned = [self._learned.pop(clock) for clock in clocks]
+        records = sum(records for records, _ in learned)
+        self._records += records
+        metrics = {self._learner.metric: sum(loss for _, loss in learned) / records} if records else {}
+        return ModelSnapshot(parameters, self._records, metrics)
+
+    async def finish(self, out: Output) -> None:
+        if not self._records and not any(records for records, _ in self._learned.values()):
+            raise ModelError(
+                f"{self._owner}: expected examples to learn from, given none; look at what was read"
+            )
+        reader = self._server.client(worker=max(self._server.workers, default=-1) + 1)
+        parameters = await self._learner.parameters(reader)
+        await reader.leave()
+        out.emit(self._version(parameters, None))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "records": self._records,
+            "told": [(clock, *learned) for clock, learned in self._learned.items()],
+            "clocks": list(self._clocks.items()),
+            "ended": self._ended,
+            "waiting": self._waiting.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._records, self._ended = state["records"], state["ended"]
+        self._learned = {clock: (records, loss) for clock, records, loss in state["told"]}
+        self._clocks = dict(state["clocks"])
+        self._waiting = [(clock, parameters) for clock, parameters in state["waiting"]]
+
+
+def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> Stream:
+    """Add a step that gives the records of each subtask ``passes`` times, in the same order.
+
+    Up to ``memory_bytes`` of them are kept in memory, the others on disk. Subtasks share no epochs: unlike with
+    :func:`~streamiter.replayed` no subtask waits for the pass of another one.
+    """
+    output = add_next_step(
+        {SINGLE_INPUT: stream},
+        name,
+        lambda: Repeater(passes, memory_bytes),
+        {"name": name, "parallelism": stream.parallelism},
+        shape="iteration",
+        epochs_seen=f"{passes} passes",
+    )
+    return Stream(stream.flow, output)
+
+
+@final
+class _RepeatNext(Control):
+    """A repeater posts it to itself to emit its next record, when the channels have room and others had their turn."""
+
+    __slots__ = ()
+
+
+@final
+class Repeater(AttachedBoundary):
+    """Passes its records on and keeps them; when its input has ended, it emits them again, pass after pass.
+
+    It is at the border of a task, so that a checkpoint barrier can pass between any two records.
+    """
+
+    outlives_inputs = True
+    brings_input = True
+
+    def __init__(self, passes: int, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._is_repeating = False
+        self._passes_left = passes - 1
+        self._batch = self._record = 0
+        """The next record to emit: its batch among the kept batches, and its place in that batch."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_bytes)
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        self._cache.append(records)
+        for record in range(len(records)):
+            out.emit_batch(slice_batch(records, record, record + 1), epoch)
+            await out.room()
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, InputEnded):
+            self._is_repeating = True
+            self._context.post(_RepeatNext())
+        elif isinstance(control, DrainInput):
+            self._passes_left = 0
+        elif isinstance(control, _RepeatNext):
+            await self._repeat_next(out)
+
+    async def _repeat_next(self, out: BoundaryOutput) -> None:
+        if not self._passes_left or not len(self._cache):
+            await out.control(EndOfInput())
+            return
+        records = self._cache.batch(self._batch)
+        out.emit_batch(slice_batch(records, self._record, self._record + 1), 0)
+        self._record += 1
+        if self._record == len(records):
+            self._batch, self._record = self._batch + 1, 0
+        if self._batch == len(self._cache):
+            self._batch = 0
+            self._passes_left -= 1
+        self._context.post(_RepeatNext())
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "cache": self._cache.snapshot(),
+            "is repeating": self._is_repeating,
+            "passes left": self._passes_left,
+            "batch": self._batch,
+            "record": self._record,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._cache.restore(state["cache"])
+        self._is_repeating = state["is repeating"]
+        self._passes_left = state["passes left"]
+        self._batch, self._record = state["batch"], state["record"]
+        if self._is_repeating:
+            self._context.post(_RepeatNext())
