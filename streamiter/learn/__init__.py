@@ -4,9 +4,9 @@ Each module imports only from those in the rows below it:
 
 =======================================  ===============================================================
 ``flights``                              the data of the demo: flights, and how to learn from them
-``regression``                           ``LinearRegression``, ``LogisticRegression``
+``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
-``online``, ``offline``                  ``train_online``, ``train_offline``: linear models in a flow
+``online``                               ``train_online``: linear models in a flow
 ``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
 ``decision_tree``                        ``DecisionTree``
 ``item_sets``                            ``apriori``, association rules
@@ -17,8 +17,8 @@ Each module imports only from those in the rows below it:
 ``tree_growing``                         how a decision tree grows
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
 ``estimators``                           what all ``fit`` methods share
-``linear``, ``linear_weights``           ``LinearModel``: losses, weights, gradients
-``rows``                                 ``Examples``, ``BadRows``: mini-batches, and rows that are refused
+``linear``                               ``LinearModel``: losses, weights, gradients
+``rows``                                 ``Examples``, ``Gradient``, ``BadRows``: mini-batches, refused rows
 =======================================  ===============================================================
 """
 
@@ -28,12 +28,16 @@ from streamiter.learn.decision_tree import DecisionTree
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
 from streamiter.learn.linear import LinearModel
-from streamiter.learn.linear_weights import Gradient
-from streamiter.learn.offline import OfflineTraining, train_offline
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
-from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression
-from streamiter.learn.rows import BadRows, Examples
+from streamiter.learn.regression import (
+    Fit,
+    LinearRegression,
+    LogisticRegression,
+    OfflineTraining,
+    train_offline,
+)
+from streamiter.learn.rows import BadRows, Examples, Gradient
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import ProgressiveValidation
 from streamiter.optimizers import (

@@ -1,24 +1,28 @@
 """Linear models: losses, and ``LinearModel``, which predicts, learns and computes gradients.
 
 A *margin* is w·x + b, the weighted sum of a row's features plus the intercept. A *loss* turns a margin into a
-prediction by its link, and says what a wrong prediction costs. The weights and the steps that change them are in
-``linear_weights``.
+prediction by its link, and says what a wrong prediction costs. A model holds the weights and the optimizer's state (its
+*slots*), makes steps, and can be saved and restored.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.linear_weights import GRADIENT_LIMIT, Gradient, LinearWeights, is_tame
+from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows import (
+    FEW,
+    GRADIENT_LIMIT,
     CheckedExamples,
     Examples,
     Features,
+    Gradient,
     Rows,
     all_are_few,
     checked_examples,
@@ -27,6 +31,7 @@ from streamiter.learn.rows import (
     dots,
     holds,
     independent_dots,
+    is_tame,
     refuse_not_finite,
     refuse_rows,
     row_vector,
@@ -34,8 +39,9 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
-from streamiter.numbers import Floats
-from streamiter.optimizers import Optimizer
+from streamiter.numbers import Floats, whole_number
+from streamiter.optimizers import Optimizer, checked_optimizer, view_of
+from streamiter.tables import as_floats
 
 # A wrong prediction made with certainty would cost infinity. scikit-learn clipped at 1e-15 for a long time; it is the
 # smallest round number p for which 1 − p differs from 1.
@@ -154,7 +160,7 @@ def targets_from_signs(owner: str, signs: Floats) -> Floats:
 _STEPS_LIMIT: Final = 10_000
 
 
-class LinearModel(LinearWeights):
+class LinearModel:
     """A linear model that learns online, one step at a time: weights, an intercept, a loss and an optimizer.
 
     ``width`` is the number of features. Learning starts from ``initial_weights`` and ``initial_intercept`` (zeros
@@ -182,15 +188,92 @@ class LinearModel(LinearWeights):
         initial_weights: npt.ArrayLike | None = None,
         initial_intercept: float = 0.0,
     ) -> None:
-        super().__init__(
-            width,
-            link=loss.link,
-            optimizer=optimizer,
-            intercept=intercept,
-            initial_weights=initial_weights,
-            initial_intercept=initial_intercept,
-        )
+        self._name = type(self).__name__
+        self.width = _checked_width(self._name, width)
+        checked_optimizer(self._name, optimizer)
         self.loss = loss
+        self._link = loss.link
+        self.optimizer = optimizer
+        self.intercept = intercept
+        self._bias_optimizer = optimizer.without_regularization()
+        self._weights = np.zeros(width) if initial_weights is None else self._checked_weights(initial_weights)
+        self._bias = self._checked_bias(initial_intercept)
+        self._slots = optimizer.new_slots(self._weights)
+        self._bias_slots = self._bias_optimizer.new_slots(self._bias)
+        self._weights_view, self._bias_view = view_of(self._weights), view_of(self._bias)
+        self._slot_views = [view_of(self._slots[name]) for name in optimizer.slot_names]
+        self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
+        self._version = self._step = self._records = 0
+
+    # ---- reading the model
+
+    @property
+    def version(self) -> int:
+        """The number of steps so far."""
+        return self._version
+
+    @property
+    def records(self) -> int:
+        """The number of rows learned from so far; rows of weight 0 are not counted."""
+        return self._records
+
+    @property
+    def weights(self) -> Floats:
+        """The weights: a read-only view, which changes with the model."""
+        view = self._weights.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def intercept_weight(self) -> float:
+        """The intercept; 0 for a model without intercept."""
+        return float(self._bias[0])
+
+    def parameters(self) -> dict[str, Any]:
+        """Return copies of weights, intercept and link as plain data: all that is needed to predict."""
+        return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
+
+    # ---- taking over the parameters of another model
+
+    def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Continue from the :meth:`parameters` of another model, or from bare weights; the optimizer's state is reset.
+
+        Unlike ``initial_weights``, these weights are kept by every optimizer (FTRL would reset initial weights).
+        """
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+        for slots, fresh in (
+            (self._slots, self.optimizer.slots_for_warm_start(self._weights)),
+            (self._bias_slots, self._bias_optimizer.slots_for_warm_start(self._bias)),
+        ):
+            for name in self.optimizer.slot_names:
+                np.copyto(slots[name], fresh[name])
+
+    def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Take over weights and intercept, to predict and to compute gradients; slots and version do not change."""
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+
+    def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
+        """Take over the parameters of a model that started with these weights; count its steps and records, too."""
+        self.start_from(parameters)
+        self._version += steps
+        self._records += records
+
+    def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
+        if not isinstance(parameters, Mapping):
+            return self._checked_weights(parameters), np.zeros(1)
+        link = parameters.get("link", self._link)
+        if "weights" not in parameters or link != self._link:
+            raise ModelError(
+                f'{self._name}: expected parameters with "weights" and the link {self._link!r}, given '
+                f"{sorted(parameters)} with the link {link!r}"
+            )
+        return self._checked_weights(parameters["weights"]), self._checked_bias(
+            parameters.get("intercept", 0.0)
+        )
 
     def twin(self, optimizer: Optimizer) -> LinearModel:
         """Return a model that starts with these weights, and learns from targets as the loss counts them."""
@@ -365,7 +448,102 @@ class LinearModel(LinearWeights):
         self.optimizer.update_few(indices, self._weights_view, gradient, self._slot_views, self._step + 1)
         self._finish_step(slope, records)
 
+    # ---- steps
+
+    def apply(self, gradient: Gradient) -> None:
+        """Make one step with a gradient, which another model, or an earlier version, may have computed."""
+        if gradient.width != self.width:
+            raise ModelError(
+                f"{self._name}.apply: expected a gradient of {self.width} features, given {gradient.width}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            tame = is_tame(gradient)
+        if not tame:
+            raise ModelError(
+                f"{self._name}.apply: expected a finite gradient below {GRADIENT_LIMIT:g}, given "
+                f"{gradient!r}; look for extreme feature values or too high a learning rate"
+            )
+        self._take_step(gradient)
+
+    def _take_step(self, gradient: Gradient) -> None:
+        if gradient.weight <= 0.0:
+            return
+        step = self._step + 1
+        mean = gradient.total / gradient.weight
+        if len(mean) <= FEW:
+            named = range(self.width) if gradient.indices is None else gradient.indices.tolist()
+            self.optimizer.update_few(named, self._weights_view, mean.tolist(), self._slot_views, step)
+        elif gradient.indices is None:
+            self.optimizer.update(self._weights, mean, self._slots, step)
+        else:
+            self.optimizer.update_at(gradient.indices, self._weights, mean, self._slots, step)
+        self._finish_step(gradient.intercept / gradient.weight, gradient.records)
+
+    def _finish_step(self, slope: float, records: int) -> None:
+        self._step += 1
+        self._version += 1
+        self._records += records
+        if self.intercept:
+            self._bias_optimizer.update_few(
+                (0,), self._bias_view, (slope,), self._bias_slot_views, self._step
+            )
+
+    # ---- snapshots
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the whole state of learning, as plain data."""
+        return {
+            "link": self._link,
+            "optimizer": self.optimizer.name,
+            "weights": self._weights.copy(),
+            "slots": {name: slot.copy() for name, slot in self._slots.items()},
+            "has_intercept": self.intercept,
+            "intercept": self._bias.copy(),
+            "intercept_slots": {name: slot.copy() for name, slot in self._bias_slots.items()},
+            "version": self._version,
+            "step": self._step,
+            "records": self._records,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
+        mine, theirs = _description(self.state()), _description(state)
+        if mine != theirs:
+            raise ModelError(
+                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}"
+            )
+        np.copyto(self._weights, state["weights"])
+        np.copyto(self._bias, state["intercept"])
+        for name in self.optimizer.slot_names:
+            np.copyto(self._slots[name], state["slots"][name])
+            np.copyto(self._bias_slots[name], state["intercept_slots"][name])
+        self._version, self._step, self._records = state["version"], state["step"], state["records"]
+
     # ---- checks
+
+    def _checked_weights(self, initial_weights: npt.ArrayLike) -> Floats:
+        start = as_floats(self._name, "initial weights", initial_weights).copy()
+        if start.shape != (self.width,) or not np.isfinite(start).all():
+            raise ModelError(
+                f"{self._name}(initial_weights=): expected {self.width} finite numbers, one for each "
+                f"feature, given {start.size} of shape {start.shape}"
+            )
+        return start
+
+    def _checked_bias(self, initial_intercept: float) -> Floats:
+        if not math.isfinite(initial_intercept) or (initial_intercept and not self.intercept):
+            raise ModelError(
+                f"{self._name}(initial_intercept=): expected a finite number, and 0 without an intercept, "
+                f"given {initial_intercept}"
+            )
+        return np.array([initial_intercept], dtype=np.float64)
+
+    def _runaway(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._name}: {what} is too large to compute with, so the weights run away or features are "
+            f"extreme; scale the features or lower the learning rate (the model stays at version "
+            f"{self._version})"
+        )
 
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
         """Return targets as the loss counts them, one for each of ``length`` rows; ``BadRows`` names bad targets."""
@@ -384,3 +562,19 @@ def _steps(weight: float) -> Iterator[tuple[float, int]]:
         yield min(weight, 1.0), records
         weight -= 1.0
         records = 0
+
+
+def _checked_width(name: str, width: npt.ArrayLike) -> int:
+    if np.ndim(width):
+        raise ConfigurationError(
+            f"{name}(width=): expected the number of features, given an array of shape {np.shape(width)}; make the "
+            f"model as {name}({np.shape(width)[-1]}) and give the array to fit"
+        )
+    return whole_number(f"{name}(width=)", width, 1)
+
+
+def _description(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties that two states must share: the kind of model, and the lengths of its arrays."""
+    kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
+    arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
+    return kinds | {name: len(array) for name, array in arrays.items()}

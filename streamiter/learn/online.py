@@ -35,14 +35,14 @@ from streamiter.learn.rows import (
     without,
 )
 from streamiter.learn.training import (
+    MINI_BATCHES_WITH_ONE_MODEL,
     MODELS,
+    BroadcastSteps,
     EpochSteps,
     GradientSum,
     GradientWorker,
     MakeModel,
     StartedOwner,
-    StepRule,
-    WorkerReport,
     check_makes_model,
 )
 from streamiter.learn.validation import Validate
@@ -225,54 +225,6 @@ class _OneStart(Operator):
 
     def restore(self, state: int) -> None:
         self._passed = state
-
-
-# ---- when the owner makes a step
-
-
-# In one process a worker's model is one or two mini-batches old. While a job is suspended no parameters arrive, and a
-# worker that used up all records read so far would lead the model astray.
-MINI_BATCHES_WITH_ONE_MODEL: Final = 8
-
-# Half of the mini-batches that a worker makes without an answer: no worker ever waits for an answer.
-_GRADIENTS_WITHOUT_ANSWER: Final = MINI_BATCHES_WITH_ONE_MODEL // 2
-
-
-class BroadcastSteps(StepRule):
-    """A step for each gradient as it arrives; the answer goes to all workers.
-
-    There is one answer for each round of gradients, one gradient of every worker. An answer to each gradient would
-    give every worker as many answers as there are workers, more than it reads while it computes one gradient. A worker
-    that is silent while another one sends four gradients is not waited for.
-    """
-
-    needs_epochs = False
-
-    def __init__(self) -> None:
-        self._active: dict[int, None] = {}
-        """The workers to wait for before the next answer."""
-        self._received: dict[int, int] = {}
-        """How many gradients each worker has sent since the last answer."""
-
-    def add(self, report: WorkerReport, epoch: int) -> GradientSum:
-        return GradientSum.from_record(report)
-
-    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        assert worker is not None
-        self._active[worker] = None
-        self._received[worker] = received = self._received.get(worker, 0) + 1
-        if received >= _GRADIENTS_WITHOUT_ANSWER:
-            self._active = dict.fromkeys(self._received)
-        if len(self._received) < len(self._active):
-            return None
-        self._received.clear()
-        return parameters()
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"active": list(self._active), "received": self._received.copy()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._active, self._received = dict.fromkeys(state["active"]), dict(state["received"])
 
 
 # ---- workers

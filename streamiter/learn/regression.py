@@ -1,22 +1,33 @@
-"""Linear and logistic regression: ``LinearRegression`` and ``LogisticRegression``, which learn online and offline.
+"""Linear and logistic regression: ``LinearRegression``, ``LogisticRegression``, and their offline training.
 
 Online, ``learn`` makes one step on a mini-batch. Offline, ``fit`` trains on arrays or a topic, round after round, and
 returns a :class:`Fit`, the course of the training.
+
+Offline training, ``train_offline``, is a bounded iteration of workers, which hold the examples, and an owner of the
+parameters. In each round every worker computes the gradient of its share of a mini-batch. *Synchronous* training makes
+one step a round, with the gradients of all workers; *asynchronous* training makes a step for each gradient as it
+arrives, and answers the worker that sent it. Workers keep their examples in memory (:class:`KeptExamples`), or read
+them again in every round (:class:`ReplayedExamples`).
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
-from streamiter.flow.flow import Flow
-from streamiter.flow.graph_checks import check_count
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
+from streamiter.flow.graph_checks import check_count, check_function
 from streamiter.flow.stream import Stream
+from streamiter.iteration.api import iterate_bounded_streams_until_termination
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.helpers import terminate_after
+from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.estimators import (
     examples_of,
     no_path,
@@ -28,18 +39,37 @@ from streamiter.learn.estimators import (
     was_interrupted,
 )
 from streamiter.learn.linear import LinearModel, LogLoss, SquaredLoss, targets_from_signs
-from streamiter.learn.offline import train_offline
 from streamiter.learn.rows import (
     CheckedExamples,
+    ExampleBlocks,
     Examples,
     Extract,
     Features,
+    MiniBatches,
+    as_examples,
+    blaming_rows,
+    of_good_rows,
     row_vector,
 )
-from streamiter.numbers import Floats
+from streamiter.learn.training import (
+    LOSSES,
+    MODELS,
+    EpochSteps,
+    GradientSum,
+    GradientWorker,
+    MakeModel,
+    ParameterOwner,
+    ReplySteps,
+    check_makes_model,
+)
+from streamiter.numbers import Floats, is_number, whole_number
+from streamiter.operators.operator import Context
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
+
+__all__ = []
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,7 +128,7 @@ class OfflineModel(LinearModel):
 
         Training continues from the present weights. A round is a step ``w −= learning_rate · mean gradient``, then
         ``w ·= 1 − learning_rate·l2`` and ``w −= learning_rate·l1·sign(w)``; l1 and l2 do not act on the intercept.
-        Another ``optimizer`` may be given instead. :func:`~streamiter.learn.offline.train_offline` describes the
+        Another ``optimizer`` may be given instead. :func:`~streamiter.learn.regression.train_offline` describes the
         arguments from ``mini_batch`` to ``replay``; ``parallelism`` is the number of workers.
 
         For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the ``Examples`` of a batch of
@@ -288,3 +318,289 @@ class LogisticRegression(OfflineModel):
         if self.labels == "0/1":
             return super().checked_targets(targets, length)
         return targets_from_signs(self._name, row_vector(self._name, "targets", targets, length))
+
+
+OfflineExtract = Extract | Callable[[Any], CheckedExamples]
+"""Returns the examples of a batch of records. Examples that are checked already are not checked again."""
+
+
+@dataclass(frozen=True)
+class OfflineTraining:
+    """The streams that :func:`train_offline` returns."""
+
+    models: Stream
+    """A ``ModelSnapshot``: the last one, and with ``publish_every=n`` each n-th before it."""
+    losses: Stream
+    """For each step the mean loss before it."""
+
+
+@all_or_nothing
+def train_offline(
+    examples: Stream,
+    model: Callable[[], LinearModel],
+    *,
+    extract: OfflineExtract,
+    rounds: int,
+    mini_batch: int | None = None,
+    tolerance: float | None = None,
+    mode: Literal["synchronous", "asynchronous"] = "synchronous",
+    replay: bool = False,
+    publish_every: int | None = None,
+    workers: int | None = None,
+    on_error: RejectionPolicy = "fail",
+    dead_letter: Topic | None = None,
+    config: IterationConfig | None = None,
+    name: str | None = None,
+) -> OfflineTraining:
+    """Train a linear model on a bounded stream, in ``rounds`` rounds.
+
+    ``model()`` makes the model; the owner and each worker call it, and must get equal models. Any optimizer can be
+    used, the usual one is ``GradientDescent``. ``extract(batch)`` returns the :class:`Examples` of a batch of records.
+
+    In each round all workers together take the next ``mini_batch`` rows. Each worker takes its share of them from the
+    rows it has: the next ones, fewer at the end, then again from the first one. None takes all rows. Training ends
+    after ``rounds`` rounds, or after the first round in which the mean loss, before its step, is ``tolerance`` or less.
+
+    ``mode="synchronous"``: one step a round, with the mean of the gradients of all rows. The result does not depend on
+    timing. Except for the last digits it does not depend on the number of workers either, if each round takes all rows,
+    or if the number of workers divides the mini-batch, the mini-batch divides the number of rows, and the rows are
+    dealt out in turn (``workers=`` does so).
+    ``mode="asynchronous"``: a step for each worker's share as soon as it arrives. The worker continues with the new
+    parameters while others still compute theirs.
+
+    Workers keep their examples in memory. With ``replay`` the examples are read again in every round, from memory
+    and beyond a limit from disk (``IterationConfig(replay_memory_bytes=…)``): synchronous only.
+
+    A version is published after every ``publish_every`` steps and at the end. Rows that are no examples follow
+    ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps.
+
+    Raises GraphError for options that cannot be used. A job without examples fails.
+    """
+    check_stream("train_offline", examples, "examples", bounded=True)
+    check_makes_model("train_offline", model)
+    check_function(
+        extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch"
+    )
+    rounds = _count("rounds", rounds)
+    workers = examples.parallelism if workers is None else _count("workers", workers)
+    every = sys.maxsize if publish_every is None else _count("publish_every", publish_every)
+    if mini_batch is not None:
+        mini_batch = _checked_mini_batch(mini_batch, workers)
+    _check_tolerance(tolerance)
+    _check_mode(mode, replay)
+    synchronous = mode == "synchronous"
+    flow = examples.flow
+    label = step_names(flow, name)
+    options = OfflineWorkerOptions(model, extract, mini_batch, rounds, synchronous, replay)
+
+    def make_worker() -> OfflineWorker:
+        return OfflineWorker(options)
+
+    def make_owner() -> ParameterOwner:
+        rule = EpochSteps(requires_examples=True) if synchronous else ReplySteps(workers, tolerance)
+        return ParameterOwner(model, rule, every)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [answers] = variables
+        to_workers = answers.broadcast() if synchronous else answers.partition_by(_worker_of)
+        gradients = connect(model=to_workers, examples=data[0]).process(
+            make_worker, name=label("train"), parallelism=workers, on_error=on_error, dead_letter=dead_letter
+        )
+        # A single worker and the owner run in one task.
+        owner = gradients.process(make_owner, name=label("parameters"), parallelism=1)
+        losses = owner.side_output(LOSSES)
+        criteria = None
+        if synchronous:
+            criteria = terminate_after(losses, rounds=rounds, tolerance=tolerance, name=label("rounds"))
+        return IterationBodyResult([owner], [owner.side_output(MODELS), losses], criteria)
+
+    starts = [None] if synchronous else [{"worker": worker, "parameters": None} for worker in range(workers)]
+    start = flow.from_items(starts, name=label("start"), parallelism=1)
+    given = replayed(examples) if replay else examples
+    if config is None:
+        config = (
+            IterationConfig(name=name) if synchronous else IterationConfig(max_epochs_ahead=None, name=name)
+        )
+    models, losses = iterate_bounded_streams_until_termination([start], [given], body, config)
+    return OfflineTraining(models, losses)
+
+
+def _worker_of(answer: dict[str, Any]) -> int:
+    worker: int = answer["worker"]
+    return worker
+
+
+def _count(option: str, count: object) -> int:
+    return whole_number(f"train_offline({option}=)", count, 1, error=GraphError)
+
+
+def _checked_mini_batch(mini_batch: object, workers: int) -> int:
+    rows = _count("mini_batch", mini_batch)
+    if rows < workers:
+        raise GraphError(
+            f"train_offline(mini_batch=): expected at least a row for each of {workers} workers, given {rows}; "
+            "make it larger, or take fewer workers"
+        )
+    return rows
+
+
+def _check_tolerance(tolerance: object) -> None:
+    if tolerance is not None and not (is_number(tolerance) and not math.isnan(tolerance)):
+        raise GraphError(
+            f"train_offline(tolerance=): expected a number, given {tolerance!r}; leave it out for none"
+        )
+
+
+def _check_mode(mode: object, replay: bool) -> None:
+    if mode not in ("synchronous", "asynchronous"):
+        raise GraphError(
+            f'train_offline: expected mode "synchronous" or "asynchronous", given {mode!r}; choose one of them'
+        )
+    if replay and mode == "asynchronous":
+        raise GraphError(
+            "train_offline(replay=): expected the mode synchronous, given asynchronous, whose workers go through their "
+            "examples each at its own pace; leave replay out, or take the mode synchronous"
+        )
+
+
+# ---- workers
+
+
+class OfflineWorkerOptions(NamedTuple):
+    """The options that all workers of one training share."""
+
+    make_model: MakeModel
+    extract: OfflineExtract
+    mini_batch: int | None
+    """Rows that all workers together take in a round; None: all rows."""
+    rounds: int
+    synchronous: bool
+    replay: bool
+
+
+class OfflineWorker(GradientWorker):
+    """Reports the gradient of its share of each round's mini-batch; also if it has no rows.
+
+    Synchronous, it reports at the end of each epoch. Asynchronous, it reads all examples first; then it reports when
+    an answer of the owner arrives, once for each round.
+    """
+
+    def __init__(self, options: OfflineWorkerOptions) -> None:
+        super().__init__(options.make_model, in_epochs=options.synchronous)
+        self.epochs_in_order = (
+            options.replay
+        )  # Kept examples arrive in epoch 0 only, so no record comes early.
+        self._options = options
+        self._reports = 0
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        share = None
+        if self._options.mini_batch is not None:
+            each, more = divmod(self._options.mini_batch, context.parallelism)
+            share = each + (context.subtask_index < more)
+        self._examples = ReplayedExamples(share) if self._options.replay else KeptExamples(share)
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Read replayed examples after the parameters of their round; asynchronous, read all examples first."""
+        if self._options.replay:
+            return super().wanted_inputs()
+        return None if self._in_epochs or self._examples_ended else ("examples",)
+
+    def process_model(self, answer: Any, out: Output) -> None:
+        """Continue with the parameters of an answer; asynchronous, report the next mini-batch at once."""
+        if self._in_epochs:
+            self.follow(answer)
+            return
+        self.follow(answer["parameters"])
+        if self._reports < self._options.rounds:
+            self._reports += 1
+            self.report(self._examples.take_round(self._model), out)
+
+    def process_examples_batch(self, batch: Batch, out: Output) -> None:
+        """Add the examples of a batch. In later rounds replayed rows that are no examples are not refused again."""
+        refused = out if self._epoch == 0 else Output(policy="skip")
+        examples = of_good_rows(lambda rows: blaming_rows(self._checked, rows, self._checked), batch, refused)
+        if examples is not None:
+            self._examples.add(examples, self._model)
+
+    def _checked(self, batch: Batch) -> CheckedExamples:
+        examples = self._options.extract(batch)
+        if isinstance(examples, CheckedExamples):
+            return examples
+        return self._model.checked_examples(as_examples("train_offline(extract=)", examples))
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
+        if self._in_epochs:
+            self.report(self._examples.take_round(self._model), out)
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"examples": self._examples.state(), "reports": self._reports}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._examples.restore(state["examples"])
+        self._reports = state["reports"]
+
+
+class KeptExamples:
+    """Examples that arrive once and stay in memory."""
+
+    def __init__(self, mini_batch: int | None) -> None:
+        self._mini_batches = MiniBatches(mini_batch)
+        self._blocks = ExampleBlocks()
+
+    def add(self, examples: CheckedExamples, model: LinearModel) -> None:
+        """Append examples; they must not change afterwards."""
+        self._blocks.add(examples)
+
+    def take_round(self, model: LinearModel) -> GradientSum:
+        """Return the sums of this round's mini-batch, and move to the next mini-batch."""
+        sums = GradientSum()
+        for part in self._blocks.between(*self._mini_batches.bounds()):
+            sums.add(*model.gradient_and_loss(part))
+        self._mini_batches.advance(len(self._blocks))
+        return sums
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {"rows": self._blocks.to_records(), "next": self._mini_batches.start}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take on a state that :meth:`state` gave."""
+        self._blocks = ExampleBlocks.from_records(state["rows"])
+        self._mini_batches.start = state["next"]
+
+
+class ReplayedExamples:
+    """Examples that arrive again in every round, after the round's parameters; none is kept."""
+
+    def __init__(self, mini_batch: int | None) -> None:
+        self._mini_batches = MiniBatches(mini_batch)
+        self._seen = 0
+        """Rows that have arrived in this round."""
+        self._sums = GradientSum()
+
+    def add(self, examples: CheckedExamples, model: LinearModel) -> None:
+        """Add the gradient of the rows that belong to this round's mini-batch."""
+        first, behind_last = (max(row - self._seen, 0) for row in self._mini_batches.bounds())
+        self._seen += len(examples)
+        if len(part := examples[first:behind_last]):
+            self._sums.add(*model.gradient_and_loss(part))
+
+    def take_round(self, model: LinearModel) -> GradientSum:
+        """Return the sums of this round's mini-batch, and move to the next mini-batch."""
+        sums = self._sums
+        self._mini_batches.advance(self._seen)
+        self._sums, self._seen = GradientSum(), 0
+        return sums
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {"sums": self._sums.to_record(), "seen": self._seen, "next": self._mini_batches.start}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take on a state that :meth:`state` gave."""
+        self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
+        self._mini_batches.start = state["next"]

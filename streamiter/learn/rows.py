@@ -1,13 +1,15 @@
-"""Mini-batches as arrays, and how rows that cannot be learned from are refused.
+"""Mini-batches as arrays, their gradients, and how rows that cannot be learned from are refused.
 
 The features of a mini-batch are a matrix, a row for each record, or ``SparseRows``; :class:`Examples` adds a target and
-a weight for each row. A check that finds bad rows raises :class:`BadRows`, which names them, so that an operator
-refuses just these records and learns from the others.
+a weight for each row. A :class:`Gradient` is a sum over rows, so gradients of several workers can be added. A check
+that finds bad rows raises :class:`BadRows`, which names them, so that an operator refuses just these records and learns
+from the others. Offline training keeps its examples in :class:`ExampleBlocks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -18,7 +20,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
-from streamiter.sparse_rows import SparseRows
+from streamiter.sparse_rows import SparseRows, sums_by
 from streamiter.tables import as_floats
 
 # The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
@@ -384,3 +386,182 @@ def checked_examples(
 Extract = Callable[[Any], Examples]
 """Returns the examples of a mini-batch (a list of records, an array or ``Columns``). Raises ``BadRows``, which names
 the rows that are no examples."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Gradient:
+    """The sum of the weighted gradients of some rows, and the sum of the weights of these rows.
+
+    The sum of the gradients of several workers equals the gradient of all their rows:
+
+    >>> first = Gradient(total=np.array([1.0, 2.0]), intercept=0.5, weight=1.0, records=1, width=2)
+    >>> second = Gradient(total=np.array([3.0]), intercept=0.5, weight=3.0, records=2, width=2,
+    ...                   indices=np.array([1]))
+    >>> both = first + second
+    >>> both.total.tolist(), both.weight, both.records
+    ([1.0, 5.0], 4.0, 3)
+    """
+
+    total: Floats
+    """A number for each of the ``width`` features or, with ``indices``, for each feature that it names."""
+    intercept: float
+    """The sum for the intercept."""
+    weight: float
+    """The sum of the weights of the rows."""
+    records: int
+    """The number of rows with a weight above 0."""
+    width: int
+    indices: Indices | None = None
+    """Features in ascending order; None: all features."""
+
+    def __add__(self, other: Gradient) -> Gradient:
+        if self.width != other.width:
+            raise ModelError(
+                f"Gradient: expected one of {self.width} features to add, given one of {other.width}"
+            )
+        indices, total = _added(self, other)
+        return Gradient(
+            total,
+            self.intercept + other.intercept,
+            self.weight + other.weight,
+            self.records + other.records,
+            self.width,
+            indices,
+        )
+
+    def to_dense(self) -> Floats:
+        """Return the sums of all features, as a new array."""
+        if self.indices is None:
+            return self.total.copy()
+        dense = np.zeros(self.width)
+        dense[self.indices] = self.total
+        return dense
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the gradient as plain data, to send it to another step."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Gradient:
+        """Return the gradient that :meth:`to_record` gave."""
+        return cls(**record)
+
+    def __repr__(self) -> str:
+        named = self.width if self.indices is None else len(self.indices)
+        return f"Gradient({self.records} records of weight {self.weight:g}, {named} of {self.width} features)"
+
+
+def _added(first: Gradient, second: Gradient) -> tuple[Indices | None, Floats]:
+    if first.indices is None or second.indices is None:
+        return None, first.to_dense() + second.to_dense()
+    indices, places = np.unique(np.concatenate([first.indices, second.indices]), return_inverse=True)
+    totals = np.concatenate([first.total, second.total])
+    return indices, sums_by(places, totals, len(indices))
+
+
+# Several optimizers keep the square of a gradient; the square of 1e150 is still finite.
+GRADIENT_LIMIT: Final = 1e150
+
+
+def is_tame(gradient: Gradient) -> bool:
+    """Whether the square of the gradient is finite, so that optimizers can compute with it."""
+    square = float(gradient.total @ gradient.total) + gradient.intercept * gradient.intercept
+    return square < GRADIENT_LIMIT * GRADIENT_LIMIT
+
+
+# So many rows that the cost of a numpy call does not count, and that BLAS uses all cores. While rows are copied into a
+# block, no more than this many are in memory twice.
+_BLOCK_ROWS: Final = 65_536
+
+
+class ExampleBlocks:
+    """Examples in the order in which they were added, in blocks.
+
+    Small pieces are joined to blocks of equal length, so that sums over blocks are the same to the last bit however the
+    examples were cut. A piece that is longer than a block stays as it is.
+
+    >>> import numpy as np
+    >>> blocks = ExampleBlocks()
+    >>> for start in (0.0, 2.0, 4.0):
+    ...     blocks.add(CheckedExamples(np.ones((2, 1)), np.array([start, start + 1])))
+    >>> mini_batches = MiniBatches(4)
+    >>> for _ in range(3):
+    ...     print([part.targets.tolist() for part in blocks.between(*mini_batches.bounds())])
+    ...     mini_batches.advance(len(blocks))
+    [[0.0, 1.0, 2.0, 3.0]]
+    [[4.0, 5.0]]
+    [[0.0, 1.0, 2.0, 3.0]]
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[CheckedExamples] = []
+        self._rows_in_blocks = 0
+        self._parts: list[CheckedExamples] = []
+        """Pieces that do not fill a block yet."""
+        self._rows_in_parts = 0
+
+    def __len__(self) -> int:
+        return self._rows_in_blocks + self._rows_in_parts
+
+    def add(self, examples: CheckedExamples) -> None:
+        """Append examples; they must not change afterwards."""
+        if not self._parts and len(examples) >= _BLOCK_ROWS:
+            self._add_block(examples)
+            return
+        while len(examples):
+            part = examples[: _BLOCK_ROWS - self._rows_in_parts]
+            examples = examples[len(part) :]
+            self._parts.append(part)
+            self._rows_in_parts += len(part)
+            if self._rows_in_parts == _BLOCK_ROWS:
+                parts, self._parts, self._rows_in_parts = self._parts, [], 0
+                self._add_block(CheckedExamples.concatenate(parts))
+
+    def _add_block(self, block: CheckedExamples) -> None:
+        self._blocks.append(block)
+        self._rows_in_blocks += len(block)
+
+    def between(self, start: int, stop: int) -> Iterator[CheckedExamples]:
+        """Give the rows from ``start`` to before ``stop``, or to the last row, block by block, without copies."""
+        if len(self._parts) > 1:
+            self._parts = [CheckedExamples.concatenate(self._parts)]
+        first = 0
+        for block in (*self._blocks, *self._parts):
+            if start < first + len(block) and stop > first:
+                whole = start <= first and stop >= first + len(block)
+                yield block if whole else block[max(start - first, 0) : stop - first]
+            first += len(block)
+
+    def to_records(self) -> list[RowsRecord]:
+        """Return all examples as plain data."""
+        return [part.to_record() for part in (*self._blocks, *self._parts)]
+
+    @classmethod
+    def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
+        """Return the examples that :meth:`to_records` gave."""
+        blocks = cls()
+        for record in records:
+            blocks.add(CheckedExamples.from_record(record))
+        return blocks
+
+
+class MiniBatches:
+    """The bounds of one mini-batch after the other: ``length`` rows each, fewer at the end, then from the first row.
+
+    Without a length each mini-batch has all rows.
+    """
+
+    def __init__(self, length: int | None) -> None:
+        self._length = sys.maxsize if length is None else length
+        self.start = 0
+        """The first row of the mini-batch."""
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first row, and the row behind the last one."""
+        return self.start, self.start + self._length
+
+    def advance(self, rows: int) -> None:
+        """Move to the next mini-batch; ``rows`` is the number of all rows."""
+        self.start += self._length
+        if self.start >= rows:
+            self.start = 0

@@ -23,8 +23,11 @@ import numpy.typing as npt
 from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_function
 from streamiter.learn.linear import LinearModel
-from streamiter.learn.linear_weights import Gradient
-from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.learn.rows import (
+    Gradient,
+    blaming_rows,
+    of_good_rows,
+)
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -197,6 +200,99 @@ class EpochSteps(StepRule):
             epoch: {worker: GradientSum.from_record(record) for worker, record in workers}
             for epoch, workers in state["epochs"]
         }
+
+
+class ReplySteps(StepRule):
+    """A step for each gradient as it arrives; the answer goes to the worker that sent the gradient.
+
+    The loss of a step is the mean over the last mini-batch of each worker. When it is as small as the tolerance, no
+    worker gets an answer any more, and the iteration ends.
+    """
+
+    needs_epochs = False
+
+    def __init__(self, workers: int, tolerance: float | None) -> None:
+        self._workers = workers
+        self._tolerance = tolerance
+        self._last: dict[int, tuple[float, float] | None] = {}
+        """The sums of losses and weights of each worker's last mini-batch; None for a worker without examples."""
+
+    def add(self, report: WorkerReport, epoch: int) -> GradientSum | None:
+        sums = GradientSum.from_record(report)
+        if sums.gradient is None:
+            self._last[report["worker"]] = None
+            return None
+        self._last[report["worker"]] = (sums.loss, sums.gradient.weight)
+        return sums
+
+    def mean_loss(self, step: GradientSum) -> float | None:
+        last = [sums for sums in self._last.values() if sums is not None]
+        weight = sum(weight for _, weight in last)
+        return sum(loss for loss, _ in last) / weight if weight else None
+
+    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        return None if self._is_good_enough() else {"worker": worker, "parameters": parameters()}
+
+    def _is_good_enough(self) -> bool:
+        if self._tolerance is None or len(self._last) < self._workers:
+            return False
+        mean_loss = self.mean_loss(GradientSum())
+        return mean_loss is not None and mean_loss <= self._tolerance
+
+    def lacks_examples(self) -> bool:
+        return not any(self._last.values())
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"last": list(self._last.items())}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._last = dict(state["last"])
+
+
+# In one process a worker's model is one or two mini-batches old. While a job is suspended no parameters arrive, and a
+# worker that used up all records read so far would lead the model astray.
+MINI_BATCHES_WITH_ONE_MODEL: Final = 8
+
+
+# Half of the mini-batches that a worker makes without an answer: no worker ever waits for an answer.
+_GRADIENTS_WITHOUT_ANSWER: Final = MINI_BATCHES_WITH_ONE_MODEL // 2
+
+
+class BroadcastSteps(StepRule):
+    """A step for each gradient as it arrives; the answer goes to all workers.
+
+    There is one answer for each round of gradients, one gradient of every worker. An answer to each gradient would
+    give every worker as many answers as there are workers, more than it reads while it computes one gradient. A worker
+    that is silent while another one sends four gradients is not waited for.
+    """
+
+    needs_epochs = False
+
+    def __init__(self) -> None:
+        self._active: dict[int, None] = {}
+        """The workers to wait for before the next answer."""
+        self._received: dict[int, int] = {}
+        """How many gradients each worker has sent since the last answer."""
+
+    def add(self, report: WorkerReport, epoch: int) -> GradientSum:
+        return GradientSum.from_record(report)
+
+    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        assert worker is not None
+        self._active[worker] = None
+        self._received[worker] = received = self._received.get(worker, 0) + 1
+        if received >= _GRADIENTS_WITHOUT_ANSWER:
+            self._active = dict.fromkeys(self._received)
+        if len(self._received) < len(self._active):
+            return None
+        self._received.clear()
+        return parameters()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"active": list(self._active), "received": self._received.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._active, self._received = dict.fromkeys(state["active"]), dict(state["received"])
 
 
 def _total(workers: dict[int, GradientSum]) -> GradientSum:

@@ -43,21 +43,16 @@ from streamiter.learn import (
 from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.linear_weights import LinearWeights
-from streamiter.learn.offline import KeptExamples, OfflineWorker, ReplayedExamples, ReplySteps
-from streamiter.learn.online import (
-    BroadcastSteps,
-    DelayedLabelsWorker,
-    OnlineWorker,
-    OnlineWorkerOptions,
-    _OneStart,
-)
+from streamiter.learn.online import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, _OneStart
+from streamiter.learn.regression import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
+    BroadcastSteps,
     EpochSteps,
     GradientWorker,
     LearnMiniBatches,
     ParameterOwner,
+    ReplySteps,
     StartedOwner,
 )
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
@@ -393,14 +388,14 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
-ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearWeights, Validate)
+ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
     # All pairs of a kind of model, an optimizer and a kind of rows; gradient descent takes dense rows only.
     *(
-        Case(functools.partial(linear_model, kind, optimizer, rows), (LinearWeights,), {"cuts": 3})
+        Case(functools.partial(linear_model, kind, optimizer, rows), (LinearModel,), {"cuts": 3})
         for number, optimizer in enumerate(OPTIMIZERS)
         for kind, rows in zip(
             ("logistic", "linear"),
@@ -408,7 +403,7 @@ CASES = [
             strict=True,
         )
     ),
-    Case(hashed_features, (LinearWeights,), {"cuts": 4}),
+    Case(hashed_features, (LinearModel,), {"cuts": 4}),
     Case(scaler, (StandardScaler,)),
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
     Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamiter.learn.linear_weights import LinearWeights
+from streamiter.learn.linear import LinearModel
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
@@ -42,14 +42,14 @@ def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
 
 def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
     """A learner restores its weights, but not the sums of its squared gradients."""
-    state = LinearWeights.state
+    state = LinearModel.state
 
-    def without_n(self: LinearWeights) -> dict[str, Any]:
+    def without_n(self: LinearModel) -> dict[str, Any]:
         kept = state(self)
         kept["slots"]["n"][:] = 0.0
         return kept
 
-    patch.setattr(LinearWeights, "state", without_n)
+    patch.setattr(LinearModel, "state", without_n)
 
 
 def hold_nothing_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
