@@ -392,7 +392,7 @@ class OnlineKMeans:
         self._records += len(rows)
         self._version += 1
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data."""
         return {
             "centroids": None if self._centroids is None else self._centroids.copy(),
@@ -501,7 +501,7 @@ class _LearnFromStart(LearnMiniBatches):
         """Learn from a mini-batch."""
         self.process(mini_batch, out)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {"model": super().snapshot(), "is started": self._is_started}
 
     def restore(self, state: dict[str, Any]) -> None:

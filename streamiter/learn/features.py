@@ -468,7 +468,7 @@ class StandardScaler:
         """Return the model to publish: the parameters, and the number of rows."""
         return ModelSnapshot(self.parameters(), records=self._records)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return a copy of everything the scaler has learned, as plain data."""
         return {"records": self._records, "mean": self._mean.copy(), "squares": self._squares.copy()}
 

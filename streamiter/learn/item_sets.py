@@ -92,7 +92,7 @@ class ChooseFrequent(Operator):
             return []
         return list(_one_item_more(frequent))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {"transactions": self._transactions, "candidates": self._candidates}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class CountItemSets(Operator, IterationListener):
                 if count := (bits & self._bits.get(candidate[-1], 0)).bit_count():
                     yield candidate, count
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "transactions": self._transactions,
             "rows": {item: list(rows) for item, rows in self._rows.items()},

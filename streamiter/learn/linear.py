@@ -490,7 +490,7 @@ class LinearModel:
 
     # ---- snapshots
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return a copy of the whole state of learning, as plain data."""
         return {
             "link": self._link,

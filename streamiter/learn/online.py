@@ -302,7 +302,7 @@ class OnlineWorker(GradientWorker):
         self.report(GradientSum(gradient, loss), out)
         out.emit({"predictions": predictions, "targets": targets, "weights": weights}, tag=PREDICTIONS)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
             "reported epoch": self._reported_epoch,
             "gradients since model": self._gradients_since_model,
@@ -393,7 +393,7 @@ class DelayedLabelsWorker(OnlineWorker):
             else:
                 return
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         waiting = [(key, *row, prediction) for key, (row, prediction) in self._waiting.items()]
         return super().snapshot() | {"waiting": waiting}
 

@@ -535,7 +535,7 @@ class OfflineWorker(GradientWorker):
         if self._in_epochs:
             self.report(self._examples.take_round(self._model), out)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {"examples": self._examples.state(), "reports": self._reports}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -563,7 +563,7 @@ class KeptExamples:
         self._mini_batches.advance(len(self._blocks))
         return sums
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the state as plain data."""
         return {"rows": self._blocks.to_records(), "next": self._mini_batches.start}
 
@@ -596,7 +596,7 @@ class ReplayedExamples:
         self._sums, self._seen = GradientSum(), 0
         return sums
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the state as plain data."""
         return {"sums": self._sums.to_record(), "seen": self._seen, "next": self._mini_batches.start}
 

@@ -411,7 +411,7 @@ class Versions(Operator):
         await reader.leave()
         out.emit(self._version(parameters, None))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "records": self._records,
             "told": [(clock, *learned) for clock, learned in self._learned.items()],
@@ -507,7 +507,7 @@ class Repeater(AttachedBoundary):
     def close(self) -> None:
         self._cache.close()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "cache": self._cache.snapshot(),
             "is repeating": self._is_repeating,

@@ -141,7 +141,7 @@ class StepRule(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """Return the state as plain data."""
 
     @abc.abstractmethod
@@ -188,7 +188,7 @@ class EpochSteps(StepRule):
     def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return parameters()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         epochs = [
             (epoch, [(worker, sums.to_record()) for worker, sums in workers.items()])
             for epoch, workers in self._epochs.items()
@@ -242,7 +242,7 @@ class ReplySteps(StepRule):
     def lacks_examples(self) -> bool:
         return not any(self._last.values())
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {"last": list(self._last.items())}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ class BroadcastSteps(StepRule):
         self._received.clear()
         return parameters()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {"active": list(self._active), "received": self._received.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -368,7 +368,7 @@ class ParameterOwner(Operator, IterationListener):
         parameters, records = self._model.parameters(), self._model.records
         out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "model": self._model.state(),
             "published": self._published,
@@ -408,7 +408,7 @@ class StartedOwner(ParameterOwner):
         """Take in a worker's report."""
         self.process(report, out)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {"started": self._started}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -460,7 +460,7 @@ class GradientWorker(Operator, IterationListener):
         """Send the sums to the owner; also if they are empty, for the owner waits for a report."""
         out.emit({"worker": self._context.subtask_index, **sums.to_record()})
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "parameters": self._model.parameters(),
             "epoch": self._epoch,
@@ -489,7 +489,7 @@ class _MiniBatchModel(Protocol):
     def to_update(self) -> ModelSnapshot:
         """Return the model to publish."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return everything the model has learned, as plain data."""
 
     def restore(self, state: Mapping[str, Any], /) -> None:
@@ -514,7 +514,7 @@ class LearnMiniBatches(Operator):
         self._model.learn(mini_batch)
         return self._model.to_update()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return self._model.state()
 
     def restore(self, state: dict[str, Any]) -> None:

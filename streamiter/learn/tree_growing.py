@@ -158,7 +158,7 @@ class HistogramWorker(Operator, IterationListener):
             start += bins
         return histograms
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "rows": list(self._batches),
             "bins": self._bins,
@@ -295,7 +295,7 @@ class TreeOwner(Operator):
             {"plan": self._plan, "tree": tree, "cut": np.array(self._cut, dtype=np.intp), "nodes": nodes}
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {
             "plan": self._plan,
             "feature": list(self._feature),

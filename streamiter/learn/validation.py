@@ -92,7 +92,7 @@ class ScoreHistogram:
         all_pairs = float(self._positive.sum()) * float(self._negative.sum())
         return float(self._positive @ self._negative) / all_pairs / 2.0 if all_pairs > 0.0 else 0.0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the bins that are in use as plain data."""
         used = np.flatnonzero((self._positive > 0.0) | (self._negative > 0.0))
         return {"bins": used, "positive": self._positive[used], "negative": self._negative[used]}
@@ -179,7 +179,7 @@ class ProgressiveValidation:
         """Return the largest possible error of ``auc``."""
         return self._scores.error_bound() if self._scores else 0.0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return a copy of all sums and of the window as plain data."""
         return {
             "kind": self.kind,
@@ -304,7 +304,7 @@ class Validate(Operator):
         if self._since_report:
             out.emit(self._validation.metrics())
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         return {"validation": self._validation.state(), "since report": self._since_report}
 
     def restore(self, state: dict[str, Any]) -> None:

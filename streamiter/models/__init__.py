@@ -5,32 +5,31 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
-Each module imports from those before it: ``update`` (headers, parameters, chunks), ``formats`` (the value), ``reader``,
-``publisher``, ``served``.
+Each module imports from those before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher`` and
+``served``.
 """
 
-from streamiter.models.formats import UpdateFormat
 from streamiter.models.publisher import (
     EncoderState,
     InitialModel,
     ModelPublisher,
     ModelUpdateEncoder,
+    RunStart,
     initial_model,
+    next_generation,
+    next_run,
     record_limit,
 )
 from streamiter.models.reader import (
     ModelUpdates,
     OnError,
-    RunStart,
     UpdateStart,
     UpdateStatistics,
     last_update,
     model_updates,
-    next_generation,
-    next_run,
 )
 from streamiter.models.served import LinearPredictor, NoModel, Prediction, ServedModel, ServedModelStatistics
-from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters
+from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters, UpdateFormat
 
 __all__ = [
     "ChunkSet",

@@ -7,26 +7,30 @@ topic into chunks.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from streamiter.clock import Clock
+from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.models.formats import Document, UpdateFormat, encode_document
-from streamiter.models.reader import last_update, next_run
+from streamiter.models.reader import TailSearch, last_update
 from streamiter.models.update import (
     UPDATE_BYTES_MAX,
     Chunk,
     ChunkSet,
+    Document,
     ModelSnapshot,
+    Rank,
+    UpdateFormat,
     UpdateHeaders,
     check_model_name,
     checked_parameters,
     chunk_key,
-    cut,
     deletion_headers,
+    encode_document,
     update_key,
 )
 from streamiter.numbers import plain_float
@@ -34,7 +38,13 @@ from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.topics.source_and_sink import TopicSink
-from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
+from streamiter.topics.topic import (
+    RECORD_BYTES_MAX,
+    Headers,
+    OutgoingBatch,
+    Topic,
+    record_limit,
+)
 
 __all__ = [
     "EncoderState",
@@ -160,11 +170,9 @@ class _InitialModelSource(Source):
 # millisecond, and people do not read so many numbers.
 JSON_BYTES_MAX: Final = 64 * 1024
 
-
 # The bytes that a topic adds to a record: Kafka's batch header (61 bytes) and its fields (up to 21), rounded up; and
 # the two lengths in front of each header.
 _FRAMING_BYTES: Final = 128
-
 
 _HEADER_FRAMING_BYTES: Final = 10
 
@@ -361,3 +369,45 @@ def _checked_metrics(metrics: Mapping[str, object], subject: str) -> dict[str, f
             )
         checked[name] = plain_float(value)
     return checked
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """The settings of a :class:`~streamiter.models.ModelUpdateEncoder` in a run without a checkpoint.
+
+    A restored run continues from its own state, unless ``last_rank`` is higher than the rank of that state.
+    """
+
+    generation: int
+    """The generation of the run."""
+    leftovers: list[ChunkSet]
+    """The chunks that its first update deletes."""
+    last_rank: Rank = (0, 0)
+    """The highest generation and version in the topic; zeros in an empty topic."""
+
+
+async def next_run(topic: Topic, model: str) -> RunStart:
+    """Return the generation after the topic's last one (1 in an empty topic), and the chunks to delete.
+
+    It reads back from the topic's end like :func:`last_update`; incomplete and unreadable updates count, too. Raises
+    :class:`~streamiter.errors.TopicNotFound` for a topic that does not exist.
+    """
+    check_model_name(model)
+    tail = await TailSearch(topic, model, SystemClock()).run()
+    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
+
+
+async def next_generation(topic: Topic, model: str) -> int:
+    """Return the generation of :func:`next_run`."""
+    return (await next_run(topic, model)).generation
+
+
+def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
+    """Return the chunks of ``value`` in order, none longer than ``chunk_bytes``.
+
+    >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
+    [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
+    """
+    sha256 = hashlib.sha256(value).hexdigest()
+    parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
+    return [(Chunk(index, len(parts), sha256), part) for index, part in enumerate(parts)]

@@ -8,6 +8,7 @@ length of the history.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,27 +18,33 @@ from typing import Final, Literal, Self
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, ModelError
-from streamiter.models.formats import decode_document
 from streamiter.models.update import (
-    ChunkAssembler,
+    UPDATE_BYTES_MAX,
     ChunkSet,
     ModelUpdate,
     Rank,
     UpdateHeaders,
     check_model_name,
     checked_parameters,
+    decode_document,
     deleted_rank,
     freeze_arrays,
     is_key_of,
     model_of,
 )
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
-from streamiter.topics.topic import ReadRequest, StartPosition, Topic, TopicBatch, TopicReader, TopicRecord
+from streamiter.topics.topic import (
+    ReadRequest,
+    StartPosition,
+    Topic,
+    TopicBatch,
+    TopicReader,
+    TopicRecord,
+)
 
 OnError = Literal["fail", "skip"]
 """What happens to an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts
 it."""
-
 
 UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
 """Where reading starts: as for any topic, or at the newest complete update (``"latest_model"``)."""
@@ -195,18 +202,15 @@ class ModelUpdates:
                 raise found
             return found
         for record in self._records:
-            update = self._taken(record)
+            try:
+                update = self._intake.take(record)
+            except DecodeError:
+                if self._on_error == "fail":
+                    raise
+                continue
             if update is not None:
                 return update
         return None
-
-    def _taken(self, record: TopicRecord) -> ModelUpdate | None:
-        try:
-            return self._intake.take(record)
-        except DecodeError:
-            if self._on_error == "fail":
-                raise
-            return None
 
 
 async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:
@@ -232,37 +236,6 @@ async def last_update(
     if tail.error is not None and policy == "fail":
         raise tail.error
     return tail.update
-
-
-@dataclass(frozen=True, slots=True)
-class RunStart:
-    """The settings of a :class:`~streamiter.models.ModelUpdateEncoder` in a run without a checkpoint.
-
-    A restored run continues from its own state, unless ``last_rank`` is higher than the rank of that state.
-    """
-
-    generation: int
-    """The generation of the run."""
-    leftovers: list[ChunkSet]
-    """The chunks that its first update deletes."""
-    last_rank: Rank = (0, 0)
-    """The highest generation and version in the topic; zeros in an empty topic."""
-
-
-async def next_run(topic: Topic, model: str) -> RunStart:
-    """Return the generation after the topic's last one (1 in an empty topic), and the chunks to delete.
-
-    It reads back from the topic's end like :func:`last_update`; incomplete and unreadable updates count, too. Raises
-    :class:`~streamiter.errors.TopicNotFound` for a topic that does not exist.
-    """
-    check_model_name(model)
-    tail = await TailSearch(topic, model, SystemClock()).run()
-    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
-
-
-async def next_generation(topic: Topic, model: str) -> int:
-    """Return the generation of :func:`next_run`."""
-    return (await next_run(topic, model)).generation
 
 
 def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
@@ -409,18 +382,15 @@ _NO_RANK: Final[Rank] = (0, 0)
 # are over a minute; a superseded writer that is fenced writes no records. 64 MiB are read in under a second.
 _RECORDS: Final = 1024
 
-
 _BYTES: Final = 64 * 1024 * 1024
 
 
 # The number of writers whose records may be mixed with the chunks of an update; a writer writes all chunks at once.
 _INTERLEAVED_WRITERS: Final = 4
 
-
 # A new run deletes the chunks of so many updates: of the last one, and of those that crashes left before it. Chunks of
 # more updates stay in the topic, where they only take space.
 _LEFTOVERS_MAX: Final = 1024
-
 
 _Place = tuple[int, int]
 """Time stamp and offset: the place of a record, comparable also between partitions."""
@@ -569,3 +539,98 @@ class TailSearch:
         if self._error is None or (self._update is not None and self._update[0] > self._error[0]):
             return None
         return self._error[1]
+
+
+# A reader keeps so many bytes of incomplete updates: two of the largest, because a superseded writer may still write
+# its update while the new writer writes another one.
+_PENDING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
+
+# Only crashes and superseded writers leave updates that are never completed: a few for each model.
+_PENDING_UPDATES_MAX: Final = 256
+
+_UpdateIdentity = tuple[Rank, str]
+"""Rank and SHA-256 of an update: the chunks of two writers that wrote updates of one rank never mix."""
+
+
+class _Partial:
+    """The chunks of one update that have arrived so far."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.size_bytes = 0
+        self._parts: dict[int, bytes] = {}
+
+    def put(self, index: int, part: bytes) -> None:
+        self.size_bytes += len(part) - len(self._parts.get(index, b""))
+        self._parts[index] = part
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self._parts)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.count - 1 in self._parts
+
+    def joined(self) -> bytes:
+        return b"".join(self._parts[index] for index in range(self.count))
+
+
+class ChunkAssembler:
+    """Joins the chunks of one model's updates, which may arrive in any order and interleaved with other updates.
+
+    Its memory is bounded: beyond ``pending_bytes_max`` the oldest incomplete update is dropped and counted.
+    """
+
+    def __init__(self, pending_bytes_max: int = _PENDING_BYTES_MAX) -> None:
+        self._pending_bytes_max = pending_bytes_max
+        self._pending: dict[_UpdateIdentity, _Partial] = {}
+        self.dropped = 0
+
+    def add(self, headers: UpdateHeaders, part: bytes) -> bytes | None:
+        """Return the whole value if this was its last missing chunk, else None.
+
+        Raises ``ValueError`` with the reason for chunks that do not belong together.
+        """
+        chunk = headers.chunk
+        assert chunk is not None
+        identity = (headers.rank, chunk.sha256)
+        partial = self._pending.setdefault(identity, _Partial(chunk.count))
+        if partial.count != chunk.count:
+            raise ValueError(
+                f"chunk {chunk.index} is one of {chunk.count}, those before were of {partial.count}"
+            )
+        partial.put(chunk.index, part)
+        if partial.missing:
+            self._drop_oldest_above_limit()
+            return None
+        del self._pending[identity]
+        return _verified(partial.joined(), chunk.sha256)
+
+    def drop_up_to(self, rank: Rank) -> None:
+        """Drop the updates that are not newer than ``rank``: no reader will get them any more."""
+        self._drop([identity for identity in self._pending if identity[0] <= rank])
+
+    @property
+    def closed_chunks(self) -> int:
+        """The number of chunks, present or missing, of updates whose last chunk has arrived."""
+        return sum(partial.count for partial in self._pending.values() if partial.is_closed)
+
+    def _drop_oldest_above_limit(self) -> None:
+        while (
+            len(self._pending) > _PENDING_UPDATES_MAX
+            or sum(partial.size_bytes for partial in self._pending.values()) > self._pending_bytes_max
+        ):
+            self._drop([min(self._pending, key=lambda identity: identity[0])])
+
+    def _drop(self, identities: list[_UpdateIdentity]) -> None:
+        for identity in identities:
+            del self._pending[identity]
+        self.dropped += len(identities)
+
+
+def _verified(value: bytes, sha256: str) -> bytes:
+    given = hashlib.sha256(value).hexdigest()
+    if given != sha256:
+        raise ValueError(f"its chunks are damaged: expected SHA-256 {sha256}, given {given}")
+    return value

@@ -2,29 +2,49 @@
 
 An update is a record of a topic. Its headers name the model, the generation and the version (:class:`UpdateHeaders`),
 and its parameters are checked (:func:`checked_parameters`). An update that is larger than a record is cut into chunks,
-which a :class:`ChunkAssembler` joins again.
+which the reader joins again.
 
 All chunks but the last have their own keys (model, generation, version, index), so that compaction keeps each of them.
 The last chunk has the model's key, like an update in one record: it closes the update, and compaction drops it when a
 newer update is closed. Then the publisher deletes the chunks of the update before by their keys. So in a compacted
 topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier update.
+
+The value of an update is a JSON document, or safetensors with the same document and the arrays.
+Parameters become a *tree* that JSON can hold, and that gives back the same parameters exactly. A float64 array is plain
+nested lists, so that any language reads the common case without a manual. Other values, which JSON cannot tell apart,
+carry a tag:
+
+===============================================  =====================================================
+``{"dtype", "shape", "values"}``                 any other array; values in row-major order, flat
+``{"dtype", "value"}``                           a numpy scalar that is not of 64 bits
+``{"tensor": name}``                             an array that is stored next to the tree (safetensors)
+``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
+``{"bytes": base64}``                            bytes
+``{"dict": {...}}``                              a dict whose names happen to be those of a tag
+===============================================  =====================================================
 """
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
+import orjson
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from streamiter.clock import Clock
 from streamiter.errors import ModelError
 from streamiter.records import Array
 from streamiter.topics.topic import Headers
+
+__all__ = []
+
 
 Rank = tuple[int, int]
 """Generation and version; updates of one model are ordered by it."""
@@ -348,112 +368,244 @@ def _named(path: str) -> str:
 # and the update before needs three times as much memory.
 UPDATE_BYTES_MAX: Final = 512 * 1024 * 1024
 
-# A reader keeps so many bytes of incomplete updates: two of the largest, because a superseded writer may still write
-# its update while the new writer writes another one.
-_PENDING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
-# Only crashes and superseded writers leave updates that are never completed: a few for each model.
-_PENDING_UPDATES_MAX: Final = 256
+
+UpdateFormat = Literal["auto", "json", "safetensors"]
+"""How updates are written; ``"auto"`` writes large arrays as safetensors, other parameters as JSON."""
+
+JSON_CONTENT_TYPE: Final = "application/json"
 
 
-def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
-    """Return the chunks of ``value`` in order, none longer than ``chunk_bytes``.
+SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
 
-    >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
-    [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
-    """
-    sha256 = hashlib.sha256(value).hexdigest()
-    parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
-    return [(Chunk(index, len(parts), sha256), part) for index, part in enumerate(parts)]
+# Only one entry of metadata: safetensors writes several entries in an order that differs from run to run.
+_METADATA_NAME: Final = "streamiter.model_update"
+
+# A safetensors file begins with the length of its JSON header as 64 bits, little endian.
+_LENGTH_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _UpdateIdentity:
-    """Identifies an update of a model, also if two writers wrote updates of one rank: their chunks never mix."""
+class Document:
+    """The contents of an update's value; ``ModelUpdate`` describes the fields."""
 
-    rank: Rank
-    sha256: str
-
-
-class _Partial:
-    """The chunks of one update that have arrived so far."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.size_bytes = 0
-        self._parts: dict[int, bytes] = {}
-
-    def put(self, index: int, part: bytes) -> None:
-        self.size_bytes += len(part) - len(self._parts.get(index, b""))
-        self._parts[index] = part
-
-    @property
-    def missing(self) -> int:
-        return self.count - len(self._parts)
-
-    @property
-    def is_closed(self) -> bool:
-        return self.count - 1 in self._parts
-
-    def joined(self) -> bytes:
-        return b"".join(self._parts[index] for index in range(self.count))
+    model: str
+    generation: int
+    version: int
+    epoch: int | None
+    records: int | None
+    metrics: dict[str, float]
+    parameters: Parameters
 
 
-class ChunkAssembler:
-    """Joins the chunks of one model's updates, which may arrive in any order and interleaved with other updates.
+def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
+    """Return content type and value of ``document``; equal documents give equal bytes.
 
-    Its memory is bounded: beyond ``pending_bytes_max`` the oldest incomplete update is dropped and counted.
+    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in total are written as safetensors.
     """
-
-    def __init__(self, pending_bytes_max: int = _PENDING_BYTES_MAX) -> None:
-        self._pending_bytes_max = pending_bytes_max
-        self._pending: dict[_UpdateIdentity, _Partial] = {}
-        self.dropped = 0
-
-    def add(self, headers: UpdateHeaders, part: bytes) -> bytes | None:
-        """Return the whole value if this was its last missing chunk, else None.
-
-        Raises ``ValueError`` with the reason for chunks that do not belong together.
-        """
-        chunk = headers.chunk
-        assert chunk is not None
-        identity = _UpdateIdentity(headers.rank, chunk.sha256)
-        partial = self._pending.setdefault(identity, _Partial(chunk.count))
-        if partial.count != chunk.count:
-            raise ValueError(
-                f"chunk {chunk.index} is one of {chunk.count}, those before were of {partial.count}"
-            )
-        partial.put(chunk.index, part)
-        if partial.missing:
-            self._drop_oldest_above_limit()
-            return None
-        del self._pending[identity]
-        return _verified(partial.joined(), chunk.sha256)
-
-    def drop_up_to(self, rank: Rank) -> None:
-        """Drop the updates that are not newer than ``rank``: no reader will get them any more."""
-        self._drop([one for one in self._pending if one.rank <= rank])
-
-    @property
-    def closed_chunks(self) -> int:
-        """The number of chunks, present or missing, of updates whose last chunk has arrived."""
-        return sum(partial.count for partial in self._pending.values() if partial.is_closed)
-
-    def _drop_oldest_above_limit(self) -> None:
-        while self._is_above_limit():
-            self._drop([min(self._pending, key=lambda one: one.rank)])
-
-    def _is_above_limit(self) -> bool:
-        size_bytes = sum(partial.size_bytes for partial in self._pending.values())
-        return size_bytes > self._pending_bytes_max or len(self._pending) > _PENDING_UPDATES_MAX
-
-    def _drop(self, identities: list[_UpdateIdentity]) -> None:
-        for identity in identities:
-            del self._pending[identity]
-        self.dropped += len(identities)
+    is_small = array_bytes(document.parameters) <= json_bytes_max
+    if form == "json" or (form == "auto" and is_small):
+        return JSON_CONTENT_TYPE, _json(document, to_tree(document.parameters, inline_array))
+    return SAFETENSORS_CONTENT_TYPE, _safetensors(document)
 
 
-def _verified(value: bytes, sha256: str) -> bytes:
-    given = hashlib.sha256(value).hexdigest()
-    if given != sha256:
-        raise ValueError(f"its chunks are damaged: expected SHA-256 {sha256}, given {given}")
+def decode_document(content_type: str, value: bytes) -> Document:
+    """Return the document in ``value``. Raises ``ValueError`` with the reason for a value that is no document."""
+    try:
+        if content_type == JSON_CONTENT_TYPE:
+            return _document(orjson.loads(value), {})
+        if content_type == SAFETENSORS_CONTENT_TYPE:
+            return _from_safetensors(value)
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
+        raise ValueError(str(error)) from error
+    raise ValueError(
+        f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}"
+    )
+
+
+def array_bytes(value: Any) -> int:
+    """Return the number of bytes of all arrays in ``value``.
+
+    >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
+    96
+    """
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(array_bytes(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(array_bytes(part) for part in value)
+    return 0
+
+
+def _json(document: Document, tree: Any) -> bytes:
+    fields = {
+        "model": document.model,
+        "generation": document.generation,
+        "version": document.version,
+        "epoch": document.epoch,
+        "records": document.records,
+        "metrics": document.metrics,
+        "parameters": tree,
+    }
+    try:
+        return orjson.dumps(fields)
+    except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
+        raise ModelError(
+            f"model {document.model!r}, update {document.generation}.{document.version}: cannot be written as"
+            f" JSON: {error}"
+        ) from error
+
+
+class _Tensors:
+    """Collects the arrays of a tree, each named by its path."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+
+    def place(self, path: str, array: Array) -> Any:
+        if array.dtype.kind == "U":  # safetensors cannot hold texts.
+            return inline_array(path, array)
+        name = self._free_name(path or "parameters")
+        self.arrays[name] = np.asarray(array, order="C")
+        return {"tensor": name}
+
+    def _free_name(self, name: str) -> str:
+        is_taken = name in self.arrays or name == "__metadata__"  # the only name that safetensors reserves
+        return self._free_name(f"{name}'") if is_taken else name
+
+
+def _safetensors(document: Document) -> bytes:
+    tensors = _Tensors()
+    tree = to_tree(document.parameters, tensors.place)
+    text = _json(document, tree).decode()
+    return bytes(safetensors.numpy.save(tensors.arrays, metadata={_METADATA_NAME: text}))
+
+
+def _from_safetensors(value: bytes) -> Document:
+    length = int.from_bytes(value[:_LENGTH_BYTES], "little")
+    header = orjson.loads(value[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    return _document(orjson.loads(header["__metadata__"][_METADATA_NAME]), safetensors.numpy.load(value))
+
+
+def _document(fields: Any, tensors: Mapping[str, Array]) -> Document:
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, given {type(fields).__name__}")  # noqa: TRY004
+    parameters = from_tree(fields["parameters"], tensors)
+    if not isinstance(parameters, (np.ndarray, dict)):
+        raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004
+    return Document(
+        model=_expected(fields, "model", str),
+        generation=_expected(fields, "generation", int),
+        version=_expected(fields, "version", int),
+        epoch=_optional_count(fields, "epoch"),
+        records=_optional_count(fields, "records"),
+        metrics=_metrics(fields.get("metrics") or {}),
+        parameters=parameters,
+    )
+
+
+def _expected(fields: dict[str, Any], name: str, kind: type) -> Any:
+    if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+        raise ValueError(f"expected {name} as {kind.__name__}, given {fields[name]!r}")  # noqa: TRY004
+    return fields[name]
+
+
+def _optional_count(fields: dict[str, Any], name: str) -> int | None:
+    if fields.get(name) is None:
+        return None
+    value: int = _expected(fields, name, int)
     return value
+
+
+def _metrics(given: Any) -> dict[str, float]:
+    metrics = {str(name): float(value) for name, value in given.items()}
+    if not all(math.isfinite(value) for value in metrics.values()):
+        raise ValueError("a metric is not a finite number")
+    return metrics
+
+
+PlaceArray = Callable[[str, Array], Any]
+"""Returns the tree's node for an array, from its path ("layers.0.weights") and the array."""
+
+_TAGS: Final = (
+    frozenset({"dtype", "shape", "values"}),
+    frozenset({"dtype", "value"}),
+    frozenset({"tensor"}),
+    frozenset({"list"}),
+    frozenset({"tuple"}),
+    frozenset({"bytes"}),
+    frozenset({"dict"}),
+)
+
+
+def to_tree(value: Any, place_array: PlaceArray, path: str = "") -> Any:
+    """Return the tree of checked parameters; ``place_array`` returns the node of each array.
+
+    >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
+    {'w': [[1.0, 0.1]], 'n': {'dtype': 'int32', 'shape': [1], 'values': [3]}}
+    """
+    if isinstance(value, np.ndarray):
+        return place_array(path, value)
+    if isinstance(value, np.generic):
+        return {"dtype": value.dtype.name, "value": value.item()}
+    if isinstance(value, dict):
+        nodes = {name: to_tree(part, place_array, _below(path, name)) for name, part in value.items()}
+        return {"dict": nodes} if frozenset(nodes) in _TAGS else nodes
+    if isinstance(value, (list, tuple)):
+        nodes_in_order = [to_tree(part, place_array, _below(path, index)) for index, part in enumerate(value)]
+        return {type(value).__name__: nodes_in_order}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def _below(path: str, name: str | int) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def inline_array(_path: str, array: Array) -> Any:
+    """Return the node of an array that is written into the tree itself."""
+    if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
+        return array.tolist()
+    return {"dtype": _dtype_name(array), "shape": list(array.shape), "values": array.ravel().tolist()}
+
+
+def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
+    """Return the parameters of a tree. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for a broken tree."""
+    if isinstance(node, list):
+        return np.array(node, dtype=np.float64)
+    if not isinstance(node, dict):
+        return node
+    tag = frozenset(node)
+    if tag not in _TAGS:
+        return {name: from_tree(part, tensors) for name, part in node.items()}
+    if "tensor" in tag:
+        return tensors[node["tensor"]]
+    if "dtype" in tag:
+        return _typed(node)
+    if "bytes" in tag:
+        return base64.b64decode(node["bytes"], validate=True)
+    if "dict" in tag:
+        return {name: from_tree(part, tensors) for name, part in node["dict"].items()}
+    return _sequence(node, tensors)
+
+
+def _sequence(node: dict[str, Any], tensors: Mapping[str, Array]) -> list[Any] | tuple[Any, ...]:
+    [(kind, nodes)] = node.items()
+    parts = [from_tree(part, tensors) for part in nodes]
+    return parts if kind == "list" else tuple(parts)
+
+
+def _typed(node: dict[str, Any]) -> Array | np.generic:
+    dtype = np.dtype(node["dtype"])
+    if "value" in node:
+        scalar: np.generic = dtype.type(node["value"])
+        return scalar
+    return np.array(node["values"], dtype=dtype).reshape(node["shape"])
+
+
+def _dtype_name(array: Array) -> str:
+    # numpy cannot read the name of a text type ("str160"), but its code ("<U5").
+    return array.dtype.newbyteorder("<").str if array.dtype.kind == "U" else array.dtype.name

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamiter.models.update import Chunk, ChunkAssembler, UpdateHeaders, cut
+from streamiter.models.publisher import cut
+from streamiter.models.reader import ChunkAssembler
+from streamiter.models.update import Chunk, UpdateHeaders
 
 
 def headers(version: int, chunk: Chunk) -> UpdateHeaders:
