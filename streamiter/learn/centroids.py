@@ -353,7 +353,7 @@ class OnlineKMeans:
         if "centroids" not in parameters:
             raise ModelError(
                 f"OnlineKMeans: expected parameters with centroids, given {', '.join(parameters) or 'none'}; "
-                "they are those of another model"
+                "give the parameters of another model"
             )
         centroids = as_points("OnlineKMeans (initial centroids)", parameters["centroids"])
         if len(centroids) != self._clusters:
@@ -433,7 +433,7 @@ def online_k_means(
     decides which points are in a mini-batch.
 
     ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
-    that holds both, such as ``flow.from_source(initial_model(…))``; None in it stands for no centroids. Without initial
+    that holds both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial
     centroids they are chosen among the points of the first mini-batch. Records that are no points follow ``on_error``
     or go to ``dead_letter``.
 

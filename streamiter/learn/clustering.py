@@ -311,7 +311,7 @@ def _check_points(points: Any) -> None:
 class KMeans:
     """Clusters around centroids, learned offline: fit, then predict.
 
-    ``fit`` runs a flow of :func:`~streamiter.learn.clustering.k_means`, and the options are those of that function.
+    ``fit`` runs a flow of :func:`~streamiter.learn.clustering.k_means`, and has its options.
 
     >>> points = [[0, 0], [0, 0.3], [0.3, 0], [9, 0], [9, 0.6], [9.6, 0]]
     >>> model = KMeans(clusters=2, rounds=2, initial=[[0, 0], [9, 0]]).fit(points)
@@ -356,8 +356,8 @@ class KMeans:
         On a terminal a bar shows the rounds (``progress`` True: everywhere, False: never). Ctrl-C ends the fit after
         the present round, and the model keeps what was learned so far.
 
-        Raises GraphError for options that cannot be used, and JobFailed for data without clusters; then the model is
-        that of the fit before.
+        Raises GraphError for options that cannot be used, and JobFailed for data without clusters; then the model of
+        the fit before is kept.
         """
         title = "KMeans.fit"
         check_count(parallelism, "a parallelism", step=title)
@@ -421,7 +421,7 @@ class KMeans:
 
         Each point counts for the centroid that was nearest in the last round, at the place to which that centroid
         moved. If it did not move, as when rounds end by a ``tolerance`` of 0, that is the nearest centroid. The
-        rounding error is that of the sum of the squared distances to the mean of all points, which is larger.
+        rounding error is as large as in the sum of the squared distances to the mean of all points, a larger number.
         """
         return self._fitted().metrics.get("inertia", math.nan)
 

@@ -201,7 +201,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
-    # The import of rich takes longer than that of all learners, and only a terminal needs it.
+    # The import of rich takes longer than the import of all learners, and only a terminal needs it.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -254,7 +254,7 @@ def run_offline(
     A flow without an iteration gives ``done()``, which returns the number of rounds, and ``noun``, the word for a
     round. ``channel_limits`` are the limits of its channels: with short channels Ctrl-C soon takes effect.
 
-    It works inside a running event loop, too, such as that of a notebook; that loop waits meanwhile.
+    It works inside a running event loop, too, such as the loop of a notebook, which waits meanwhile.
     Raises JobFailed if a step failed.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination

@@ -374,7 +374,7 @@ class CentroidRows:
 
     @property
     def weights(self) -> int:
-        """The number of points that each centroid stands for; older points count less."""
+        """The weight of each centroid: the number of its points; older points count less."""
         return self.coordinates
 
     @property
@@ -526,7 +526,7 @@ def k_means_on_parameter_server(
     ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch``
     points (None: all points of the part). For each mini-batch it pulls the centroids, adds each point to the sum and
     the count of the nearest centroid, and clocks; after the last one it leaves. On the server sums and counts become
-    centroids: with ``BSP()`` those of all workers together, otherwise those of each worker when they arrive.
+    centroids: with ``BSP()`` from all workers together, otherwise from each worker when they arrive.
 
     A centroid with the weight w and n new points gets the weight w·decay + n, and moves to the mean of both. With all
     points in one mini-batch, BSP and a decay of 0 this is a round of :func:`~streamiter.learn.k_means`. With small
@@ -534,7 +534,7 @@ def k_means_on_parameter_server(
     move.
 
     The parameters of a version are ``centroids`` (clusters, coordinates) and ``weights``. Its metric is ``distance``,
-    the mean squared distance of points to their centroid before it moved. The other options are those of
+    the mean squared distance of points to their centroid before it moved. The other options are described at
     :func:`~streamiter.learn.train_on_parameter_server`.
 
     Raises GraphError for options that cannot be used. A job without points fails.

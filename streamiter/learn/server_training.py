@@ -3,7 +3,7 @@
 The flow is: mini-batches, a :class:`Repeater` for several passes over bounded data, the workers, and :class:`Versions`,
 which turns the reports of the workers into versions of the model. For each mini-batch a :class:`ParameterServerWorker`
 pulls parameters from the server, computes, pushes the result, and *clocks*: it says that its mini-batch is over. The
-consistency of the matrix decides who waits for whom. A :class:`Learner` is the model: what to pull, compute and push.
+consistency of the matrix decides which workers wait. A :class:`Learner` is the model: it pulls, computes and pushes.
 :class:`ServerTraining` checks the options that all trainings share, and adds these steps.
 """
 
@@ -188,7 +188,7 @@ class Computed(NamedTuple, Generic[ContributionT]):
 
 
 class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
-    """A model whose parameters are in a matrix: what is pulled, computed and pushed for a mini-batch.
+    """A model whose parameters are in a matrix: for a mini-batch it pulls, computes and pushes numbers.
 
     It holds settings only, and is shared by all workers.
     """

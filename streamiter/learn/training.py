@@ -3,8 +3,8 @@
 The *owner* keeps the model and the optimizer's state, in one subtask. Each *worker* has a copy of the model: it
 receives parameters from the owner, computes the gradient of a mini-batch with them, and reports that gradient. The
 owner makes a *step*: it applies a gradient to the model, publishes the model, and answers with the new parameters. A
-:class:`StepRule` decides when the owner makes a step and who gets an answer. Online and offline training are loops of
-such an owner and such workers.
+:class:`StepRule` decides when the owner makes a step and which workers get an answer. Online and offline training are
+loops of such an owner and such workers.
 
 Models that need no loop, such as a scaler, learn in a single subtask: :class:`LearnMiniBatches`.
 """
@@ -105,9 +105,9 @@ class GradientSum:
 
 
 class StepRule(abc.ABC):
-    """Decides when the owner makes a step, and who gets the new parameters.
+    """Decides when the owner makes a step, and which workers get the new parameters.
 
-    It is a plain data structure: it keeps what the workers have reported, and never sees the model.
+    It is a plain data structure: it keeps the reports of the workers, and never sees the model.
     """
 
     needs_epochs: bool
@@ -152,7 +152,7 @@ class StepRule(abc.ABC):
 class EpochSteps(StepRule):
     """One step for each epoch, with the gradients of all workers: synchronous training.
 
-    The gradients are added in the order of the workers' numbers, not in that of their arrival. So the sum is the same
+    The gradients are added in the order of the workers' numbers, not in the order of arrival. So the sum is the same
     to the last bit. All workers get parameters after each epoch in which a worker has reported, even if no worker had
     rows. With ``requires_examples`` an epoch without rows is an error.
     """

@@ -62,7 +62,7 @@ def model_updates(
     """Return an async iterator over the updates of ``model`` in ``topic``; it connects at the first ``anext``.
 
     ``async with`` connects at once. ``start="latest_model"`` starts with the newest complete update, whatever its age,
-    and continues with the updates that follow; the other starts are those of any topic. With ``follow=False`` it ends
+    and continues with the updates that follow; the other starts are as for any topic. With ``follow=False`` it ends
     where the topic ended when it was opened.
 
     Generation and version never decrease: older updates and repetitions are skipped and counted, and so are updates

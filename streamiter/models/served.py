@@ -142,7 +142,7 @@ class ServedModel:
         await self._waiting.wait(timeout_s)
 
     async def predict_when_ready(self, x: Any, *, timeout_s: float = 30.0) -> Prediction:
-        """Wait for the first model, then :meth:`predict`; the errors are those of :meth:`ready` and ``predict``."""
+        """Wait for the first model, then :meth:`predict`; it raises the errors of :meth:`ready` and ``predict``."""
         await self.ready(timeout_s=timeout_s)
         return self.predict(x)
 
@@ -306,8 +306,8 @@ class Follower:
         found = updates.identities
         if any(self._identities.get(number, identity) != identity for number, identity in found.items()):
             raise TopicNotFound(
-                f"topic {self._topic.url} was deleted and created again, so that what it has now may be of another "
-                "training; follow it again to begin with its newest update"
+                f"topic {self._topic.url} was deleted and created again, so its updates may be of another "
+                "training; follow it again to start from its newest update"
             )
         self._identities = found
 

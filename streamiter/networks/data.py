@@ -164,7 +164,7 @@ def read_rows(
     return LabelledRows(data.rows, translated(data.labels, settings.trans_label))
 
 
-def as_labelled_rows(owner: str, rows: Any, labels: Any, features: int | None = None) -> LabelledRows:
+def as_labelled_rows(owner: str, rows: object, labels: object, features: int | None = None) -> LabelledRows:
     """Return the arrays as rows with labels. Raises ModelError for shapes that do not fit."""
     given = rows if isinstance(rows, SparseRows) else as_floats(owner, "rows", rows)
     vector = as_floats(owner, "labels", labels)
@@ -226,11 +226,11 @@ def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
     return Parted(data[np.flatnonzero(~is_held_out)], data[np.flatnonzero(is_held_out)])
 
 
-def _are_numbers(given: Any, dimensions: int) -> bool:
+def _are_numbers(given: object, dimensions: int) -> bool:
     return isinstance(given, np.ndarray) and given.ndim == dimensions and given.dtype.kind in "biuf"
 
 
-def _described(given: Any) -> str:
+def _described(given: object) -> str:
     if isinstance(given, np.ndarray):
         return f"one of {given.dtype} of shape {given.shape}"
     return f"the {type(given).__name__} {shortened(given)}"
@@ -474,7 +474,7 @@ _KEPT_BYTES_MAX: Final = 256 << 20
 class TrainingSteps:
     """The steps of all epochs over bounded data: ⌈rows/updates⌉ rows a step, the last step of an epoch shorter.
 
-    A step is that of all workers together: with n workers, each has every n-th row of it. So under BSP the number of
+    A step is made by all workers together: with n workers, each has every n-th row of it. So under BSP the number of
     workers changes only the last digits of the result. The order of the rows depends on ``seed`` and the epoch alone:
 
     - ``useshuffle``: the rows have another order in each epoch.

@@ -45,7 +45,7 @@ class Applied(NamedTuple):
 
 
 class TransferFunction(abc.ABC):
-    """A transfer function with its settings. Layers and workers share it; a layer keeps what it ``Applied``.
+    """A transfer function with its settings. Layers and workers share it; a layer keeps the result.
 
     >>> applied = Relu().forward(np.array([[-1.0, 2.0]]), None)
     >>> applied.output.tolist(), applied.backward(np.array([[5.0, 5.0]])).tolist()

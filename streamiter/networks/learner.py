@@ -52,19 +52,19 @@ Start = Mapping[str, Any] | Published | None
 
 
 def check_start(start: Start, network: Network) -> None:
-    """Raise ModelError for arrays that are not those of the network; published ones are checked when they are read."""
+    """Raise ModelError for arrays that do not fit the network; published arrays are checked when they are read."""
     if start is None or isinstance(start, Published):
         return
     if not isinstance(start, Mapping):
         raise ModelError(
             f"{_GIVEN}: expected arrays by name, or Published(topic, model), given {shortened(start)}; "
-            "those of a saved network are its parameters"
+            "a saved network has them as its parameters"
         )
     checked_arrays(network, start, _GIVEN)
 
 
 async def starting_parameters(start: Start, network: Network, seed: int) -> dict[str, Array]:
-    """Return all parameters by name. Raises ModelError for arrays that are not those of the network."""
+    """Return all parameters by name. Raises ModelError for arrays that do not fit the network."""
     if isinstance(start, Published):
         update = await last_update(start.topic, start.model)
         if update is None:
@@ -204,7 +204,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
         for layout in self.layouts:
             await client.get(layout.matrix, row=_WEIGHTS, columns=[0])
 
-    async def parameters(self, client: Client) -> dict[str, Any]:
+    async def parameters(self, client: Client) -> dict[str, object]:
         rows = await asyncio.gather(*(client.get(layout.matrix, row=_WEIGHTS) for layout in self.layouts))
         arrays: dict[str, Array] = {}
         for layout, row in zip(self.layouts, rows, strict=True):
@@ -222,9 +222,9 @@ def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
     return Diverged(f"{what} {name!r}: expected finite numbers, given {array[~np.isfinite(array)][0]}")
 
 
-def _gradient_of(parameter: Any) -> Array:
-    gradient: Array = parameter.gradient
-    return gradient
+def _gradient_of(parameter: Parameter) -> Array:
+    assert parameter.gradient is not None
+    return parameter.gradient
 
 
 def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
@@ -350,7 +350,7 @@ class ParameterLayout:
 
 
 def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]:
-    """Return a layout for each optimizer and kind of parameter; names of matrices begin with ``name``."""
+    """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices."""
     groups: list[list[Parameter]] = []
     for parameter in parameters:
         group = next((group for group in groups if _are_alike(group[0], parameter)), None)
@@ -361,7 +361,7 @@ def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]
     return [_layout(group, number, name) for number, group in enumerate(groups)]
 
 
-_GIVEN: Final = "parameters to begin with"
+_GIVEN: Final = "initial parameters"
 
 
 def _are_alike(one: Parameter, other: Parameter) -> bool:

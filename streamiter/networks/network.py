@@ -259,7 +259,7 @@ class LayerGraph:
         training: bool = False,
         number: int | None = None,
     ) -> None:
-        """Set the mini-batch; nothing is computed yet. The arguments are those of ``PlaceHolder.feed_data``.
+        """Set the mini-batch; nothing is computed yet. ``PlaceHolder.feed_data`` describes the arguments.
 
         Dropout depends only on ``seed`` and ``number``, the number of the mini-batch; None: the graph counts the
         mini-batches for training. Raises ModelError for rows that do not fit, ``BadRows`` for labels that the loss does
@@ -339,7 +339,7 @@ class LayerGraph:
             given = "none" if values is None else f"{values.dtype} of shape {values.shape}"
             raise ModelError(
                 f"parameter {parameter.name!r}: expected values of shape {expected} in {self.place_holder.dtype}, "
-                f"given {given}; set those of this mini-batch"
+                f"given {given}; set the values for this mini-batch"
             )
 
     def _check(self) -> None:

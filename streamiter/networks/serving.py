@@ -202,7 +202,7 @@ def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows)
     return Evaluation(len(data), loss / len(data), accuracy, auc)
 
 
-def evaluation_of(metrics: Mapping[str, Any], prefix: str, rows: int) -> Evaluation | None:
+def evaluation_of(metrics: Mapping[str, float], prefix: str, rows: int) -> Evaluation | None:
     """Return the evaluation that ``Evaluation.metrics`` turned into metrics; None if there is none."""
     if f"{prefix}loss" not in metrics:
         return None
@@ -237,7 +237,7 @@ NETWORK: Final = "network"
 """The name of the JSON among the arrays of a version. Each name of an array has a dot, this one has none."""
 
 
-def version_of(network: Network, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def version_of(network: Network, arrays: Mapping[str, Array]) -> dict[str, object]:
     """Return the parameters to publish: the arrays, and the network as JSON."""
     return {NETWORK: json.dumps(network.to_json()), **arrays}
 
@@ -270,7 +270,7 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
     others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK}
     if others:
         raise ModelError(
-            f"{subject}: expected no arrays but those of the network, given {', '.join(sorted(map(repr, others)))}; "
+            f"{subject}: expected only arrays of the network, given {', '.join(sorted(map(repr, others)))}; "
             "load it with the network that it was trained as, or leave them out"
         )
     for parameter in parameters:
@@ -416,17 +416,17 @@ def _cannot_be_written(folder: Path, error: OSError) -> ModelError:
     )
 
 
-def _as_json(document: Any) -> bytes:
+def _as_json(document: object) -> bytes:
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @final
@@ -441,7 +441,7 @@ class ServedNetwork(ServedModel):
             await served.ready(timeout_s=10)
             print(served.predict(([3, 9, 18], [1.0, 1.0, 1.0])).value)
 
-    Rows and values are those of :class:`~streamiter.networks.NetworkPredictor`.
+    Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`.
     """
 
     def __init__(

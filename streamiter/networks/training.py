@@ -6,7 +6,7 @@ network. ``fit_network`` runs such a flow to its end, with a progress bar, and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
@@ -268,7 +268,7 @@ class _Judge(Operator):
     def process(self, model: ModelSnapshot, out: Output) -> None:
         """Emit the version with its number and its evaluation."""
         self._epoch += 1
-        metrics: Mapping[str, Any] = model.metrics
+        metrics = model.metrics
         if self._data is not None:
             try:
                 found = evaluate(self._graph, model.parameters, self._data)
@@ -304,7 +304,7 @@ def fit_network(
 ) -> TrainedNetwork:
     """Train a network on rows in memory and wait for the end; each epoch ends with an evaluation on ``validation``.
 
-    The options are those of :func:`~streamiter.networks.train_network`; ``consistency`` is ``BSP()`` by default, and
+    The options are as for :func:`~streamiter.networks.train_network`; ``consistency`` is ``BSP()`` by default, and
     the parameter server has this number of ``shards`` in this process. A progress bar shows the epochs on a terminal
     (``progress``: True always, False never). ``on_epoch`` is called with the result of each epoch.
 

@@ -6,7 +6,7 @@ given arrays, and never changes the gradient. All arrays are float64, or all are
 float32, without copies in float64.
 
 A learning rate is a number, or a :class:`LearningRate`, which changes with the number of updates. ``Correction`` and
-``WarmRestarts`` are those of Angel, with the same defaults.
+``WarmRestarts`` are Angel's, with the same defaults.
 """
 
 from __future__ import annotations

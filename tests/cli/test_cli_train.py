@@ -211,7 +211,7 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
         ),
         (
             ("--start", "larger.model"),
-            "error: parameters to begin with: expected no arrays but those of the network, given 'other.bias', "
+            "error: initial parameters: expected only arrays of the network, given 'other.bias', "
             "'other.weight'; load it with the network that it was trained as, or leave them out",
         ),
     ],

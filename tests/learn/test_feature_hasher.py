@@ -86,7 +86,7 @@ def test_places_are_the_same_in_another_process():
             }
         ),
         min_size=1,
-        max_size=8,
+        max_size=4,
     )
 )
 def test_columns_and_dicts_give_the_same_rows(records):

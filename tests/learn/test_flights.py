@@ -30,9 +30,15 @@ def flights():
 
 
 @pytest.fixture(scope="module")
-def rows(flights):
-    """Return the features of all flights, with 18 bits."""
-    return flight_features().rows(flights)
+def first(flights):
+    """The flights until April: enough to tell a good model from one that is a little worse."""
+    return flights[:100_000]
+
+
+@pytest.fixture(scope="module")
+def rows(first):
+    """The features of the first flights, with 18 bits."""
+    return flight_features().rows(first)
 
 
 def test_all_flights_with_a_known_delay_are_there_in_scheduled_order(flights):
@@ -73,27 +79,27 @@ def test_each_flight_has_eight_features(rows):
     assert 375 <= len(np.unique(rows.indices)) <= 385
 
 
-def test_learning_row_by_row_reaches_the_known_quality(flights, rows):
-    """River's logistic regression reaches .7916 and .4419 on the same features."""
-    targets = is_late(flights)
+def test_learning_row_by_row_reaches_the_known_quality(first, rows):
+    """Over the whole year it is .798 and .433; River's logistic regression reaches .7916 and .4419 there."""
+    targets = is_late(first)
     model, validation = flight_model(flight_features()), ProgressiveValidation()
     for start in range(0, len(rows), 8192):
         part = slice(start, start + 8192)
         validation.update(model.learn_each(rows[part], targets[part]), targets[part])
     metrics = validation.metrics()
-    assert metrics["auc"] >= 0.797
-    assert metrics["loss"] <= 0.433
-    assert model.version == model.records == 327_346
+    assert metrics["auc"] >= 0.774
+    assert metrics["loss"] <= 0.4565
+    assert model.version == model.records == 100_000
 
 
 @pytest.mark.parametrize(
     "features", [flight_features, event_features], ids=["18 bits", "as small as they are published"]
 )
-def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(flights, rows, features):
+def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(first, rows, features):
     """A model that is worth following only when each row is a step cannot be trained by several workers."""
     if features is event_features:
-        rows = features().rows(flights)
-    targets = is_late(flights)
+        rows = features().rows(first)
+    targets = is_late(first)
     model = flight_model(features(), learning_rate(100, "immediate"))
     validation = ProgressiveValidation()
     for start in range(0, len(rows), 100):
@@ -101,9 +107,9 @@ def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(flights, rows, fe
         validation.update(model.predict(rows[part]), targets[part])
         model.learn(rows[part], targets[part])
     metrics = validation.metrics()
-    assert metrics["auc"] >= 0.782
-    assert metrics["loss"] <= 0.452
-    assert model.version == 3_274
+    assert metrics["auc"] >= 0.756
+    assert metrics["loss"] <= 0.4677
+    assert model.version == 1_000
 
 
 def test_a_published_model_is_small():

@@ -419,7 +419,7 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
     more = {**made.initial_parameters(seed=0), "other.weight": np.zeros(1), "embedding.bias": np.zeros(3)}
     with pytest.raises(
         ModelError,
-        match=r"parameters to begin with: expected no arrays but those of the network, given 'embedding\.bias', "
+        match=r"initial parameters: expected only arrays of the network, given 'embedding\.bias', "
         r"'other\.weight'; load it with the network that it was trained as, or leave them out",
     ):
         train_network(Flow("f"), data, made, server, consistency=BSP(), start=more)

@@ -96,7 +96,7 @@ def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
         save_network(tmp_path / "n", made, partly)
     more = {**made.initial_parameters(seed=1), "other.weight": np.zeros(1)}
     with pytest.raises(
-        ModelError, match=r"expected no arrays but those of the network, given 'other\.weight'; load it"
+        ModelError, match=r"expected only arrays of the network, given 'other\.weight'; load it"
     ):
         save_network(tmp_path / "n", made, more)
     assert not (tmp_path / "n").exists()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from streamiter.errors import ConfigurationError
 from streamiter.networks.configuration.sections import (
@@ -33,6 +33,8 @@ from streamiter.networks.configuration.settings import (
     FunctionSettings,
     Keys,
     LayerConfiguration,
+    ModelSettings,
+    TrainSettings,
     Where,
     nearest,
 )
@@ -56,13 +58,13 @@ def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[s
 _OF_A_MAPPING = "configuration"
 
 
-def read_source(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], Where]:
+def read_source(source: str | PathLike[str] | Mapping[str, object]) -> tuple[Mapping[str, object], Where]:
     """Read a JSON file, or take its content; return the top object, and the place of the file for messages."""
     if isinstance(source, Mapping):
         return source, Where(_OF_A_MAPPING)
     if not isinstance(source, (str, PathLike)):
         raise ConfigurationError(
-            f"{_OF_A_MAPPING}: expected the path of a JSON file, or a dict with what it says, "
+            f"{_OF_A_MAPPING}: expected the path of a JSON file, or a dict with its content, "
             f"given {type(source).__name__}"
         )
     path = Path(source)
@@ -79,8 +81,8 @@ def read_source(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Mappin
     return document, where
 
 
-def _parsed(text: str, where: Where) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parsed(text: str, where: Where) -> object:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         """Return the object. Python's JSON would silently keep the last of two layers with one name."""
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -231,7 +233,7 @@ class _LayerContext:
         width = self.vector_widths.get(source.name)
         if width is None:
             raise self.key(layer, "inputlayer").error(
-                f"expected vectors, such as those of an embedding, given {source.name!r} ({source.type})"
+                f"expected vectors, such as an embedding gives, given {source.name!r} ({source.type})"
             )
         count = source.output_dim // width
         if count < 2:
@@ -279,7 +281,7 @@ def _inner_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
 
 def _interaction_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
     _, width = graph.vectors(layer)
-    graph.require(layer, width, "a vector as wide as those of its input")
+    graph.require(layer, width, "the width of the vectors of its input")
 
 
 def _interaction_cross_tiled(layer: LayerConfiguration, graph: _LayerContext) -> None:
@@ -414,7 +416,7 @@ _DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
 }
 
 
-def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Configuration:
+def read_configuration(source: str | PathLike[str] | Mapping[str, object]) -> Configuration:
     """Read the configuration of a network from a JSON file, or from the content of one.
 
     Raises ConfigurationError for the first error, with the file, the layer and the key. Unknown keys and likely
@@ -431,19 +433,13 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Confi
     keys = Keys(document, file)
     warnings: list[str] = []
 
-    def kept(result: Any) -> Any:
-        settings, found = result
-        warnings.extend(found)
-        return settings
-
-    data = kept(read_data(keys.raw("data", {}), file.section("data")))
-    model = kept(read_model(keys.raw("model", {}), file.section("model")))
-    train = kept(read_train(keys.raw("train", {}), file.section("train")))
-    defaults = Defaults(*(kept(_default(keys, key, *settings)) for key, settings in _DEFAULTS.items()))
+    data = read_data(keys.raw("data", {}), file.section("data"), warnings)
+    model = read_model(keys.raw("model", {}), file.section("model"), warnings)
+    train = read_train(keys.raw("train", {}), file.section("train"), warnings)
+    defaults = Defaults(*(_default(keys, key, *kind, warnings) for key, kind in _DEFAULTS.items()))
     if "layers" not in keys:
         raise file.error(f"expected the key 'layers', given {keys.listed()}; add it")
-    reader = LayerReader(file, defaults, train)
-    layers = in_order(reader.read(keys.raw("layers")), file)
+    layers = in_order(LayerReader(file, defaults, train, warnings).read(keys.raw("layers")), file)
     check_dimensions(layers, data, file)
     return Configuration(
         source=file.file,
@@ -451,100 +447,64 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Confi
         model=model,
         train=train,
         layers=layers,
-        warnings=(*keys.unknown(), *warnings, *reader.warnings, *likely_mistakes(layers, file)),
+        warnings=(*keys.unknown(), *warnings, *likely_mistakes(layers, file)),
     )
 
 
 def _default(
-    keys: Keys, key: str, kinds: FunctionKinds, unsaid: str, older: tuple[str, ...]
-) -> tuple[FunctionSettings, list[str]]:
+    keys: Keys, key: str, kinds: FunctionKinds, unsaid: str, older: tuple[str, ...], warnings: list[str]
+) -> FunctionSettings:
     spelled = [name for name in (key, *older) if name in keys]
     if len(spelled) > 1:
         raise keys.place(spelled[1]).error(f"expected it once, given {key!r} too; keep {key!r}")
     if not spelled:
-        return read_function(unsaid, kinds, keys.where.key(key))
-    return read_function(keys.raw(spelled[0]), kinds, keys.place(spelled[0]))
+        return read_function(unsaid, kinds, keys.where.key(key), warnings)
+    return read_function(keys.raw(spelled[0]), kinds, keys.place(spelled[0]), warnings)
 
 
-def canonical(configuration: Configuration) -> dict[str, Any]:
+def canonical(configuration: Configuration) -> dict[str, object]:
     """Return the canonical JSON of a configuration: defaults filled in, types in Angel's spelling, layers in order.
 
     Angel saves this with a model. Reading it gives an equal configuration. Files have the same canonical JSON if they
     differ only in the order of layers, in case, in defaults, or in functions as names or objects.
     """
     return {
-        "data": _data(configuration),
-        "model": _model(configuration),
-        "train": _train(configuration),
+        "data": _section(configuration.data),
+        "model": _section(configuration.model),
+        "train": _section(configuration.train),
         "layers": _layers(configuration.layers),
     }
 
 
-def as_text(document: dict[str, Any]) -> str:
+def as_text(document: Mapping[str, object]) -> str:
     """Return JSON with indentation."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _data(configuration: Configuration) -> dict[str, Any]:
-    data = configuration.data
-    return {
-        **({} if data.path is None else {"path": data.path}),
-        "format": data.format,
-        "indexrange": data.index_range,
-        "numfield": data.num_field,
-        "validateratio": data.validate_ratio,
-        "sampleratio": data.sample_ratio,
-        "useshuffle": data.use_shuffle,
-        "posnegratio": data.pos_neg_ratio,
-        "translabel": data.trans_label,
-    }
+def _section(settings: DataSettings | ModelSettings | TrainSettings) -> dict[str, object]:
+    """Return the settings by their keys, without those that have no effect: so a file of Angel stays the same."""
+    names = sorted(
+        (field.name for field in fields(settings)), key=lambda name: name != "path"
+    )  # The path is first.
+    document = {name.replace("_", ""): getattr(settings, name) for name in names}
+    said = {key: value for key, value in document.items() if value is not None}
+    if said.get("init") == "xavier":
+        del said["init"]
+    return {"blockSize" if key == "blocksize" else key: value for key, value in said.items()}
 
 
-def _model(configuration: Configuration) -> dict[str, Any]:
-    model = configuration.model
-    document: dict[str, Any] = {
-        "modeltype": model.model_type,
-        "modelsize": model.model_size,
-        "blockSize": model.block_size,
-    }
-    # Left out if they have no effect, so that a file of Angel stays the same.
-    if model.load_path is not None:
-        document["loadpath"] = model.load_path
-    if model.save_path is not None:
-        document["savepath"] = model.save_path
-    if model.init != "xavier":
-        document["init"] = model.init
-    return document
-
-
-def _train(configuration: Configuration) -> dict[str, Any]:
-    train = configuration.train
-    return {
-        "epoch": train.epoch,
-        "numupdateperepoch": train.num_update_per_epoch,
-        "batchsize": train.batch_size,
-        "lr": train.lr,
-        "decayclass": train.decay_class,
-        "decayalpha": train.decay_alpha,
-        "decaybeta": train.decay_beta,
-    }
-
-
-# -- layers
-
-
-def _layers(layers: tuple[LayerConfiguration, ...]) -> list[dict[str, Any]]:
-    """Return the layers; those of a folded layer become one again, at the place of the last."""
+def _layers(layers: tuple[LayerConfiguration, ...]) -> list[dict[str, object]]:
+    """Return the layers; the parts of a folded layer become one layer again, at the place of the last part."""
     parts: dict[str, list[LayerConfiguration]] = {}
     for layer in layers:
         parts.setdefault(layer.declared, []).append(layer)
     return [_layer(parts[layer.name]) for layer in layers if layer.name == layer.declared]
 
 
-def _layer(parts: list[LayerConfiguration]) -> dict[str, Any]:
+def _layer(parts: list[LayerConfiguration]) -> dict[str, object]:
     first, last = parts[0], parts[-1]
     kind = LAYER_KINDS[last.type]
-    document: dict[str, Any] = {"name": last.name, "type": last.type}
+    document: dict[str, object] = {"name": last.name, "type": last.type}
     if kind.folded:
         document["outputdims"] = [part.output_dim for part in parts]
     else:
@@ -569,7 +529,7 @@ def _layer(parts: list[LayerConfiguration]) -> dict[str, Any]:
     return document
 
 
-def _function(settings: FunctionSettings) -> dict[str, Any]:
+def _function(settings: FunctionSettings) -> dict[str, object]:
     unsaid = OPTIMIZERS.unsaid_when_0
     said = {name: number for name, number in settings.parameters.items() if number or name not in unsaid}
     return {"type": settings.type, **said}

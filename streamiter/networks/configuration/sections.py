@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, get_args
+from dataclasses import dataclass, replace
+from typing import Final, get_args
 
 from streamiter.networks.configuration.settings import (
     LAYER_KINDS,
@@ -121,7 +121,7 @@ class FunctionKinds:
         return next((known for known in self.kinds if known.lower() == name.lower()), None)
 
 
-# The defaults are those of Angel (docs/basic/optimizer_on_angel_en.md).
+# Angel has the same defaults (docs/basic/optimizer_on_angel_en.md).
 _REGULARIZATION: Final = {"reg1": _not_negative(0.0), "reg2": _not_negative(0.0)}
 
 OPTIMIZERS: Final = FunctionKinds(
@@ -168,10 +168,13 @@ LOSSES: Final = FunctionKinds(
 )
 
 
-def read_function(given: Any, kinds: FunctionKinds, where: Where) -> tuple[FunctionSettings, list[str]]:
-    """Return the function with the defaults of its parameters, and warnings about unknown keys."""
+def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: list[str]) -> FunctionSettings:
+    """Return the function with the defaults of its parameters; add a warning for each unknown key."""
     if isinstance(given, str):
-        return FunctionSettings(spelled := _known(given, kinds, where), _defaults(kinds.kinds[spelled])), []
+        spelled = _known(given, kinds, where)
+        return FunctionSettings(
+            spelled, {name: number.default for name, number in kinds.kinds[spelled].items()}
+        )
     if not isinstance(given, Mapping):
         raise where.wrong_kind(f"{kinds.purpose}: its name, or an object with 'type'", given)
     keys = Keys(given, where)
@@ -189,7 +192,8 @@ def read_function(given: Any, kinds: FunctionKinds, where: Where) -> tuple[Funct
         name: keys.number(name, number.default, number.expected, number.is_allowed)
         for name, number in kinds.kinds[spelled].items()
     }
-    return FunctionSettings(spelled, numbers), keys.unknown()
+    warnings += keys.unknown()
+    return FunctionSettings(spelled, numbers)
 
 
 def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
@@ -199,10 +203,6 @@ def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
     return spelled
 
 
-def _defaults(parameters: Mapping[str, _Number]) -> dict[str, float]:
-    return {name: number.default for name, number in parameters.items()}
-
-
 _MODEL_TYPES: Final = [
     f"T_{number}_{storage}"
     for number in ("FLOAT", "DOUBLE")
@@ -210,8 +210,8 @@ _MODEL_TYPES: Final = [
 ]
 
 
-def read_data(given: Any, where: Where) -> tuple[DataSettings, list[str]]:
-    """Read the section ``data``; return it with a warning for each unknown key."""
+def read_data(given: object, where: Where, warnings: list[str]) -> DataSettings:
+    """Read the section ``data``; add a warning for each unknown key."""
     keys, default = Keys(given, where), DataSettings()
     settings = DataSettings(
         format=keys.choice("format", default.format, get_args(DataFormat)),  # type: ignore[arg-type]
@@ -241,11 +241,12 @@ def read_data(given: Any, where: Where) -> tuple[DataSettings, list[str]]:
             "translabel", default.trans_label, get_args(LabelTransformation)
         ),
     )
-    return settings, keys.unknown()
+    warnings += keys.unknown()
+    return settings
 
 
-def read_model(given: Any, where: Where) -> tuple[ModelSettings, list[str]]:
-    """Read the section ``model``; return it with a warning for each unknown key."""
+def read_model(given: object, where: Where, warnings: list[str]) -> ModelSettings:
+    """Read the section ``model``; add a warning for each unknown key."""
     keys, default = Keys(given, where), ModelSettings()
     settings = ModelSettings(
         model_type=keys.choice("modeltype", default.model_type, _MODEL_TYPES),
@@ -255,11 +256,12 @@ def read_model(given: Any, where: Where) -> tuple[ModelSettings, list[str]]:
         save_path=keys.text("savepath", default.save_path),
         init=keys.choice("init", default.init, get_args(InitialWay)),  # type: ignore[arg-type]
     )
-    return settings, keys.unknown()
+    warnings += keys.unknown()
+    return settings
 
 
-def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
-    """Read the section ``train``; return it with a warning for each unknown key."""
+def read_train(given: object, where: Where, warnings: list[str]) -> TrainSettings:
+    """Read the section ``train``; add a warning for each unknown key."""
     keys, default = Keys(given, where), TrainSettings()
     decay = keys.choice("decayclass", default.decay_class, (*DECAYS, *DECAY_ALIASES))
     settings = TrainSettings(
@@ -275,7 +277,8 @@ def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
             "decaybeta", default.decay_beta, "a number from 0 to below 1", lambda beta: 0.0 <= beta < 1.0
         ),
     )
-    return settings, keys.unknown()
+    warnings += keys.unknown()
+    return settings
 
 
 _NO_DIM: Final = -1
@@ -298,9 +301,10 @@ class LayerReader:
     file: Where
     defaults: Defaults
     train: TrainSettings
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
+    """A warning for each unknown key."""
 
-    def read(self, given: Any) -> list[LayerConfiguration]:
+    def read(self, given: object) -> list[LayerConfiguration]:
         """Return all layers in the order of the file; a folded layer becomes several."""
         found: list[LayerConfiguration] = []
         names: dict[str, str] = {}
@@ -312,7 +316,7 @@ class LayerReader:
             found += layers
         return found
 
-    def _declared(self, given: Any) -> Iterator[list[LayerConfiguration]]:
+    def _declared(self, given: object) -> Iterator[list[LayerConfiguration]]:
         if isinstance(given, Mapping):
             for name, layer in given.items():
                 if not isinstance(name, str) or not name:
@@ -376,7 +380,7 @@ class LayerReader:
         return tuple(names)
 
     @staticmethod
-    def _name_of_layer(given: Any, where: Where) -> str:
+    def _name_of_layer(given: object, where: Where) -> str:
         if not isinstance(given, str) or not given:
             raise where.wrong_kind("the name of a layer", given)
         return given
@@ -437,11 +441,11 @@ class LayerReader:
     def _transfer_functions(self, keys: Keys, count: int) -> list[FunctionSettings]:
         if "transfuncs" not in keys:
             return [self.defaults.transfer_function] * count
-        where, functions = keys.place("transfuncs"), []
-        for given, place in _items(keys.raw("transfuncs"), where, "transfer functions"):
-            function, warnings = read_function(given, TRANSFER_FUNCTIONS, place)
-            self.warnings += warnings
-            functions.append(function)
+        where = keys.place("transfuncs")
+        functions = [
+            read_function(given, TRANSFER_FUNCTIONS, place, self.warnings)
+            for given, place in _items(keys.raw("transfuncs"), where, "transfer functions")
+        ]
         _check_length(where, "one for each of outputdims", count, len(functions))
         return functions
 
@@ -452,9 +456,7 @@ class LayerReader:
     ) -> FunctionSettings:
         if key not in keys:
             return default
-        function, warnings = read_function(keys.raw(key), kinds, keys.place(key))
-        self.warnings += warnings
-        return function
+        return read_function(keys.raw(key), kinds, keys.place(key), self.warnings)
 
     def _required_whole(self, keys: Keys, key: str, also: str | None = None) -> int:
         self._require(keys, key, keys.where, also)
@@ -480,7 +482,7 @@ class LayerReader:
             if other in keys:
                 fits = f"{other}s" if key == "outputdims" else other.removesuffix("s")
                 raise keys.place(other).error(
-                    f"expected {fits!r} beside {key!r}, given {other!r}"
+                    f"expected {fits!r} with {key!r}, given {other!r}"
                     if fits != key
                     else f"expected one of {key!r} and {other!r}, given both"
                 )
@@ -491,7 +493,7 @@ class LayerReader:
             given = "two of it"
         else:
             folded = second if second != layer.name else first
-            given = f"two of it, one of them a part of {folded!r}, which stands for several layers"
+            given = f"two of it, one of them a part of {folded!r}, which is several layers"
         return (
             self.file.layer(layer.name)
             .key("name")
@@ -499,7 +501,7 @@ class LayerReader:
         )
 
 
-def _items(given: Any, where: Where, what: str) -> Iterator[tuple[Any, Where]]:
+def _items(given: object, where: Where, what: str) -> Iterator[tuple[object, Where]]:
     if not isinstance(given, (list, tuple)):
         raise where.wrong_kind(f"an array of {what}", given)
     return ((item, where.item(index)) for index, item in enumerate(given))

@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from streamiter.errors import ConfigurationError
 from streamiter.optimizers import Optimizer
@@ -55,7 +55,7 @@ class ModelSettings:
     load_path: str | None = None
     save_path: str | None = None
     init: InitialWay = "xavier"
-    """The initial weights; those of Angel have a standard deviation of 1e-4, with which deep networks hardly learn."""
+    """The initial weights; "angel" draws them with a standard deviation of 1e-4, so that deep networks hardly learn."""
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
@@ -203,7 +203,7 @@ class Where:
         """Return an error about this place."""
         return ConfigurationError(f"{self}: {text}")
 
-    def wrong_kind(self, expected: str, given: Any) -> ConfigurationError:
+    def wrong_kind(self, expected: str, given: object) -> ConfigurationError:
         """Return the error for a value of the wrong JSON type."""
         return self.error(f"expected {expected}, given {json_kind(given)}")
 
@@ -212,7 +212,7 @@ class Where:
         return f"{self.file}: {place}" if place else self.file
 
 
-def json_kind(given: Any) -> str:
+def json_kind(given: object) -> str:
     """Return the JSON type of a value, and the value if it is short.
 
     >>> json_kind("8"), json_kind([1, 2]), json_kind(None), json_kind({"type": "relu"})
@@ -318,11 +318,11 @@ class Keys:
     as ``blockSize`` and ``loadPath``. Two spellings of one key are an error.
     """
 
-    def __init__(self, given: Any, where: Where) -> None:
+    def __init__(self, given: object, where: Where) -> None:
         if not isinstance(given, Mapping):
             raise where.wrong_kind("an object", given)
         self.where = where
-        self._values: dict[str, tuple[str, Any]] = {}
+        self._values: dict[str, tuple[str, object]] = {}
         self._asked: dict[str, None] = {}
         for spelled, value in given.items():
             if not isinstance(spelled, str):
@@ -336,7 +336,7 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return self._value(key) is not _MISSING
 
-    def raw(self, key: str, default: Any = None) -> Any:
+    def raw(self, key: str, default: object = None) -> object:
         """Return the value of a key, of any type."""
         value = self._value(key)
         return default if value is _MISSING else value
@@ -369,19 +369,19 @@ class Keys:
         return self.whole_at(self.place(key), self.raw(key), least, off=off)
 
     @staticmethod
-    def whole_at(where: Where, value: Any, least: int, *, off: int | None = None) -> int:
+    def whole_at(where: Where, value: object, least: int, *, off: int | None = None) -> int:
         """Return the same for a value in an array."""
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if is_whole and (value >= least or value == off):
-            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and (value >= least or value == off):
+            return value
         expected = f"a whole number of at least {least}"
         raise where.wrong_kind(expected if off is None else f"{expected}, or {off}", value)
 
     def number(self, key: str, default: float, expected: str, is_allowed: Callable[[float], bool]) -> float:
         """Return a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
         value = self.raw(key, default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        number = _as_float(value) if is_number else math.nan
+        number = math.nan
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = _as_float(value)
         if math.isfinite(number) and is_allowed(number):
             return number
         raise self.place(key).wrong_kind(expected, value)
@@ -411,7 +411,7 @@ class Keys:
         meant = did_you_mean(spelled, self._asked, likeness=_LIKE_A_TYPING_ERROR)
         return f"{self.where.key(spelled)}: unknown, and left out{meant}"
 
-    def _value(self, key: str) -> Any:
+    def _value(self, key: str) -> object:
         self._asked[key.lower()] = None
         return self._values.get(key.lower(), (key, _MISSING))[1]
 

@@ -275,7 +275,7 @@ class ConcatLayer(Joining):
 
     @staticmethod
     def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
-        return sum(layer.output_dim for layer in inputs), "the sum of those of its inputs"
+        return sum(layer.output_dim for layer in inputs), "the sum over its inputs"
 
     def _forward(self, inputs: list[Array]) -> Array:
         return np.concatenate(inputs, axis=1)
@@ -307,7 +307,7 @@ class CrossLayer(Layer):
         cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
     ) -> CrossLayer:
         dim = same_dims(settings.name, inputs)
-        dim = as_configured(settings.name, settings.output_dim, dim, "that of its inputs")
+        dim = as_configured(settings.name, settings.output_dim, dim, "as its inputs have")
         return cls(settings.name, dim, inputs, required_optimizer(settings))
 
     def _forward(self, inputs: list[Array]) -> Array:

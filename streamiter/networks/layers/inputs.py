@@ -154,7 +154,7 @@ class SimpleInputLayer(InputLayer):
 class KMeansInputLayer(InputLayer):
     """σ(‖x − c_k‖²) for each of ``output_dim`` centres c_k; ``kmeansloss`` takes the nearest one.
 
-    The distance depends on all numbers of a centre, also on those of features that are not in the mini-batch. So each
+    The distance depends on all numbers of a centre, also for features that are not in the mini-batch. So each
     mini-batch needs and changes all of them. A step moves the nearest centres towards their rows (Sculley, 2010).
     """
 

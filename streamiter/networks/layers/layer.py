@@ -188,7 +188,7 @@ class Layer(abc.ABC):
         self.parameters: list[Parameter] = []
         self.status = Status.NULL
         self.vector_width: int | None = None
-        """The width of one vector if the output is several vectors, such as that of an embedding."""
+        """The width of one vector if the output is several vectors, such as the output of an embedding."""
         self.transfer: TransferFunction | None = None
         self.generator: np.random.Generator | None = None
         """The random generator of the transfer function; None in prediction."""
@@ -324,7 +324,7 @@ class Layer(abc.ABC):
         if parameter.values is None:
             raise ModelError(
                 f"layer {self.name!r}: expected values of {parameter.name!r}, given none; "
-                "set those of the mini-batch before cal_output"
+                "set the values for the mini-batch before cal_output"
             )
         return parameter.values
 
@@ -355,11 +355,11 @@ class Joining(Layer):
     @staticmethod
     def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
         """Return the output dimension, and its formula for messages."""
-        return same_dims(name, inputs), "that of its inputs"
+        return same_dims(name, inputs), "as its inputs have"
 
 
 class LossLayer(Layer):
-    """The end of the graph. Its output is the scores of its input; all gradients are those of the mean loss."""
+    """The end of the graph. Its output is the scores of its input; all gradients are gradients of the mean loss."""
 
     type_name: ClassVar[str] = "losslayer"
 

@@ -47,7 +47,7 @@ def test_a_file_that_is_not_there_is_named_with_its_folder(tmp_path):
 def test_what_is_neither_a_path_nor_a_dict_is_refused():
     """The text of a JSON document, or the list that json.load returned for an array."""
     assert refused(7) == (
-        "configuration: expected the path of a JSON file, or a dict with what it says, given int"
+        "configuration: expected the path of a JSON file, or a dict with its content, given int"
     )
 
 

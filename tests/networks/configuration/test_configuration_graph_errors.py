@@ -29,7 +29,7 @@ from networks.configuration.refusals import added, assert_refused, case_id, refu
         (
             added(name="deep_1", type="simpleinputlayer", outputdim=1),
             "layer 'deep_1', key 'name': expected a name that no other layer has, given two of it, one of them a "
-            "part of 'deep', which stands for several layers; rename one",
+            "part of 'deep', which is several layers; rename one",
         ),
         (
             added(name="loss_2", type="losslayer", inputlayer="wide"),
@@ -86,7 +86,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
         ),
         (
             replaced("cross", type="biinteractioncross", outputdim=104),
-            "layer 'cross', key 'outputdim': expected 8, a vector as wide as those of its input, given 104; "
+            "layer 'cross', key 'outputdim': expected 8, the width of the vectors of its input, given 104; "
             "change it, or its input",
         ),
         (
@@ -101,7 +101,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
         ),
         (
             replaced("cross", inputlayer="deep_0"),
-            "layer 'cross', key 'inputlayer': expected vectors, such as those of an embedding, "
+            "layer 'cross', key 'inputlayer': expected vectors, such as an embedding gives, "
             "given 'deep_0' (FCLayer)",
         ),
         (

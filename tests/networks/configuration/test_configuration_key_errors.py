@@ -295,11 +295,11 @@ def test_a_number_out_of_bounds_is_reported_with_the_bounds(tmp_path, change, sa
         ),
         (
             replaced("deep", outputdims=..., outputdim=1),
-            "layer 'deep', key 'transfuncs': expected 'transfunc' beside 'outputdim', given 'transfuncs'",
+            "layer 'deep', key 'transfuncs': expected 'transfunc' with 'outputdim', given 'transfuncs'",
         ),
         (
             replaced("deep", transfuncs=..., transfunc="relu"),
-            "layer 'deep', key 'transfunc': expected 'transfuncs' beside 'outputdims', given 'transfunc'",
+            "layer 'deep', key 'transfunc': expected 'transfuncs' with 'outputdims', given 'transfunc'",
         ),
         (
             replaced("sum", inputlayers=["wide"]),

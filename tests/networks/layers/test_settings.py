@@ -40,7 +40,7 @@ WRONG = {
     ),
     "product of another dimension": (
         lambda nodes: nodes.add("mulpooling", 3, nodes.hidden(2), nodes.hidden(2)),
-        r"layer 'mulpooling2': expected outputdim 2 \(that of its inputs\), given 3",
+        r"layer 'mulpooling2': expected outputdim 2 \(as its inputs have\), given 3",
     ),
     "dot of more than one": (
         lambda nodes: nodes.add("dotpooling", 2, nodes.hidden(2), nodes.hidden(2)),
@@ -48,7 +48,7 @@ WRONG = {
     ),
     "concat": (
         lambda nodes: nodes.add("concatlayer", 4, nodes.hidden(2), nodes.hidden(3)),
-        r"layer 'concatlayer2': expected outputdim 5 \(the sum of those of its inputs\), given 4",
+        r"layer 'concatlayer2': expected outputdim 5 \(the sum over its inputs\), given 4",
     ),
     "cross of three": (
         lambda nodes: nodes.add("crosslayer", 2, nodes.hidden(2), nodes.hidden(2), nodes.hidden(2)),
