@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -240,8 +240,13 @@ def _hashes(points: Floats, seed: int) -> Hashes:
     return hashes
 
 
-Spread = dict[str, Any]
-"""``count`` and ``mean`` of some points, and ``squares``: the sum of their squared distances to the mean."""
+class Spread(TypedDict):
+    """The spread of some points, as plain data."""
+
+    count: int
+    mean: Floats
+    squares: float
+    """The sum of the squared distances of the points to their mean."""
 
 
 def spread_of(columns: Floats) -> Spread:
@@ -274,11 +279,11 @@ def joined_spread(first: Spread, second: Spread) -> Spread:
     return {"count": count, "mean": first["mean"] + share * between, "squares": squares}
 
 
-def inertia_of(spread: Spread, means: Floats, counts: npt.NDArray[Any]) -> float:
+def inertia_of(spread: Spread, means: Floats, counts: npt.NDArray[np.int64]) -> float:
     """Return the sum of the squared distances of points to the mean of their cluster, which has ``counts`` points."""
     offsets = means - spread["mean"]
     between = float(counts @ np.einsum("ij,ij->i", offsets, offsets))
-    return max(0.0, float(spread["squares"]) - between)
+    return max(0.0, spread["squares"] - between)
 
 
 class OnlineKMeans:

@@ -8,9 +8,9 @@ sums of all subtasks into the centroids of the next round. The arithmetic is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -93,12 +93,24 @@ class KMeansOptions:
 # blocks were measured to be no quicker; a block of points with a thousand coordinates takes 64 MiB.
 _BLOCK_POINTS: Final = 8192
 
-Value = dict[str, Any]
-"""The record of the variable stream: ``centroids``, their ``counts``, the distance of the furthest ``move``, their
-``inertia``, the ``spread`` of all points, and ``scoring``, the matrix that assigns points to centroids. ``centroids``
-is None until they are chosen, ``spread`` is None until all points have been read."""
 
-Gathered = tuple[str, Any, Spread | None]
+class Value(TypedDict):
+    """The record of the variable stream."""
+
+    centroids: Floats | None
+    """None until they are chosen."""
+    scoring: Floats | None
+    """The matrix that assigns points to centroids; None without centroids."""
+    counts: npt.NDArray[np.int64]
+    """The number of points of each centroid."""
+    move: float
+    """The distance of the furthest move."""
+    inertia: float
+    spread: Spread | None
+    """The spread of all points; None until all points have been read."""
+
+
+Gathered = tuple[Literal["sums", "sample"], Floats, Spread | None]
 """The contribution of some points: ``("sums", …)`` by cluster, or a ``("sample", …)`` to choose the first centroids
 from; then the spread of the points, None if the spread of all points is known."""
 
@@ -207,7 +219,7 @@ class _Lloyd:
         self._seed = seed
         self._sample_size = sample_size(clusters)
 
-    def gather(self, value: Value, blocks: Any) -> list[Gathered]:
+    def gather(self, value: Value, blocks: Sequence[Floats]) -> list[Gathered]:
         """Return what each block of points contributes to the round."""
         scoring = value["scoring"]
         spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
@@ -228,20 +240,23 @@ class _Lloyd:
         both = np.concatenate([first[1], second[1]])
         return ("sample", sample_of(both, self._sample_size, self._seed), spread)
 
-    def move(self, value: Value, totals: Any) -> list[Value]:
+    def move(self, value: Value, totals: Sequence[Gathered]) -> list[Value]:
         """Return the value of the next round, made from the sum of all contributions."""
         [(kind, total, spread)] = totals
         spread = value["spread"] if spread is None else spread
         if kind == "sample":
             chosen = choose_centroids(total, self._clusters, self._seed)
-            return [_first_value(chosen, self._clusters) | {"spread": spread}]
-        centroids, counts = moved(value["centroids"], total), total[:, -1].astype(np.int64)
+            return [{**_first_value(chosen, self._clusters), "spread": spread}]
+        before = value["centroids"]
+        assert before is not None
+        assert spread is not None
+        centroids, counts = moved(before, total), total[:, -1].astype(np.int64)
         return [
             {
                 "centroids": centroids,
                 "scoring": scoring_of(centroids),
                 "counts": counts,
-                "move": largest_move(value["centroids"], centroids),
+                "move": largest_move(before, centroids),
                 "inertia": inertia_of(spread, centroids, counts),
                 "spread": spread,
             }
@@ -299,7 +314,7 @@ def _check_width(given: int, expected: int) -> None:
         )
 
 
-def _check_points(points: Any) -> None:
+def _check_points(points: Stream) -> None:
     check_stream("k_means", points, "points", bounded=True)
     if not points.is_bounded:
         raise GraphError(
@@ -383,7 +398,7 @@ class KMeans:
         self._rounds_made = len(rounds.items)
         return self
 
-    def _checked(self, title: str, points: Any) -> Floats:
+    def _checked(self, title: str, points: npt.ArrayLike) -> Floats:
         if isinstance(points, str):
             raise no_path(title, points)
         checked = as_points(title, points)

@@ -35,7 +35,7 @@ from streamiter.learn.rows import (
     row_vector,
     row_weights,
 )
-from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
 from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
@@ -445,7 +445,7 @@ class Tree:
         return cls(*(arrays[name] for name in cls.__slots__))
 
 
-def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
+def grown_tree(grown: Growing, options: TreeOptions) -> Tree:
     """Return the tree, with the predictions of its nodes, from the last state of the owner."""
     arrays, plan, criterion = grown["tree"], grown["plan"], options.criterion()
     statistics = arrays["statistics"]

@@ -2,9 +2,9 @@
 
 It is an unbounded iteration. The variable stream carries the parameters of the model: first the initial parameters,
 then the parameters that the owner feeds back. Workers predict each mini-batch with the parameters they have, then send
-its gradient to the owner. *Synchronous* training makes one step for each epoch, with the gradients of all workers; *asynchronous*
-training makes a step for each gradient as it arrives. Where labels come later than the questions, a worker keeps the
-questions until their answers arrive (:class:`DelayedLabels`).
+its gradient to the owner. *Synchronous* training makes one step for each epoch, with the gradients of all workers;
+*asynchronous* training makes a step for each gradient as it arrives. Where labels come later than the questions, a
+worker keeps the questions until their answers arrive (:class:`DelayedLabels`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +73,40 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return FeatureSummary(**first).merged(FeatureSummary(**second)).as_plain_data()
 
 
-def _count_leaves(growing: dict[str, Any]) -> int:
+def _count_leaves(growing: Growing) -> int:
     return int(np.count_nonzero(growing["tree"]["feature"] < 0))
+
+
+class Plan(TypedDict):
+    """How rows become numbers that add up without rounding, decided from the summary of all rows."""
+
+    cuts: list[Floats]
+    """The thresholds between the bins of each feature."""
+    grid: float
+    """Weights are multiples of this number."""
+    center: float
+    """Targets are labels minus ``center``, divided by ``scale``."""
+    scale: float
+
+
+class GrowingArrays(TypedDict):
+    """The arrays of a growing tree, with an entry for each node."""
+
+    feature: Indices
+    threshold: Floats
+    child: Indices
+    statistics: Floats
+
+
+class Growing(TypedDict):
+    """The state that the owner sends to the workers."""
+
+    plan: Plan
+    tree: GrowingArrays
+    cut: Indices
+    """The bin up to which rows go to the first child, for each node."""
+    nodes: Indices
+    """The nodes whose histograms the owner needs next; none if the tree is complete."""
 
 
 SUMMARIES: Final = OutputTag("summaries")
@@ -110,7 +142,7 @@ class HistogramWorker(Operator, IterationListener):
             summary = FeatureSummary.of(rows["features"], rows["label"], rows["weight"])
             out.emit(summary.as_plain_data(), tag=SUMMARIES)
 
-    def process_tree(self, growing: dict[str, Any], out: Output) -> None:
+    def process_tree(self, growing: Growing, out: Output) -> None:
         if self._batches:
             self._put_into_bins(growing["plan"])
         if len(self._node) == 0:
@@ -124,18 +156,18 @@ class HistogramWorker(Operator, IterationListener):
         assert isinstance(rows, Columns)
         return rows
 
-    def _put_into_bins(self, plan: dict[str, Any]) -> None:
+    def _put_into_bins(self, plan: Plan) -> None:
         rows = self._rows()
         self._batches = []
         self._bins_of_feature = [len(cuts) + 1 for cuts in plan["cuts"]]
         self._bins = _bins_of(rows["features"], plan["cuts"])
         self._targets = (rows["label"] - plan["center"]) / plan["scale"]
         self._weights = _on_grid(rows["weight"], plan["grid"])
-        if plan["weighs targets"]:
+        if isinstance(self._criterion, Variance):
             self._targets = _on_grid(self._targets * rows["weight"], plan["grid"])
         self._node = np.zeros(len(rows), dtype=np.intp)
 
-    def _descend(self, tree: dict[str, Any], cut: npt.NDArray[np.intp]) -> None:
+    def _descend(self, tree: GrowingArrays, cut: Indices) -> None:
         """Move the rows of nodes that were split one step down."""
         feature = tree["feature"][self._node]
         rows = np.flatnonzero(feature >= 0)
@@ -206,7 +238,7 @@ class TreeOwner(Operator):
     def __init__(self, options: TreeOptions) -> None:
         self._options = options
         self._criterion = options.criterion()
-        self._plan: dict[str, Any] = {}
+        self._plan: Plan = {"cuts": [], "grid": 1.0, "center": 0.0, "scale": 1.0}
         self._feature = [-1]
         self._threshold = [0.0]
         self._cut = [0]
@@ -220,17 +252,16 @@ class TreeOwner(Operator):
         self._plan = self._planned(FeatureSummary(**summary))
         self._emit(out)
 
-    def _planned(self, summary: FeatureSummary) -> dict[str, Any]:
+    def _planned(self, summary: FeatureSummary) -> Plan:
         cuts = [
             cuts_between(values, counts, self._options.maximum_bins)
             for values, counts in zip(summary.values, summary.counts, strict=True)
         ]
-        plan: dict[str, Any] = {
+        plan: Plan = {
             "cuts": cuts,
             "grid": exact_grid(summary.rows, summary.largest_weight),
             "center": 0.0,
             "scale": 1.0,
-            "weighs targets": self._options.classes is None,
         }
         if self._options.classes is None:
             low, high = summary.lowest_label, summary.highest_label
@@ -284,7 +315,7 @@ class TreeOwner(Operator):
             self._waiting.append(node)
 
     def _emit(self, out: Output) -> None:
-        tree = {
+        tree: GrowingArrays = {
             "feature": np.array(self._feature, dtype=np.intp),
             "threshold": np.array(self._threshold),
             "child": np.array(self._child, dtype=np.intp),
