@@ -62,7 +62,7 @@ def checked_decay(owner: str, given: float, error: type[StreamiterError]) -> flo
     return decay
 
 
-def as_columns(given: Any, width: int | None = None, *, owner: str = "k_means") -> Floats:
+def as_columns(given: object, width: int | None = None, *, owner: str = "k_means") -> Floats:
     """Return points in the form that the other functions take: a column for each point, and ones as the last row.
 
     >>> points = as_columns([[0.0, 0.0], [0.0, 2.0], [9.0, 9.0]])

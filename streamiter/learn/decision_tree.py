@@ -435,12 +435,12 @@ class Tree:
         """The number of leaves."""
         return int(np.count_nonzero(self.feature < 0))
 
-    def as_plain_data(self) -> dict[str, Any]:
+    def as_plain_data(self) -> dict[str, Indices | Floats]:
         """Return the arrays by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_plain_data(cls, arrays: Mapping[str, Any]) -> Tree:
+    def from_plain_data(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Tree:
         """Return the tree that :meth:`as_plain_data` gave."""
         return cls(*(arrays[name] for name in cls.__slots__))
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
 from streamiter.flow.flow import Flow
@@ -121,11 +122,11 @@ def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
     return Examples(features, np.array([record["label"] for record in batch]))
 
 
-def _has_keys(record: Any) -> bool:
+def _has_keys(record: object) -> bool:
     return isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()
 
 
-def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
+def _joined(parts: list[list[float]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     """Return one array of all parts. Empty lists are left out: their dtype would become the dtype of the result."""
     filled = [part for part in parts if len(part)]
     return np.concatenate(filled) if filled else np.empty(0, dtype)

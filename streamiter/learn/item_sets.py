@@ -30,7 +30,7 @@ ItemSet = tuple[int | str, ...]
 """Items in ascending order, ints before texts."""
 
 
-def as_transaction(given: Any) -> ItemSet:
+def as_transaction(given: object) -> ItemSet:
     """Return the items of a transaction, each once, in ascending order."""
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ModelError(
@@ -40,7 +40,7 @@ def as_transaction(given: Any) -> ItemSet:
     return tuple(sorted({_item(item) for item in given}, key=_order))
 
 
-def _item(given: Any) -> int | str:
+def _item(given: object) -> int | str:
     if isinstance(given, str):
         return str(given)
     if isinstance(given, (int, np.integer)) and not isinstance(given, bool):

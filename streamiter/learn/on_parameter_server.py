@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> MiniBatch:
 class PrepareExamples(Operator):
     """Turns lists of records into mini-batches; rows that are no examples follow the policy of the step."""
 
-    def __init__(self, checked: Callable[[Any], CheckedExamples], *, intercept: bool) -> None:
+    def __init__(self, checked: Callable[[Batch], CheckedExamples], *, intercept: bool) -> None:
         self._checked = checked
         self._intercept = intercept
 
@@ -584,7 +584,7 @@ class _PreparePoints(Operator):
         if columns is not None:
             out.emit(columns)
 
-    def _columns(self, points: Any) -> Floats:
+    def _columns(self, points: Batch) -> Floats:
         return as_columns(points, self._coordinates, owner=_K_MEANS)
 
 

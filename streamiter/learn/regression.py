@@ -54,6 +54,7 @@ from streamiter.learn.rows import (
 from streamiter.learn.training import (
     LOSSES,
     MODELS,
+    Answer,
     EpochSteps,
     GradientSum,
     GradientWorker,
@@ -188,7 +189,7 @@ class OfflineModel(LinearModel):
         ended_by = _ended_by(losses.items, tolerance, interrupted=interrupted)
         return Fit(rounds_done(statistics, most=rounds), losses.items, ended_by)
 
-    def _checking(self, extract: Extract | None) -> Callable[[Any], CheckedExamples]:
+    def _checking(self, extract: Extract | None) -> Callable[[Batch], CheckedExamples]:
         def checked(batch: Batch) -> CheckedExamples:
             return self.checked_examples(examples_of(f"{self._name}.fit", batch, extract, self.width))
 
@@ -425,9 +426,8 @@ def train_offline(
     return OfflineTraining(models, losses)
 
 
-def _worker_of(answer: dict[str, Any]) -> int:
-    worker: int = answer["worker"]
-    return worker
+def _worker_of(answer: Answer) -> int:
+    return answer["worker"]
 
 
 def _count(option: str, count: object) -> int:

@@ -9,7 +9,7 @@ from the others. Offline training keeps its examples in :class:`ExampleBlocks`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -83,7 +83,7 @@ def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
 _COORDINATE_LIMIT: Final = 1e150
 
 
-def as_points(owner: str, given: Any, width: int | None = None, *, what: str = "points") -> Floats:
+def as_points(owner: str, given: object, width: int | None = None, *, what: str = "points") -> Floats:
     """Return points, dense rows of finite numbers, as a matrix; refuse rows of any other kind.
 
     k-means and scalers learn from points. ``what`` is the word for them in messages.
@@ -359,7 +359,7 @@ class CheckedExamples:
         return cls(rows_from_record(record["rows"]), record["targets"], record["weights"])
 
 
-def as_examples(owner: str, given: Any) -> Examples:
+def as_examples(owner: str, given: object) -> Examples:
     """Return what an :data:`Extract` gave; ConfigurationError if that is not ``Examples``: the function is at fault."""
     if isinstance(given, Examples):
         return given
@@ -386,6 +386,17 @@ def checked_examples(
 Extract = Callable[[Any], Examples]
 """Returns the examples of a mini-batch (a list of records, an array or ``Columns``). Raises ``BadRows``, which names
 the rows that are no examples."""
+
+
+class GradientRecord(TypedDict):
+    """The fields of a :class:`Gradient`, as plain data."""
+
+    total: Floats
+    intercept: float
+    weight: float
+    records: int
+    width: int
+    indices: Indices | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -437,12 +448,19 @@ class Gradient:
         dense[self.indices] = self.total
         return dense
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> GradientRecord:
         """Return the gradient as plain data, to send it to another step."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {
+            "total": self.total,
+            "intercept": self.intercept,
+            "weight": self.weight,
+            "records": self.records,
+            "width": self.width,
+            "indices": self.indices,
+        }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Gradient:
+    def from_record(cls, record: GradientRecord) -> Gradient:
         """Return the gradient that :meth:`to_record` gave."""
         return cls(**record)
 

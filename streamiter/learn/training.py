@@ -25,6 +25,7 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.rows import (
     Gradient,
+    GradientRecord,
     blaming_rows,
     of_good_rows,
 )
@@ -56,15 +57,20 @@ def check_makes_model(owner: str, make_model: object) -> None:
 # ---- what workers report
 
 
-class WorkerReport(TypedDict):
-    """What a worker sends to the owner, as plain data."""
+class SumRecord(TypedDict):
+    """A :class:`GradientSum`, as plain data."""
+
+    gradient: GradientRecord | None
+    """None: there were no rows."""
+    loss: float
+    """The sum of the losses of the same rows."""
+
+
+class WorkerReport(SumRecord):
+    """The report of a worker to the owner."""
 
     worker: int
     """The number of the worker's subtask."""
-    gradient: dict[str, Any] | None
-    """The record of a :class:`~streamiter.learn.Gradient`; None: the worker had no rows."""
-    loss: float
-    """The sum of the losses of the same rows."""
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class GradientSum:
             return None
         return self.loss / self.gradient.weight
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> SumRecord:
         """Return the sums as plain data."""
         return {
             "gradient": None if self.gradient is None else self.gradient.to_record(),
@@ -95,7 +101,7 @@ class GradientSum:
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> GradientSum:
+    def from_record(cls, record: SumRecord) -> GradientSum:
         """Return the sums that :meth:`to_record`, or a worker's report, holds."""
         given = record["gradient"]
         return cls(None if given is None else Gradient.from_record(given), record["loss"])
@@ -130,7 +136,7 @@ class StepRule(abc.ABC):
         return step.mean_loss
 
     @abc.abstractmethod
-    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def answer(self, worker: int | None, parameters: Callable[[], object]) -> object | None:
         """Return the record that the owner emits after a step, None for no record.
 
         ``worker`` has reported the gradient of the step (None: several workers). ``parameters()`` copies the weights.
@@ -185,7 +191,7 @@ class EpochSteps(StepRule):
             if workers := self._epochs.pop(epoch):
                 yield _total(workers)
 
-    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def answer(self, worker: int | None, parameters: Callable[[], object]) -> object:
         return parameters()
 
     def snapshot(self) -> dict[str, object]:
@@ -200,6 +206,13 @@ class EpochSteps(StepRule):
             epoch: {worker: GradientSum.from_record(record) for worker, record in workers}
             for epoch, workers in state["epochs"]
         }
+
+
+class Answer(TypedDict):
+    """The answer of the owner to one worker."""
+
+    worker: int
+    parameters: object
 
 
 class ReplySteps(StepRule):
@@ -230,7 +243,7 @@ class ReplySteps(StepRule):
         weight = sum(weight for _, weight in last)
         return sum(loss for loss, _ in last) / weight if weight else None
 
-    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def answer(self, worker: int | None, parameters: Callable[[], object]) -> object | None:
         return None if self._is_good_enough() else {"worker": worker, "parameters": parameters()}
 
     def _is_good_enough(self) -> bool:
@@ -277,7 +290,7 @@ class BroadcastSteps(StepRule):
     def add(self, report: WorkerReport, epoch: int) -> GradientSum:
         return GradientSum.from_record(report)
 
-    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def answer(self, worker: int | None, parameters: Callable[[], object]) -> object | None:
         assert worker is not None
         self._active[worker] = None
         self._received[worker] = received = self._received.get(worker, 0) + 1

@@ -69,7 +69,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
     return iterate_bounded_streams_until_termination([no_tree], [rows], body)
 
 
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, object]:
     return FeatureSummary(**first).merged(FeatureSummary(**second)).as_plain_data()
 
 
@@ -576,7 +576,7 @@ class FeatureSummary:
             counts=[counts for _, counts in merged],
         )
 
-    def as_plain_data(self) -> dict[str, Any]:
+    def as_plain_data(self) -> dict[str, object]:
         """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 

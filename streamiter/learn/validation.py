@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -279,6 +279,14 @@ class _Window:
         self.add(np.asarray(rows, dtype=np.float64))
 
 
+class PredictedRows(TypedDict):
+    """Predictions that were made before learning, with the targets and weights of their rows."""
+
+    predictions: Floats
+    targets: Floats
+    weights: Floats
+
+
 class Validate(Operator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
@@ -292,7 +300,7 @@ class Validate(Operator):
         self._report_every = report_every
         self._since_report = 0
 
-    def process(self, rows: dict[str, Any], out: Output) -> None:
+    def process(self, rows: PredictedRows, out: Output) -> None:
         """Count the predictions of one mini-batch."""
         self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
         self._since_report += len(rows["predictions"])

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError
@@ -115,11 +115,11 @@ class ModelPublisher(TopicSink):
 class _NotOpenYet:
     """The placeholder for the encoder until the topic's last generation is known."""
 
-    def encode(self, batch: Any) -> OutgoingBatch:
+    def encode(self, batch: Batch) -> OutgoingBatch:
         raise NotImplementedError
 
 
-def initial_model(topic: Topic, *, model: str, default: Any) -> InitialModel:
+def initial_model(topic: Topic, *, model: str, default: object) -> InitialModel:
     """Return a source of one record for a warm start: the last published parameters, or ``default`` if there are none.
 
     >>> from streamiter import Flow
@@ -137,7 +137,7 @@ class InitialModel:
 
     bounded = True
 
-    def __init__(self, topic: Topic, model: str, default: Any) -> None:
+    def __init__(self, topic: Topic, model: str, default: object) -> None:
         self._topic = topic
         self._model = model
         self._default = default
@@ -148,7 +148,7 @@ class InitialModel:
 
 
 class _InitialModelSource(Source):
-    def __init__(self, topic: Topic, model: str, default: Any) -> None:
+    def __init__(self, topic: Topic, model: str, default: object) -> None:
         self._topic = topic
         self._model = model
         self._default = default

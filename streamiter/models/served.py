@@ -449,7 +449,7 @@ def _sparse_rows(subject: str, pairs: list[Any], features: int) -> SparseRows:
         raise ModelError(f"{subject}: expected sparse rows as tuples (indices, values): {error}") from error
 
 
-def _weights(fields: dict[str, Any], subject: str) -> Floats:
+def _weights(fields: Mapping[str, object], subject: str) -> Floats:
     weights = fields.get("weights")
     if not isinstance(weights, np.ndarray) or weights.ndim != 1 or weights.dtype.kind not in "iuf":
         shape = f"shape {weights.shape}" if isinstance(weights, np.ndarray) else f"{type(weights).__name__}"
@@ -460,14 +460,14 @@ def _weights(fields: dict[str, Any], subject: str) -> Floats:
     return weights.astype(np.float64)
 
 
-def _intercept(fields: dict[str, Any], subject: str) -> float:
+def _intercept(fields: Mapping[str, object], subject: str) -> float:
     intercept = np.asarray(fields.get("intercept", 0.0))
     if intercept.size != 1 or intercept.dtype.kind not in "biuf":
         raise ModelError(f"{subject}: expected 'intercept' as one number, given {fields['intercept']!r}")
     return float(intercept.item())
 
 
-def _link(fields: dict[str, Any], subject: str) -> Callable[[Floats], Floats]:
+def _link(fields: Mapping[str, object], subject: str) -> Callable[[Floats], Floats]:
     name = fields.get("link", "identity")
     if not isinstance(name, str) or name not in _LINKS:
         raise ModelError(f"{subject}: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")

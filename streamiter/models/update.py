@@ -276,7 +276,7 @@ def checked_parameters(given: object, subject: str) -> Parameters:
     )
 
 
-def freeze_arrays(value: Any) -> None:
+def freeze_arrays(value: object) -> None:
     """Make every array in ``value`` read-only, for all readers of a model share its update."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
@@ -288,7 +288,7 @@ def freeze_arrays(value: Any) -> None:
             freeze_arrays(part)
 
 
-def _checked(value: object, path: str, subject: str) -> Any:
+def _checked(value: object, path: str, subject: str) -> object:
     if isinstance(value, np.ndarray):
         return _checked_array(value, path, subject)
     if isinstance(value, np.generic):
@@ -325,7 +325,7 @@ def _checked_number(value: float, path: str, subject: str) -> float:
     return value
 
 
-def _checked_scalar(value: np.generic, path: str, subject: str) -> Any:
+def _checked_scalar(value: np.generic, path: str, subject: str) -> object:
     _checked_array(np.asarray(value), path, subject)
     is_plain = value.dtype.kind in "bU" or value.dtype in (np.dtype(np.int64), np.dtype(np.float64))
     return value.item() if is_plain else value
@@ -424,7 +424,7 @@ def decode_document(content_type: str, value: bytes) -> Document:
     )
 
 
-def array_bytes(value: Any) -> int:
+def array_bytes(value: object) -> int:
     """Return the number of bytes of all arrays in ``value``.
 
     >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
@@ -439,7 +439,7 @@ def array_bytes(value: Any) -> int:
     return 0
 
 
-def _json(document: Document, tree: Any) -> bytes:
+def _json(document: Document, tree: object) -> bytes:
     fields = {
         "model": document.model,
         "generation": document.generation,
@@ -464,7 +464,7 @@ class _Tensors:
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
 
-    def place(self, path: str, array: Array) -> Any:
+    def place(self, path: str, array: Array) -> object:
         if array.dtype.kind == "U":  # safetensors cannot hold texts.
             return inline_array(path, array)
         name = self._free_name(path or "parameters")
@@ -489,7 +489,7 @@ def _from_safetensors(value: bytes) -> Document:
     return _document(orjson.loads(header["__metadata__"][_METADATA_NAME]), safetensors.numpy.load(value))
 
 
-def _document(fields: Any, tensors: Mapping[str, Array]) -> Document:
+def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
     if not isinstance(fields, dict):
         raise ValueError(f"expected a JSON object, given {type(fields).__name__}")  # noqa: TRY004
     parameters = from_tree(fields["parameters"], tensors)
@@ -526,7 +526,7 @@ def _metrics(given: Any) -> dict[str, float]:
     return metrics
 
 
-PlaceArray = Callable[[str, Array], Any]
+PlaceArray = Callable[[str, Array], object]
 """Returns the tree's node for an array, from its path ("layers.0.weights") and the array."""
 
 _TAGS: Final = (
@@ -540,7 +540,7 @@ _TAGS: Final = (
 )
 
 
-def to_tree(value: Any, place_array: PlaceArray, path: str = "") -> Any:
+def to_tree(value: object, place_array: PlaceArray, path: str = "") -> object:
     """Return the tree of checked parameters; ``place_array`` returns the node of each array.
 
     >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
@@ -565,7 +565,7 @@ def _below(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def inline_array(_path: str, array: Array) -> Any:
+def inline_array(_path: str, array: Array) -> object:
     """Return the node of an array that is written into the tree itself."""
     if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
         return array.tolist()
