@@ -14,8 +14,8 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +154,15 @@ def _array_of(view: FloatView) -> FloatArray:
     return np.asarray(cast("memoryview", view))
 
 
+_CHECKS: Final[Mapping[str, Callable[[object], float]]] = {
+    "initial": lambda given: positive("learning_rate", given),
+    "decay": lambda given: not_negative("decay", given),
+    "beta": lambda given: fraction("beta", given),
+    "interval": lambda given: whole_number("interval", given, 1),
+}
+"""The checks of the settings of learning rates; each returns a plain number."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearningRate(abc.ABC):
     """A learning rate that depends on the number of the update only, so it has no state.
@@ -167,7 +176,9 @@ class LearningRate(abc.ABC):
     """The rate that the formula starts from."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
+        for checked in fields(self):
+            if check := _CHECKS.get(checked.name):
+                object.__setattr__(self, checked.name, check(getattr(self, checked.name)))
 
     @abc.abstractmethod
     def at(self, step: int) -> float:
@@ -188,10 +199,6 @@ class InverseSquareRoot(LearningRate):
 
     decay: float = 1.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
-        object.__setattr__(self, "decay", not_negative("decay", self.decay))
-
     def at(self, step: int) -> float:
         return self.initial / math.sqrt(1.0 + self.decay * step)
 
@@ -201,10 +208,6 @@ class Inverse(LearningRate):
     """``initial / (1 + decay·step)``: the sum of the rates diverges, the sum of their squares does not."""
 
     decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
-        object.__setattr__(self, "decay", not_negative("decay", self.decay))
 
     def at(self, step: int) -> float:
         return self.initial / (1.0 + self.decay * step)
@@ -224,11 +227,6 @@ class Correction(LearningRate):
 
     decay: float = 0.001
     beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
-        object.__setattr__(self, "decay", not_negative("decay", self.decay))
-        object.__setattr__(self, "beta", fraction("beta", self.beta))
 
     def at(self, step: int) -> float:
         decayed = self.initial / math.sqrt(1.0 + self.decay * step)
@@ -251,11 +249,6 @@ class WarmRestarts(LearningRate):
 
     decay: float = 0.001
     interval: int = 100
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
-        object.__setattr__(self, "decay", not_negative("decay", self.decay))
-        object.__setattr__(self, "interval", whole_number("interval", self.interval, 1))
 
     def at(self, step: int) -> float:
         current, interval, high, restarts = step, self.interval, self.initial, 0

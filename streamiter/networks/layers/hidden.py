@@ -18,7 +18,6 @@ from streamiter.networks.layers.layer import (
     Joining,
     Layer,
     LayerSettings,
-    Parameter,
     as_configured,
     only_input,
     required_optimizer,
@@ -58,88 +57,28 @@ class FCLayer(Layer):
     type_name: ClassVar[str] = "fclayer"
 
     def __init__(
-        self, name: str, output_dim: int, source: Layer, transfer: TransferFunction, optimizer: Optimizer
+        self,
+        name: str,
+        output_dim: int,
+        source: Layer,
+        transfer: TransferFunction,
+        optimizer: Optimizer,
+        vector_widths: tuple[int, int] | None = None,
     ) -> None:
+        """``vector_widths``: the widths of one vector of the input and of the output; None: each is one vector."""
         super().__init__(name, output_dim, [source])
         self.transfer = transfer
-        fan_in = source.output_dim
-        self._weight = Parameter(
-            f"{name}.weight", (fan_in, output_dim), False, optimizer, "weight", fan_in, output_dim
-        )
-        self._bias = Parameter(f"{name}.bias", (output_dim,), False, optimizer, "zero", fan_in, output_dim)
-        self.parameters = [self._weight, self._bias]
+        self._width, outputs = (source.output_dim, output_dim) if vector_widths is None else vector_widths
+        self._add_parameters((self._width, outputs), (outputs,), optimizer, self._width, outputs)
 
     @classmethod
     def from_settings(
         cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
     ) -> FCLayer:
-        source = only_input(settings.name, inputs)
         return cls(
             settings.name,
             settings.output_dim,
-            source,
-            settings.transfer_function,
-            required_optimizer(settings),
-        )
-
-    def _forward(self, inputs: list[Array]) -> Array:
-        values = inputs[0] @ self._value(self._weight)
-        values += self._value(self._bias)
-        return self._transferred(values)
-
-    def _backward(self, gradient: Array) -> list[Array]:
-        self._inner = self._transferred_back(gradient)
-        return [self._inner @ self._value(self._weight).T]
-
-    def _gradients(self) -> None:
-        self._weight.gradient = self.inputs[0].output.T @ self._inner
-        self._bias.gradient = column_sums(self._inner)
-
-
-class ParamSharedFC(Layer):
-    """A fully connected layer with the same weights for each vector u of its input: σ of all uW + b in one row.
-
-    With ``weight_dim`` 1 and a softmax the outputs are the attention weights of an attention factorization machine
-    (Xiao et al., 2017). The input has ``output_dim / weight_dim`` vectors.
-    """
-
-    type_name: ClassVar[str] = "paramsharedfc"
-
-    def __init__(
-        self,
-        name: str,
-        output_dim: int,
-        weight_dim: int,
-        source: Layer,
-        transfer: TransferFunction,
-        optimizer: Optimizer,
-    ) -> None:
-        super().__init__(name, output_dim, [source])
-        self._width = _width_of_input(name, output_dim, weight_dim, source)
-        self.transfer = transfer
-        self.vector_width = weight_dim
-        width = self._width
-        self._weight = Parameter(
-            f"{name}.weight", (width, weight_dim), False, optimizer, "weight", width, weight_dim
-        )
-        self._bias = Parameter(f"{name}.bias", (weight_dim,), False, optimizer, "zero", width, weight_dim)
-        self.parameters = [self._weight, self._bias]
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> ParamSharedFC:
-        if settings.weight_dim is None:
-            raise ConfigurationError(
-                f"layer {settings.name!r}: expected the key 'weightdim', given none; "
-                "set it to the number of outputs for each vector"
-            )
-        source = only_input(settings.name, inputs)
-        return cls(
-            settings.name,
-            settings.output_dim,
-            settings.weight_dim,
-            source,
+            only_input(settings.name, inputs),
             settings.transfer_function,
             required_optimizer(settings),
         )
@@ -158,6 +97,32 @@ class ParamSharedFC(Layer):
     def _gradients(self) -> None:
         self._weight.gradient = self.inputs[0].output.reshape(-1, self._width).T @ self._inner
         self._bias.gradient = column_sums(self._inner)
+
+
+class ParamSharedFC(FCLayer):
+    """A fully connected layer with the same weights for each vector u of its input: σ of all uW + b in one row.
+
+    With ``weightdim`` 1 and a softmax the outputs are the attention weights of an attention factorization machine
+    (Xiao et al., 2017). The input has ``outputdim / weightdim`` vectors.
+    """
+
+    type_name: ClassVar[str] = "paramsharedfc"
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> ParamSharedFC:
+        name, dim, weight_dim = settings.name, settings.output_dim, settings.weight_dim
+        if weight_dim is None:
+            raise ConfigurationError(
+                f"layer {name!r}: expected the key 'weightdim', given none; "
+                "set it to the number of outputs for each vector"
+            )
+        source = only_input(name, inputs)
+        widths = _width_of_input(name, dim, weight_dim, source), weight_dim
+        layer = cls(name, dim, source, settings.transfer_function, required_optimizer(settings), widths)
+        layer.vector_width = weight_dim
+        return layer
 
 
 def _width_of_input(name: str, output_dim: int, weight_dim: int, source: Layer) -> int:
@@ -298,9 +263,7 @@ class CrossLayer(Layer):
     def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer], optimizer: Optimizer) -> None:
         super().__init__(name, output_dim, inputs)
         # Each output depends on all numbers of x, through the one number xᵀw.
-        self._weight = Parameter(f"{name}.weight", (output_dim,), False, optimizer, "weight", output_dim, 1)
-        self._bias = Parameter(f"{name}.bias", (output_dim,), False, optimizer, "zero", output_dim, 1)
-        self.parameters = [self._weight, self._bias]
+        self._add_parameters((output_dim,), (output_dim,), optimizer, output_dim, 1)
 
     @classmethod
     def from_settings(

@@ -98,7 +98,7 @@ class InputLayer(Layer):
         super().__init__(name, output_dim)
         self._place_holder = place_holder
         self.transfer = transfer
-        self.parameters = self._begin(place_holder.feature_dimension, optimizer)
+        self._begin(place_holder.feature_dimension, optimizer)
 
     @classmethod
     def from_settings(
@@ -113,8 +113,8 @@ class InputLayer(Layer):
         )
 
     @abc.abstractmethod
-    def _begin(self, features: int, optimizer: Optimizer) -> list[Parameter]:
-        """Return the parameters for this number of features."""
+    def _begin(self, features: int, optimizer: Optimizer) -> None:
+        """Make the parameters for this number of features."""
 
     def _backward(self, gradient: Array) -> list[Array]:
         self._inner = self._transferred_back(gradient)
@@ -126,13 +126,9 @@ class SimpleInputLayer(InputLayer):
 
     type_name: ClassVar[str] = "simpleinputlayer"
 
-    def _begin(self, features: int, optimizer: Optimizer) -> list[Parameter]:
-        name, outputs = self.name, self.output_dim
-        self._weight = Parameter(
-            f"{name}.weight", (features, outputs), True, optimizer, "weight", features, outputs
-        )
-        self._bias = Parameter(f"{name}.bias", (outputs,), False, optimizer, "zero", features, outputs)
-        return [self._weight, self._bias]
+    def _begin(self, features: int, optimizer: Optimizer) -> None:
+        outputs = self.output_dim
+        self._add_parameters((features, outputs), (outputs,), optimizer, features, outputs, by_feature=True)
 
     def _forward(self, inputs: list[Array]) -> Array:
         weight = self._value(self._weight)
@@ -160,12 +156,12 @@ class KMeansInputLayer(InputLayer):
 
     type_name: ClassVar[str] = "kmeansinputlayer"
 
-    def _begin(self, features: int, optimizer: Optimizer) -> list[Parameter]:
+    def _begin(self, features: int, optimizer: Optimizer) -> None:
         outputs = self.output_dim
         self._centres = Parameter(
             f"{self.name}.centres", (features, outputs), False, optimizer, "weight", features, outputs
         )
-        return [self._centres]
+        self.parameters = [self._centres]
 
     def _forward(self, inputs: list[Array]) -> Array:
         centres, place_holder = self._value(self._centres), self._place_holder

@@ -297,6 +297,22 @@ class Layer(abc.ABC):
 
     # -- checks and helpers
 
+    def _add_parameters(
+        self,
+        weight: tuple[int, ...],
+        bias: tuple[int, ...],
+        optimizer: Optimizer,
+        fan_in: int,
+        fan_out: int,
+        *,
+        by_feature: bool = False,
+    ) -> None:
+        """Make the parameters of a layer: weights, which may be by feature, and a bias, of these shapes."""
+        name = self.name
+        self._weight = Parameter(f"{name}.weight", weight, by_feature, optimizer, "weight", fan_in, fan_out)
+        self._bias = Parameter(f"{name}.bias", bias, False, optimizer, "zero", fan_in, fan_out)
+        self.parameters = [self._weight, self._bias]
+
     def _check_inputs(self) -> None:
         given, least, most = len(self.inputs), self.least_inputs, self.most_inputs
         if least <= given and (most is None or given <= most):
