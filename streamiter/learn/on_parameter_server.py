@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
@@ -29,12 +29,10 @@ from streamiter.learn.rows import (
     Examples,
     Extract,
     RowsRecord,
-    blaming_rows,
     checked_examples,
     dense_weighted_sum,
     dots,
     holds,
-    of_good_rows,
     row_vector,
     rows_from_record,
 )
@@ -48,8 +46,7 @@ from streamiter.learn.server_training import (
     count_of,
 )
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Operator
-from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.operators.output import RejectionPolicy
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
@@ -92,19 +89,6 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> MiniBatch:
         rows = SparseRows(rows.indptr, places, rows.values, len(columns) - intercept)
     record = CheckedExamples(rows, examples.targets, examples.weights).to_record()
     return {**record, "columns": columns}
-
-
-class PrepareExamples(Operator):
-    """Turns lists of records into mini-batches; rows that are no examples follow the policy of the step."""
-
-    def __init__(self, checked: Callable[[Batch], CheckedExamples], *, intercept: bool) -> None:
-        self._checked = checked
-        self._intercept = intercept
-
-    def process(self, records: Batch, out: Output) -> None:
-        examples = of_good_rows(lambda rows: blaming_rows(self._checked, rows, self._checked), records, out)
-        if examples is not None and len(examples):
-            out.emit(prepared(examples, intercept=self._intercept))
 
 
 Labels = Literal["0/1", "-1/1"]
@@ -327,12 +311,11 @@ def train_on_parameter_server(
         rows_in_step=training.batch * training.workers,
     )
 
-    def checked(records: Batch) -> CheckedExamples:
-        return learner.checked(_LINEAR, examples_of(_LINEAR, records, extract, learner.features))
+    def mini_batch(records: Batch) -> MiniBatch | None:
+        examples = learner.checked(_LINEAR, examples_of(_LINEAR, records, extract, learner.features))
+        return prepared(examples, intercept=learner.intercept) if len(examples) else None
 
-    return training.steps(
-        learner, lambda: PrepareExamples(checked, intercept=learner.intercept), on_error, dead_letter
-    )
+    return training.steps(learner, mini_batch, on_error, dead_letter)
 
 
 def _optimizer(given: Optimizer | None) -> Optimizer:
@@ -570,22 +553,11 @@ def k_means_on_parameter_server(
     learner = CentroidLearner(
         matrix=matrix, initial=centroids, decay=decay, consistency=consistency, dtype=dtype
     )
-    return training.steps(learner, lambda: _PreparePoints(centroids.shape[1]), on_error, dead_letter)
 
+    def columns(records: Batch) -> Floats:
+        return as_columns(records, centroids.shape[1], owner=_K_MEANS)
 
-class _PreparePoints(Operator):
-    """Turns lists of points into columns of numbers; records that are no points follow the policy of the step."""
-
-    def __init__(self, coordinates: int) -> None:
-        self._coordinates = coordinates
-
-    def process(self, points: Batch, out: Output) -> None:
-        columns = of_good_rows(lambda rows: blaming_rows(self._columns, rows, self._columns), points, out)
-        if columns is not None:
-            out.emit(columns)
-
-    def _columns(self, points: Batch) -> Floats:
-        return as_columns(points, self._coordinates, owner=_K_MEANS)
+    return training.steps(learner, columns, on_error, dead_letter)
 
 
 def _all(points: Stream) -> int:

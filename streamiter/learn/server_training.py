@@ -19,6 +19,7 @@ from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import step_names
 from streamiter.flow.stream import FlowWithSources, Stream
+from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
@@ -101,14 +102,23 @@ class ServerTraining:
     def steps(
         self,
         learner: AnyLearner,
-        prepare: Callable[[], Operator],
+        mini_batch: Callable[[Batch], object | None],
         on_error: RejectionPolicy,
         dead_letter: Topic | None,
     ) -> ParameterServerTraining:
-        """Add all steps; the operator ``prepare()`` turns lists of records into the mini-batches of the learner."""
+        """Add all steps.
+
+        ``mini_batch(records)`` returns a mini-batch for the learner as plain data, None for no rows; records that it
+        refuses follow ``on_error`` or go to ``dead_letter``.
+        """
         mini_batches = self.stream.batch(
             self.batch, parallelism=self.workers, name=self.label("mini-batches")
-        ).process(prepare, name=self.label("prepare"), on_error=on_error, dead_letter=dead_letter)
+        ).process(
+            lambda: Prepare(mini_batch),
+            name=self.label("prepare"),
+            on_error=on_error,
+            dead_letter=dead_letter,
+        )
         if self.epochs > 1:
             mini_batches = repeated(
                 mini_batches, self.epochs, memory_bytes=self.memory_bytes, name=self.label("epochs")
@@ -169,6 +179,20 @@ def check_consistency(owner: str, consistency: object) -> None:
             f"{owner}(consistency=): expected BSP(), ASP() or SSP(staleness=…), given {shortened(consistency)}; "
             "take one of streamiter.parameter_server"
         )
+
+
+class Prepare(Operator):
+    """Turns lists of records into mini-batches; refused records follow the policy of the step."""
+
+    def __init__(self, mini_batch: Callable[[Batch], object | None]) -> None:
+        self._mini_batch = mini_batch
+
+    def process(self, records: Batch, out: Output) -> None:
+        mini_batch = of_good_rows(
+            lambda rows: blaming_rows(self._mini_batch, rows, self._mini_batch), records, out
+        )
+        if mini_batch is not None:
+            out.emit(mini_batch)
 
 
 MiniBatchT = TypeVar("MiniBatchT")

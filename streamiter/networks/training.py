@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, final
 
 import msgspec
 import numpy as np
@@ -21,8 +21,6 @@ from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import (
     BadRows,
     Extract,
-    blaming_rows,
-    of_good_rows,
     refuse_not_finite,
 )
 from streamiter.learn.server_training import (
@@ -444,30 +442,14 @@ def train_network_online(
     check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
     rows_in_step = options.batch * options.workers
-    training = options.steps(
-        learner, lambda: _PrepareRows(network, extract, rows_in_step), on_error, dead_letter
-    )
+    checks = RowChecks(network)
+
+    def mini_batch(records: Batch) -> dict[str, object] | None:
+        examples = examples_of(_ONLINE_OWNER, records, extract, checks.features)
+        data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, checks.features)
+        data = LabelledRows(data.rows, translated(data.labels, network.configuration.data.trans_label))
+        checks.check(_ONLINE_OWNER, data)
+        return to_record(prepared(data, checks.features, rows_in_step)) if len(data) else None
+
+    training = options.steps(learner, mini_batch, on_error, dead_letter)
     return NetworkTraining(training.models, training.losses)
-
-
-class _PrepareRows(Operator):
-    """Makes a mini-batch of each list of records; rows that are no examples follow the policy of the step."""
-
-    def __init__(self, network: Network, extract: Extract | None, rows_in_step: int) -> None:
-        self._checks = RowChecks(network)
-        self._features = self._checks.features
-        self._translation = network.configuration.data.trans_label
-        self._extract = extract
-        self._rows_in_step = rows_in_step
-
-    def process(self, records: Batch, out: Output) -> None:
-        data = of_good_rows(lambda rows: blaming_rows(self._rows, rows, self._rows), records, out)
-        if data is not None and len(data):
-            out.emit(to_record(prepared(data, self._features, self._rows_in_step)))
-
-    def _rows(self, records: Any) -> LabelledRows:
-        examples = examples_of(_ONLINE_OWNER, records, self._extract, self._features)
-        data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, self._features)
-        data = LabelledRows(data.rows, translated(data.labels, self._translation))
-        self._checks.check(_ONLINE_OWNER, data)
-        return data
