@@ -62,14 +62,14 @@ if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
 
 
-class MiniBatch(RowsRecord):
+class LinearMiniBatch(RowsRecord):
     """A mini-batch of a linear model, as plain data; its rows contain the needed columns only."""
 
     columns: Indices | None
     """The columns of the matrix that the rows need; None: all."""
 
 
-def prepared(examples: CheckedExamples, *, intercept: bool) -> MiniBatch:
+def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
     """Return examples as a mini-batch, which is plain data; it is prepared once and learned from in every pass.
 
     For sparse rows it names the columns that occur, in ascending order, and the rows contain only these columns: they
@@ -99,7 +99,7 @@ _WEIGHTS: Final = 0
 
 
 @dataclass(frozen=True)
-class LinearLearner(Learner[MiniBatch, Floats, Floats]):
+class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
     """A linear model whose weights are on a parameter server.
 
     The matrix has a column for each feature, and one for the intercept behind them. Its rows are the weights, the
@@ -146,11 +146,11 @@ class LinearLearner(Learner[MiniBatch, Floats, Floats]):
             on_clock=self._optimize if self.is_in_step else None,
         )
 
-    async def pull(self, client: Client, mini_batch: MiniBatch) -> Floats:
+    async def pull(self, client: Client, mini_batch: LinearMiniBatch) -> Floats:
         pulled = await client.get(self.matrix, row=_WEIGHTS, columns=mini_batch["columns"])
         return np.asarray(pulled, dtype=np.float64)
 
-    def compute(self, mini_batch: MiniBatch, pulled: Floats) -> Computed[Floats]:
+    def compute(self, mini_batch: LinearMiniBatch, pulled: Floats) -> Computed[Floats]:
         rows, targets, weights = (
             rows_from_record(mini_batch["rows"]),
             mini_batch["targets"],
@@ -181,7 +181,7 @@ class LinearLearner(Learner[MiniBatch, Floats, Floats]):
             return Computed(None, 0.0, 0)
         return Computed(gradient / (self.rows_in_step if self.is_in_step else weight), loss, records)
 
-    async def push(self, client: Client, mini_batch: MiniBatch, contribution: Floats) -> None:
+    async def push(self, client: Client, mini_batch: LinearMiniBatch, contribution: Floats) -> None:
         await client.add(
             self.matrix,
             row=self._optimize.gradient_row(),
@@ -311,7 +311,7 @@ def train_on_parameter_server(
         rows_in_step=training.batch * training.workers,
     )
 
-    def mini_batch(records: Batch) -> MiniBatch | None:
+    def mini_batch(records: Batch) -> LinearMiniBatch | None:
         examples = learner.checked(_LINEAR, examples_of(_LINEAR, records, extract, learner.features))
         return prepared(examples, intercept=learner.intercept) if len(examples) else None
 
