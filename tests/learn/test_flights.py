@@ -72,8 +72,9 @@ def test_reading_does_not_import_pandas():
     assert printed.strip() == "False"
 
 
-def test_each_flight_has_eight_features(rows):
+def test_each_flight_has_eight_features(flights):
     """Seven of one-hot kind, among 384, and the distance."""
+    rows = flight_features().rows(flights)
     assert (np.diff(rows.indptr) == 8).all()
     # 385 but for those that fall on one place.
     assert 375 <= len(np.unique(rows.indices)) <= 385
