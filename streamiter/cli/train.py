@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from streamiter.networks.learner import Start
     from streamiter.networks.network import Network
     from streamiter.networks.serving import EpochResult, SavedNetwork, TrainedNetwork
-    from streamiter.networks.training import TrainedNetwork
     from streamiter.parameter_server.consistency import Consistency
 
 
