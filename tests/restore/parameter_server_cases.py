@@ -11,7 +11,6 @@ from streamiter import Flow, Operator, Stream
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
 from streamiter.parameter_server.consistency import (
-    BulkSynchronousModel,
     ConsistencyModel,
     PendingAdds,
     ProgressTracker,
@@ -72,13 +71,13 @@ CASES = [
     *(
         Case(
             functools.partial(adds_and_clocks, "BSP", kind, 1),
-            (*STATE, block, BulkSynchronousModel, PendingAdds),
+            (*STATE, block, PendingAdds),
         )
         for kind, block in (("dense", DenseBlock), ("sparse", SparseBlock))
     ),
     Case(
         functools.partial(adds_and_clocks, "BSP", "dense", 2),
-        (*STATE, BulkSynchronousModel, PendingAdds),
+        (*STATE, PendingAdds),
         turns(10, ordered=False),
     ),
 ]

@@ -322,7 +322,7 @@ class WorkClock(VirtualClock):
     """A clock that advances by the time of the work."""
 
     def work(self, seconds: float) -> None:
-        self._now_s += seconds
+        self.now_s += seconds
 
 
 class Slow(Operator):

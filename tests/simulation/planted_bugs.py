@@ -94,7 +94,7 @@ def keep_what_a_cut_off_worker_has_passed(patch: pytest.MonkeyPatch) -> None:
             if (taking := self._taking.pop(self._checkpoint, None)) is not None:
                 taking.succeed(self._shard.freeze())
             if all(worker in self._behind for worker in self._shard.workers):
-                self._go_on()
+                self._release()
 
     patch.setattr(Holding, "_check", with_the_first)
 
