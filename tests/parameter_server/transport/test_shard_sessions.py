@@ -10,7 +10,7 @@ from parameter_server.transport.recording_shard import Ask, RecordingShard
 from support.examples import random_examples
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.requests import ClientMessage, SessionId
+from streamiter.parameter_server.requests import ClientMessage, GiveUp, SessionId
 from streamiter.parameter_server.transport import ShardSessions
 from streamiter.testing.simulated_time import SimulatedTime
 
@@ -64,3 +64,27 @@ def test_calls_that_wait_for_an_outcome_return_when_the_shard_goes_back() -> Non
     sessions.restart(1)
     assert outcome.result() is None
     assert early.result() is None
+
+
+def test_calls_of_a_client_that_was_replaced_are_refused() -> None:
+    """An answer of None would let the old client continue as if its adds were applied."""
+    sessions = ShardSessions(RecordingShard(SimulatedTime(), random.Random(0)))
+    waiting = sessions.receive(ClientMessage(SESSION, 1, (), Ask("worker 0", 0, "waits")))
+    newer = SESSION._replace(incarnation=SESSION.incarnation + 1)
+    assert sessions.receive(ClientMessage(newer, 1, (), Ask("worker 0", 1, "answered"))) == 1
+    assert isinstance(waiting, WaitingReply)
+    assert "use the newest client" in str(waiting.result())
+
+
+def test_a_request_that_was_answered_is_not_given_up_any_more() -> None:
+    """A client that gives up may cross the answer on its way, and the session may end after both."""
+    shard = RecordingShard(SimulatedTime(), random.Random(0))
+    sessions = ShardSessions(shard)
+    asked = Ask("worker 0", 0, "waits")
+    waiting = sessions.receive(ClientMessage(SESSION, 1, (), asked))
+    shard.release(asked)
+    assert isinstance(waiting, WaitingReply)
+    assert waiting.result() == 0
+    assert sessions.receive(ClientMessage(SESSION, 2, (), GiveUp(1))) is None
+    sessions.restart(1)
+    assert shard.given_up == []
