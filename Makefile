@@ -16,11 +16,11 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
-	@echo "make soak    the tests that have no end, for as many seeds as you say: make soak SEED=7 RUNS=1000"
-	@echo "make mutate  which small changes of the pure cores no test notices: make mutate MODULE=iteration/progress"
+	@echo "make soak    random checks for as many seeds as you say: make soak SEED=7 RUNS=1000"
+	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
-	@echo "make bench   speed, beside hand-written loops"
-	@echo "make bench-networks  of networks only, and how good they become on real data"
+	@echo "make bench   speed, compared with hand-written loops"
+	@echo "make bench-networks  speed of networks, and their quality on real data"
 	@echo "make format  format the code"
 
 $(VENV)/installed: pyproject.toml constraints.txt

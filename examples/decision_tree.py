@@ -1,6 +1,6 @@
-"""A decision tree: which flower is it?
+"""Tell the kind of a flower with a decision tree.
 
-With made-up flowers of three kinds::
+Flowers of three kinds are generated::
 
     python examples/decision_tree.py
 """
@@ -20,7 +20,7 @@ SPREAD = (0.4, 0.2, 0.5)
 
 
 def made_up_flowers(of_each: int, seed: int) -> tuple[Any, Any]:
-    """Measures in centimetres, and the kind of each flower."""
+    """Return measures in centimetres, and the kind of each flower."""
     generator = np.random.default_rng(seed)
     measures = np.vstack([generator.normal(mean, SPREAD, (of_each, 3)) for mean in KINDS.values()])
     return measures, np.repeat(list(KINDS), of_each)

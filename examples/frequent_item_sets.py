@@ -1,10 +1,11 @@
-"""What is bought together: frequent item sets by Apriori, and the rules that follow from them.
+"""Find the goods that are often bought together (Apriori), and the rules that follow from them.
 
-With made-up baskets of a grocer's shop::
+With generated baskets of a grocer's shop::
 
     python examples/frequent_item_sets.py
 
-Or with those of a topic, here lines of JSON such as ``["bread", "milk"]``, and the least share of all baskets::
+Or with the baskets of a topic, here a file of JSON lines such as ``["bread", "milk"]``, and the smallest share of
+all baskets::
 
     python examples/frequent_item_sets.py file:baskets.jsonl 0.01
 """
@@ -23,7 +24,7 @@ WORKERS = 2
 
 
 def made_up_baskets(count: int = 5_000) -> list[list[str]]:
-    """Breakfasts, evenings with friends, and whatever comes to mind."""
+    """Return baskets for breakfasts, evenings with friends, and random purchases."""
     generator = random.Random(1)
     goods = ["apples", "beer", "bread", "butter", "cheese", "crisps", "jam", "milk", "rice", "tea"]
     habits = [["bread", "butter", "jam"], ["beer", "crisps"], ["milk", "tea"], []]
@@ -35,7 +36,7 @@ def made_up_baskets(count: int = 5_000) -> list[list[str]]:
 
 
 class Report(Operator):
-    """Says at the end what is bought together, and what follows."""
+    """Prints the frequent item sets and the rules at the end."""
 
     def __init__(self) -> None:
         self.baskets = 0
@@ -58,7 +59,7 @@ class Report(Operator):
 
 
 def flow(arguments: Sequence[str] = ()) -> Flow:
-    """From made-up baskets, or those of a topic, to what is bought together."""
+    """Return the flow from generated baskets, or the baskets of a topic, to the report."""
     made = Flow("frequent item sets", parallelism=WORKERS)
     if arguments:
         url, share = arguments

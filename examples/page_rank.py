@@ -1,9 +1,9 @@
-"""PageRank: how likely one is to be at each page, following links at random and now and then starting anew.
+"""PageRank: the probability that a reader, who follows links and sometimes jumps to a random page, is at each page.
 
-Pages are partitioned by key over several subtasks, each of which knows the links of its own pages. In each
-round a page gives its rank to those that it links to, in equal parts; the parts travel as a variable stream, in
-columns, to the subtasks of their pages. A page without links gives its rank to all pages: how much that is
-altogether, every subtask hears in the next round, through an all-reduce. With a made-up graph::
+Pages are partitioned by key over several subtasks, and each subtask knows the links of its own pages. In each round a
+page gives its rank to the pages that it links to, in equal parts. The parts travel as a variable stream, in columns, to
+the subtasks of these pages. A page without links gives its rank to all pages: an all-reduce tells every subtask their
+sum in the next round. With a generated graph::
 
     python examples/page_rank.py
 """
@@ -43,9 +43,9 @@ ARRAYS = ("figures", "pages", "out_degrees", "linked_pages", "link_from", "link_
 class Pages(Operator, IterationListener):
     """The pages of one subtask: their links, and their ranks.
 
-    Epoch 0 brings the links; of epoch 1 on it is known how many pages there are, and each has a rank; from epoch 2
-    on parts of the ranks of others have come, from which ranks follow. All happens at the end of an epoch, and sums
-    are made in a fixed order, so the ranks do not depend on who is faster.
+    Epoch 0 brings the links. In epoch 1 the number of pages is known, and each page gets its first rank. From epoch 2
+    on the new ranks follow from the received parts. All work is done at the end of an epoch, and sums have a fixed
+    order, so the ranks do not depend on the speed of subtasks.
     """
 
     def __init__(self, damping: float) -> None:
@@ -86,13 +86,13 @@ class Pages(Operator, IterationListener):
         self.send_parts(out)
 
     def arrange_links(self) -> None:
-        """Number the pages of this subtask and those that they link to."""
+        """Number the pages of this subtask, and the pages that they link to."""
         if not self.links:
             return
         fields = ("page", "to", "is link")
         pages, to, is_link = (np.concatenate([links[name] for links in self.links]) for name in fields)
         self.pages = np.unique(pages)
-        # In a fixed order, whichever came first.
+        # In a fixed order, whatever the order of arrival.
         order = np.lexsort((to[is_link], pages[is_link]))
         self.link_from = np.searchsorted(self.pages, pages[is_link][order])
         self.out_degrees = np.bincount(self.link_from, minlength=len(self.pages))
@@ -100,7 +100,7 @@ class Pages(Operator, IterationListener):
         self.links = []
 
     def received(self) -> np.ndarray[Any, Any]:
-        """What the pages of this subtask were given, added up in the order of the subtasks that gave it."""
+        """Return the sum of the parts for each page, added up in the order of the sending subtasks."""
         parts, self.parts = sorted(self.parts, key=lambda part: part["subtask"][0]), []
         sums = np.zeros(len(self.pages))
         for part in parts:
@@ -108,7 +108,7 @@ class Pages(Operator, IterationListener):
         return sums
 
     def send_parts(self, out: Any) -> None:
-        """One record for each page that is linked to: what all pages of this subtask give it."""
+        """Emit one record for each page that is linked to: the sum of the parts from this subtask."""
         if not len(self.link_from):
             return
         given = self.ranks[self.link_from] / self.out_degrees[self.link_from]
@@ -130,7 +130,7 @@ class Pages(Operator, IterationListener):
 
 
 def both_ends(links: Columns) -> Columns:
-    """Each link for its own page, and the page that it leads to, which must be known too if it has no links."""
+    """Return each link, and a record for its target, so that pages without links are known, too."""
     pages, to = links["from"], links["to"]
     return Columns(
         {
@@ -149,10 +149,10 @@ def page_rank(
     rounds_max: int = ROUNDS_MAX,
     subtasks: int = SUBTASKS,
 ) -> Stream:
-    """The rank of each page (fields ``page``, ``rank``) of a bounded stream of links (``from``, ``to``: ints).
+    """Return the rank of each page (fields ``page``, ``rank``) for a bounded stream of links (``from``, ``to``: ints).
 
-    It ends when all ranks together changed by ``tolerance`` or less in a round. Of several links from one page to
-    another each counts.
+    The iteration ends when the sum of all changes in a round is at most ``tolerance``. Several links from one page to
+    another count several times.
     """
     flow = links.flow
     no_parts = flow.from_items([], name="no parts", parallelism=subtasks)
@@ -182,7 +182,7 @@ def page_rank(
 
 
 def made_up_links(pages: int = PAGES, links: int = 5 * PAGES) -> Columns:
-    """Links at random, to pages of low numbers more often than to others; some pages have none."""
+    """Return random links; more of them lead to pages with low numbers, and some pages have none."""
     generator = np.random.default_rng(seed=1)
     return Columns(
         {
@@ -193,7 +193,7 @@ def made_up_links(pages: int = PAGES, links: int = 5 * PAGES) -> Columns:
 
 
 class Report(Operator):
-    """Says at the end which pages are the best."""
+    """Prints the pages with the highest ranks at the end."""
 
     def __init__(self) -> None:
         self.pages: list[Any] = []
@@ -209,7 +209,7 @@ class Report(Operator):
 
 
 def flow() -> Flow:
-    """From made-up links to the best pages."""
+    """Return the flow from generated links to the report."""
     made = Flow("page rank")
     page_rank(made.from_items(made_up_links())).process(Report, name="report", parallelism=1)
     return made

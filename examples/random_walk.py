@@ -1,9 +1,9 @@
-"""Random walks on a graph: walkers hop along its edges, and it is counted how often they visit each place.
+"""Random walks on a graph: walkers move along edges, and the program counts the visits of each place.
 
-Places are partitioned by key over several subtasks, each of which knows the edges that leave its own places. The
-walkers are the variable stream: one that has made a step is fed back, to the subtask of the place it has come to,
-until it has made all its steps. Which way it goes is drawn by a generator of its own, so that the same seed gives
-the same walks, however many subtasks there are and whoever is faster. With a made-up graph::
+Places are partitioned by key over several subtasks, and each subtask knows the edges that leave its own places. The
+walkers are the variable stream: after a step a walker is fed back to the subtask of its new place, until it has made
+all its steps. Each walker has a random generator of its own, so the same seed gives the same walks for any number of
+subtasks. With a generated graph::
 
     python examples/random_walk.py
 """
@@ -37,7 +37,7 @@ ARRAYS = ("places", "firsts", "degrees", "to")
 
 
 class Walk(Operator):
-    """Sends walkers on along the edges that leave the places of this subtask; first it reads all of these."""
+    """Moves walkers along the edges that leave the places of this subtask, after it has read all these edges."""
 
     def __init__(self, steps: int, seed: int) -> None:
         self.steps = steps
@@ -57,7 +57,7 @@ class Walk(Operator):
             self.arrange_edges()
 
     def arrange_edges(self) -> None:
-        """The edges of each place side by side, in a fixed order, whichever came first."""
+        """Sort the edges by place, in a fixed order, whatever the order of arrival."""
         self.has_edges = True
         if not self.edges:
             return
@@ -93,10 +93,9 @@ class Walk(Operator):
 def drawn_numbers(
     seed: int, walkers: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """For each walker its number of that step, from 0 to below 1.
+    """Return a random number for each walker and its step, from 0 to below 1.
 
-    Each walker has a generator SplitMix64, which can be asked for any of its numbers: the n-th depends on
-    where it begins and on n alone.
+    Each walker has a SplitMix64 generator, whose n-th number depends only on its start and on n.
     """
     begin = mixed(mixed(np.array([seed], dtype=np.uint64)) + walkers.astype(np.uint64))
     numbers = mixed(begin + (steps.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
@@ -105,7 +104,7 @@ def drawn_numbers(
 
 
 def mixed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The mixing function of SplitMix64."""
+    """Apply the mixing function of SplitMix64."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     result: np.ndarray[Any, Any] = numbers ^ (numbers >> np.uint64(31))
@@ -115,11 +114,11 @@ def mixed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def random_walk(
     edges: Stream, walkers: Stream, *, steps: int = STEPS, seed: int = SEED, subtasks: int = SUBTASKS
 ) -> Stream:
-    """All visits (fields ``walker``, ``step``, ``place``), in any order; step 0 is where a walker begins.
+    """Return all visits (fields ``walker``, ``step``, ``place``), in any order; step 0 is the first place of a walker.
 
-    ``edges``: a bounded stream of ``from`` and ``to``, both ints; of several edges between two places each counts.
-    ``walkers``: fields ``walker``, a number of its own for each, ``step``, 0, and ``place``. One that comes to a
-    place that no edge leaves stays there and makes no more visits.
+    ``edges``: a bounded stream of ``from`` and ``to``, both ints; several edges between two places count several times.
+    ``walkers``: fields ``walker``, a unique number, ``step``, 0, and ``place``. A walker at a place that no edge leaves
+    stays there and makes no more visits.
     """
     start = walkers.map_batch(lambda walkers: walkers, name="start", parallelism=subtasks)
 
@@ -135,7 +134,7 @@ def random_walk(
 
 
 def made_up_edges(places: int = PLACES, edges: int = 4 * PLACES) -> Columns:
-    """Edges at random, each of them to be gone both ways, and a ring so that all places can be reached."""
+    """Return random edges, each in both directions, and a ring, so that all places can be reached."""
     generator = np.random.default_rng(seed=1)
     ring = np.arange(places)
     one = np.concatenate([ring, generator.integers(places, size=edges)])
@@ -144,16 +143,16 @@ def made_up_edges(places: int = PLACES, edges: int = 4 * PLACES) -> Columns:
 
 
 def new_walkers(count: int = WALKERS, places: int = PLACES) -> Columns:
-    """Walkers that begin at the places in turn."""
+    """Return walkers that start at the places in turn."""
     walkers = np.arange(count)
     return Columns({"walker": walkers, "step": np.zeros(count, dtype=int), "place": walkers % places})
 
 
 class Report(Operator):
-    """Counts visits; says at the end which places have the most, and what theory says of them."""
+    """Counts visits; at the end prints the most visited places, with the share that theory predicts."""
 
     def __init__(self, edges: Columns) -> None:
-        # Where edges go both ways, a walk that goes on for ever visits each place in proportion to its edges.
+        # If edges lead both ways, an endless walk visits each place in proportion to its number of edges.
         self.expected = np.bincount(edges["from"], minlength=PLACES) / len(edges)
         self.visits = np.zeros(PLACES, dtype=int)
 
@@ -169,7 +168,7 @@ class Report(Operator):
 
 
 def flow() -> Flow:
-    """From a made-up graph to the places most visited."""
+    """Return the flow from a generated graph to the report."""
     made, edges = Flow("random walk"), made_up_edges()
     visits = random_walk(made.from_items(edges), made.from_items(new_walkers()))
     visits.process(lambda: Report(edges), name="report", parallelism=1)

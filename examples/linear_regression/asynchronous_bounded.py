@@ -1,11 +1,11 @@
 """Linear regression, asynchronous and bounded, after FLIP-176: no worker waits for another.
 
-The workers keep their examples. Each sends the gradient of one mini-batch after the other to the parameters, which
-take it in at once and send the new parameters back to that worker. With made-up data::
+Each worker keeps its examples, and sends the gradient of one mini-batch after another to the owner of the parameters.
+The owner applies the gradient at once, and sends the new parameters back to that worker. With generated data::
 
     python examples/linear_regression/asynchronous_bounded.py
 
-Or with what is in a topic now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
+Or with the records that a topic has now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
 
     python examples/linear_regression/asynchronous_bounded.py file:examples.jsonl
 """
@@ -40,7 +40,7 @@ LEARNING_RATE = 0.1
 
 
 class Parameters(Operator):
-    """Takes in each gradient as it comes, and answers its worker with the new parameters."""
+    """Applies each gradient when it arrives, and answers its worker with the new parameters."""
 
     def __init__(self) -> None:
         self.parameters = np.zeros(FEATURES)
@@ -51,7 +51,7 @@ class Parameters(Operator):
 
 
 class Train(Operator):
-    """Keeps its examples; answers parameters with the gradient of the next mini-batch."""
+    """Keeps its examples; for each parameters it receives, sends the gradient of the next mini-batch."""
 
     def __init__(self) -> None:
         self.features = np.zeros((0, FEATURES))
@@ -84,7 +84,7 @@ class Train(Operator):
 
 
 class Report(Operator):
-    """Says at the end what has been learned."""
+    """Prints the learned parameters at the end."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -99,7 +99,7 @@ class Report(Operator):
 
 
 def regression(flow: Flow, examples: Stream) -> Stream:
-    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items(
         [{"worker": worker, "parameters": np.zeros(FEATURES)} for worker in range(WORKERS)],
         name="start",
@@ -124,7 +124,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Return examples with y = 1·x₀ + 2·x₁ + … + 10·x₉ and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)
@@ -132,7 +132,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def flow(urls: Sequence[str] = ()) -> Flow:
-    """From made-up examples, or those of a topic, to a line about the models."""
+    """Return the flow from generated examples, or the examples of a topic, to the report."""
     made = Flow("linear regression, asynchronous, bounded")
     if urls:
         decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})

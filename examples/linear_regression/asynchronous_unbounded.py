@@ -1,12 +1,12 @@
 """Linear regression, asynchronous and unbounded, after FLIP-176: workers never wait.
 
-Each worker sends the gradient of every mini-batch to the parameters, which take it in at once and send
-the new parameters back to that worker; meanwhile it goes on with those it has. With made-up data::
+Each worker sends the gradient of every mini-batch to the owner of the parameters. The owner applies it at once, and
+sends the new parameters back to that worker, which continues with its old parameters until then. With generated data::
 
     python examples/linear_regression/asynchronous_unbounded.py
 
 Or with topics, here in a SQLite file. Each line of ``events.jsonl`` is a record such as
-``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; Ctrl-C ends it, as new examples may come for ever::
+``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; end it with Ctrl-C, because a topic has no end::
 
     streamiter topics create 'sqlite:///lr.db?topic=updates'
     streamiter topics produce 'sqlite:///lr.db?topic=events' events.jsonl --create
@@ -42,7 +42,7 @@ MODEL_UPDATES = OutputTag("model updates")
 
 
 class Parameters(Operator):
-    """Holds the model; answers each worker's step with the new parameters."""
+    """Holds the model; applies the gradient of a worker, and answers with the new parameters."""
 
     def __init__(self) -> None:
         self.parameters = np.zeros(FEATURES)
@@ -60,7 +60,7 @@ class Parameters(Operator):
 
 
 class Train(Operator):
-    """Makes the gradient of each mini-batch with the parameters it has."""
+    """Computes the gradient of each mini-batch with its newest parameters."""
 
     def __init__(self) -> None:
         self.parameters = np.zeros(FEATURES)
@@ -84,7 +84,7 @@ class Train(Operator):
 
 
 class Report(Operator):
-    """Says at the end what has been learned."""
+    """Prints the learned parameters at the end."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -99,7 +99,7 @@ class Report(Operator):
 
 
 def regression(flow: Flow, examples: Stream) -> Stream:
-    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items(
         [{"worker": worker, "step": np.zeros(FEATURES)} for worker in range(WORKERS)],
         name="start",
@@ -124,7 +124,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Return examples with y = 1·x₀ + 2·x₁ + … + 10·x₉ and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)
@@ -132,7 +132,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def flow(urls: Sequence[str] = ()) -> Flow:
-    """From made-up examples to a line about the models, or from one topic to another."""
+    """Return the flow from generated examples to the report, or from one topic to another."""
     made = Flow("linear regression, asynchronous, unbounded")
     if not urls:
         models = regression(made, made.from_items(made_up_examples()))

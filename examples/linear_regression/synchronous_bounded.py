@@ -1,11 +1,11 @@
 """Linear regression, synchronous and bounded, after FLIP-176: all workers make one step together in each round.
 
-The workers keep their examples. When an epoch is complete, each sends the gradient of all it has, and the
-parameters take the mean of them in their own callback. With made-up data::
+The workers keep their examples. When an epoch is complete, each sends the gradient of all its examples, and the owner
+of the parameters makes a step with their mean in its own callback. With generated data::
 
     python examples/linear_regression/synchronous_bounded.py
 
-Or with what is in a topic now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
+Or with the records that a topic has now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
 
     python examples/linear_regression/synchronous_bounded.py file:examples.jsonl
 """
@@ -39,7 +39,7 @@ LEARNING_RATE = 0.1
 
 
 class Train(Operator, IterationListener):
-    """Keeps its examples; makes their gradient with the parameters of each epoch."""
+    """Keeps its examples; computes their gradient with the parameters of each epoch."""
 
     def __init__(self) -> None:
         self.features = np.zeros((0, FEATURES))
@@ -58,7 +58,7 @@ class Train(Operator, IterationListener):
 
 
 class Parameters(Operator, IterationListener):
-    """Adds up the gradients of an epoch; makes a step with their mean when all are there."""
+    """Adds up the gradients of an epoch; makes a step with their mean when the epoch is complete."""
 
     def __init__(self) -> None:
         self.parameters = np.zeros(FEATURES)
@@ -76,7 +76,7 @@ class Parameters(Operator, IterationListener):
 
 
 class Report(Operator):
-    """Says at the end what has been learned."""
+    """Prints the learned parameters at the end."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -91,7 +91,7 @@ class Report(Operator):
 
 
 def regression(flow: Flow, examples: Stream) -> Stream:
-    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items([np.zeros(FEATURES)], name="start", parallelism=1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -106,7 +106,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Return examples with y = 1·x₀ + 2·x₁ + … + 10·x₉ and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)
@@ -114,7 +114,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def flow(urls: Sequence[str] = ()) -> Flow:
-    """From made-up examples, or those of a topic, to a line about the models."""
+    """Return the flow from generated examples, or the examples of a topic, to the report."""
     made = Flow("linear regression, synchronous, bounded")
     if urls:
         decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})

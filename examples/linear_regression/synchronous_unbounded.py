@@ -1,12 +1,12 @@
 """Linear regression, synchronous and unbounded, after FLIP-176: workers wait for the new model after each round.
 
-The workers fill a mini-batch each, send the sum of its gradients to the parameters, and read no further
-example until the parameters, having heard of all workers, come back. With two seconds of made-up data::
+Each worker fills a mini-batch, sends the sum of its gradients to the owner of the parameters, and reads no example
+until the new parameters arrive. The owner sends them when all workers have reported. With two seconds of generated data::
 
     python examples/linear_regression/synchronous_unbounded.py
 
 Or with topics, here in a SQLite file. Each line of ``events.jsonl`` is a record such as
-``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; Ctrl-C ends it, as new examples may come for ever::
+``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; end it with Ctrl-C, because a topic has no end::
 
     streamiter topics create 'sqlite:///lr.db?topic=updates'
     streamiter topics produce 'sqlite:///lr.db?topic=events' events.jsonl --create
@@ -42,7 +42,7 @@ MODEL_UPDATES = OutputTag("model updates")
 
 
 class Parameters(Operator):
-    """Holds the model; sends it out when all workers have reported."""
+    """Holds the model; sends the new parameters when all workers have reported."""
 
     def __init__(self) -> None:
         self.parameters = np.zeros(FEATURES)
@@ -67,7 +67,7 @@ class Parameters(Operator):
 
 
 class Train(Operator):
-    """Fills a mini-batch, makes its gradient, then waits for the parameters."""
+    """Fills a mini-batch, computes its gradient, then waits for the parameters."""
 
     def __init__(self) -> None:
         self.parameters: np.ndarray[Any, Any] | None = None
@@ -98,7 +98,7 @@ class Train(Operator):
         self.features, self.targets, self.parameters = [], [], None
 
     def snapshot(self) -> dict[str, Any]:
-        # Copies: a snapshot must not change when the next example comes.
+        # Copies: a snapshot must not change when the next example arrives.
         return {
             "parameters": self.parameters,
             "features": list(self.features),
@@ -114,7 +114,7 @@ class Train(Operator):
 
 
 class Report(Operator):
-    """Says at the end what has been learned."""
+    """Prints the learned parameters at the end."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -129,7 +129,7 @@ class Report(Operator):
 
 
 def regression(flow: Flow, examples: Stream) -> Stream:
-    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items([{"step": np.zeros(FEATURES), "is start": True}], name="start", parallelism=1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -147,7 +147,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Return examples with y = 1·x₀ + 2·x₁ + … + 10·x₉ and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)
@@ -155,7 +155,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def flow(urls: Sequence[str] = ()) -> Flow:
-    """From made-up examples to a line about the models, or from one topic to another."""
+    """Return the flow from generated examples to the report, or from one topic to another."""
     made = Flow("linear regression, synchronous, unbounded")
     if not urls:
         models = regression(made, made.from_items(made_up_examples()))

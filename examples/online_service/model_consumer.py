@@ -1,12 +1,12 @@
-"""Predicts which of the departing flights will arrive late, with the newest model there is. There is no flow in it.
+"""Predict which departing flights will arrive late, with the newest model. The program has no flow.
 
     pip install "streamiter[kafka,demo]"
     KAFKA=127.0.0.1:9092 python examples/online_service/model_consumer.py
 
-Environment, besides that of service.py::
+Environment variables, in addition to those of service.py::
 
-    REPORT_EVERY  1000   predictions a line
-    PREDICTIONS   0      end after so many; 0: go on until SIGTERM or Ctrl-C
+    REPORT_EVERY  1000   predictions for each printed line
+    PREDICTIONS   0      end after so many; 0: run until SIGTERM or Ctrl-C
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def main() -> None:
 
 
 async def predict(reader: TopicReader, model: ServedModel) -> None:
-    """Predict each departure as it comes; a line for every so many predictions."""
+    """Predict each departure when it arrives; print a line after each ``report_every`` predictions."""
     features, predicted, unanswered = event_features(), 0, 0
     reported: list[float] = []
     while (not PREDICTIONS or predicted < PREDICTIONS) and (batch := await reader.read()) is not None:
@@ -63,7 +63,7 @@ async def predict(reader: TopicReader, model: ServedModel) -> None:
 
 
 def departures_of(batch: TopicBatch) -> list[dict[str, object]]:
-    """The departures among the events; what is no event is the trainer's business."""
+    """Return the departures among the events; the trainer reports records that are no events."""
     decode = msgspec.json.Decoder(Departure | Arrival).decode
     events = []
     for value in batch.values:

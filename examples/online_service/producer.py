@@ -1,12 +1,12 @@
-"""Writes the flights of 2013 to Kafka as if they left and arrived now; begins again after the last one.
+"""Write the flights of 2013 to Kafka as if they left and arrived now; start again after the last one.
 
     pip install "streamiter[kafka,demo]"
     KAFKA=127.0.0.1:9092 EVENTS_PER_SECOND=100 python examples/online_service/producer.py
 
-Environment, besides that of service.py::
+Environment variables, in addition to those of service.py::
 
     EVENTS_PER_SECOND  500   0: as fast as possible
-    EVENTS             0     end after so many; 0: go on until SIGTERM or Ctrl-C
+    EVENTS             0     end after so many; 0: run until SIGTERM or Ctrl-C
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamiter.topics import OutgoingBatch, TopicWriter
 
 EVENTS_PER_SECOND = int(os.environ.get("EVENTS_PER_SECOND", "500"))
 EVENTS = int(os.environ.get("EVENTS", "0"))
-# Ten batches a second look like a steady stream; without a limit, batches of the size readers get.
+# Ten batches a second look like a steady stream; without a limit, a batch is as large as those of readers.
 BATCH = max(1, EVENTS_PER_SECOND // 10) if EVENTS_PER_SECOND else 8192
 
 
@@ -39,7 +39,7 @@ async def main() -> None:
 
 
 async def write_paced(writer: TopicWriter) -> None:
-    """Write batch after batch, each when it is due, and tell every hundred of them."""
+    """Write each batch when it is due, and print a line after every hundred batches."""
     flights = FlightEvents()
     print(
         f"{len(flights)} events of {flights.flights} flights, {EVENTS_PER_SECOND or 'all'} a second",
@@ -59,9 +59,9 @@ async def write_paced(writer: TopicWriter) -> None:
 
 
 def batches(flights: FlightEvents) -> Iterator[OutgoingBatch]:
-    """The events over and over, in batches; a flight's name is the key, so both its events meet in one partition.
+    """Return the events again and again, in batches. The key is the flight, so both its events are in one partition.
 
-    The time of a record is the time of its writing: with that of its event Kafka would delete it as too old.
+    The time of a record is the time of its writing: with the time of its event, Kafka would delete it as too old.
     """
     flight_of = msgspec.json.Decoder(Departure | Arrival).decode
     endless = (value for _ in cycle([None]) for batch in flights.batches() for value in batch.values if value)

@@ -1,11 +1,11 @@
-"""What the three programs agree on: their topics, what an event is, how a program ends.
+"""The parts that the three programs share: the topics, the events, and the end of a program.
 
-From the environment, the same for each program::
+Environment variables, the same for each program::
 
     KAFKA               127.0.0.1:9092        host:port of a broker (more of them: host:port,host:port)
-    EVENTS_TOPIC        flights               departures and arrivals, as they come
+    EVENTS_TOPIC        flights               departures and arrivals, in the order of time
     UPDATES_TOPIC       model-updates         every state of the model
-    DEAD_LETTERS_TOPIC  flights-dead-letters  events that nobody could read
+    DEAD_LETTERS_TOPIC  flights-dead-letters  events that the trainer cannot decode
     MODEL               late-flights          the model's name in the topic of updates
     PARTITIONS          1                     of the events
 """
@@ -28,9 +28,9 @@ KAFKA = os.environ.get("KAFKA", "127.0.0.1:9092")
 MODEL = os.environ.get("MODEL", "late-flights")
 PARTITIONS = int(os.environ.get("PARTITIONS", "1"))
 
-# A day of events, given back in files of 64 MB.
+# Kafka keeps a day of events, and deletes them in files of 64 MB.
 EVENTS_SETTINGS = {"retention.ms": "86400000", "segment.bytes": "67108864"}
-# Of the updates Kafka keeps the last one for ever, and those before it until a file of 16 MB is full.
+# Kafka keeps the last update for ever, and earlier updates until a file of 16 MB is full.
 UPDATES_SETTINGS = {
     "cleanup.policy": "compact",
     "segment.bytes": "16777216",
@@ -39,7 +39,7 @@ UPDATES_SETTINGS = {
 
 
 class Departure(msgspec.Struct, tag_field="event", tag="departure"):
-    """A flight that leaves according to schedule: will it be late?"""
+    """A flight at its scheduled departure: will it be late?"""
 
     flight: str
     carrier: str
@@ -52,7 +52,7 @@ class Departure(msgspec.Struct, tag_field="event", tag="departure"):
 
 
 class Arrival(msgspec.Struct, tag_field="event", tag="arrival"):
-    """The answer, hours later: how many minutes behind schedule."""
+    """The arrival of a flight, hours later: its delay in minutes."""
 
     flight: str
     delay: int
@@ -67,7 +67,7 @@ class Topics(NamedTuple):
 
 
 def topics() -> Topics:
-    """The topics, connected to nothing yet."""
+    """Return the topics without connecting to Kafka."""
     return Topics(
         _topic("EVENTS_TOPIC", "flights"),
         _topic("UPDATES_TOPIC", "model-updates"),
@@ -76,7 +76,7 @@ def topics() -> Topics:
 
 
 async def created_topics() -> Topics:
-    """The topics, of which each program creates those that are missing; waits for Kafka to be up."""
+    """Create the topics that do not exist, after waiting until Kafka answers; return all topics."""
     events, updates, dead_letters = all_topics = topics()
     while True:
         try:
@@ -91,14 +91,14 @@ async def created_topics() -> Topics:
 
 
 def until_terminated(program: Coroutine[Any, Any, None]) -> bool:
-    """Run a program to its end; SIGTERM and Ctrl-C cancel it, which is no error. Tells whether it was cancelled."""
+    """Run a program to its end; return whether SIGTERM or Ctrl-C has cancelled it."""
     return asyncio.run(_until_terminated(program))
 
 
 async def _until_terminated(program: Coroutine[Any, Any, None]) -> bool:
     task = asyncio.ensure_future(program)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # In the background of a script Ctrl-C is ignored, for it is not meant for this program.
+        # In the background of a script Ctrl-C is ignored, because the user does not mean this program.
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:

@@ -1,15 +1,15 @@
-"""Learns from the flights in Kafka, for as long as they come, and publishes the model after every step.
+"""Learn from the flights in Kafka without end, and publish the model after every step.
 
     pip install "streamiter[kafka,demo]"
     KAFKA=127.0.0.1:9092 python examples/online_service/trainer.py
 
-The first time it begins with all events there are. From then on it goes on exactly where its last checkpoint was
-taken, however the run before has ended: every event is learned from once, versions count on, and questions that
-wait for their answers still wait. Updates become visible with the checkpoint after them.
+The first run starts with the first event of the topic. Each later run resumes at the last checkpoint, however the run
+before has ended: the model learns from every event once, versions are counted further, and departures that wait for
+their arrivals still wait. Updates become visible with the next checkpoint.
 
-SIGTERM and Ctrl-C suspend it: nothing more is read, and a last checkpoint is committed.
+SIGTERM and Ctrl-C suspend it: it stops reading, and commits a last checkpoint.
 
-Environment, besides that of service.py::
+Environment variables, in addition to those of service.py::
 
     MODE                 asynchronous  or synchronous: then the models are the same, bit for bit, in every run
     MINI_BATCH           100           events a step
@@ -48,7 +48,7 @@ log = logging.getLogger("trainer")
 
 
 def training_flow() -> Flow:
-    """From the topic of events to that of model updates."""
+    """Return the flow from the topic of events to the topic of model updates."""
     events, updates, dead_letters = topics()
     flow = Flow(FLOW)
     flights = flow.source(
@@ -71,7 +71,7 @@ def training_flow() -> Flow:
 
 
 def report(metrics: dict[str, float]) -> None:
-    """Log how good the last predictions were; each was made before its flight was learned from."""
+    """Log the quality of the last predictions; each was made before the model learned from its flight."""
     quality = "AUC {window_auc:.3f}, log loss {window_loss:.3f}".format_map(metrics)
     log.info("the last %d flights: %s", REPORT_EVERY, quality)
 

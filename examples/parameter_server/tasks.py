@@ -110,7 +110,7 @@ class Clustering(Task):
 
     @functools.cached_property
     def _points_held_out(self) -> tuple[Any, Any]:
-        """The held-out points, and the square of the length of each point."""
+        """Return the held-out points, and the squared length of each point."""
         points = as_points(self.held_out)
         return points, (points**2).sum(axis=1)
 

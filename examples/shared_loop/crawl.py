@@ -1,7 +1,7 @@
-"""A crawl that several processes share: each page is visited once, by the process that it belongs to.
+"""A crawl that several processes share: each page is visited once, by the process that owns it.
 
-Links that were found are fed back through a topic, by key. So a page always comes to the same process, which knows
-whether it has been there. Each command in a terminal of its own::
+Links are fed back through a topic, by key. So a page always arrives at the same process, which knows whether it has
+visited the page. Run each command in its own terminal::
 
     streamiter topics create 'sqlite:///crawl.db?topic=links' --partitions 2
     streamiter topics create 'sqlite:///crawl.db?topic=visited'
@@ -34,12 +34,12 @@ PAGES = 200
 
 
 def links(page: int) -> list[int]:
-    """Those of a made-up page: on to two others, and back to one before it; none leads to the first page."""
+    """Return the links of a generated page: to two later pages and one earlier page; none leads to the first page."""
     return [link for link in (2 * page + 1, 2 * page + 2, page // 3 + 1) if link < PAGES]
 
 
 class Visit(Operator):
-    """Passes on the pages that it has not seen."""
+    """Emits the pages that it has not seen before."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -51,7 +51,7 @@ class Visit(Operator):
 
 
 def crawl(place: str, worker: int) -> Flow:
-    """The flow of one process. The first page is read by one of them, and found by none."""
+    """Return the flow of one process. One process reads the first page; no link leads to it."""
     flow = Flow("crawl")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
