@@ -1,7 +1,8 @@
 """Linear regression, synchronous and unbounded, after FLIP-176: workers wait for the new model after each round.
 
 Each worker fills a mini-batch, sends the sum of its gradients to the owner of the parameters, and reads no example
-until the new parameters arrive. The owner sends them when all workers have reported. With two seconds of generated data::
+until the new parameters arrive. The owner sends them when all workers have reported. With two seconds of
+generated data::
 
     python examples/linear_regression/synchronous_unbounded.py
 

@@ -68,6 +68,7 @@ NO_STATE = {
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "gathers the states of all",
+    "streamiter.runtime.checkpointing.task_barriers.TaskAtBarrier": "asked of the task, which has a case",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "tells tools how far others have come",
 }
 """Classes that keep nothing themselves, though they have the method, and why."""
