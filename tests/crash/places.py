@@ -61,7 +61,7 @@ RESTORE: Final = [
 """Once in each run, but for the opening of tasks; what is loaded is there from the second run on."""
 
 CHECKPOINT: Final = [
-    Place("after", f"{_CHECKPOINTER}._begin_checkpoint"),
+    Place("after", f"{_CHECKPOINTER}._seal_sinks"),
     Place("before", "streamiter.runtime.checkpointing.barriers:Barriers.acknowledge"),
     Place("before", f"{_CHECKPOINTER}._save"),
     Place("after", f"{_SNAPSHOT}.open"),

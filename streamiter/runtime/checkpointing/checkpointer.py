@@ -182,9 +182,8 @@ class Checkpointer:
     async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
         """Take a checkpoint and commit it; return its number. Raises JobIsOver after the last one."""
         async with self._barriers.one_at_a_time:
-            if (
-                self._failure is not None
-            ):  # Records that sinks held for that checkpoint would be missing in this one.
+            if self._failure is not None:
+                # Records that sinks held for that checkpoint would be missing in this one.
                 raise self._failure
             if self._is_over:
                 raise JobIsOver(
@@ -211,9 +210,8 @@ class Checkpointer:
             self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
             if self._is_over:
                 self._failure = error
-                if isinstance(
-                    error, WorkersApart
-                ):  # Tasks are still running, and nothing else would end them.
+                if isinstance(error, WorkersApart):
+                    # Tasks are still running, and nothing else would end them.
                     self._has_failed.set()
             elif self._transaction is not None:
                 await self._transaction.checkpoint_over()
