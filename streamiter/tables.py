@@ -231,9 +231,8 @@ def _is_matrix(column: Any) -> bool:
 def _of_arrow(column: Any) -> _Column:
     missing = np.asarray(column.is_null(), dtype=np.bool_)
     present = column.drop_null()
-    if hasattr(
-        column.type, "index_type"
-    ):  # a dictionary, which as an array has values in place of missing ones
+    if hasattr(column.type, "index_type"):
+        # A dictionary, which as an array has values in place of missing ones.
         present = present.cast(column.type.value_type)
     if present.type.num_fields:
         return _Column(_objects(present.to_pylist()), missing)

@@ -259,9 +259,8 @@ def no_topics_message(path: Path) -> str:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
-    with read_transaction(
-        connection
-    ):  # in one transaction, because another process may create the tables now
+    # In one transaction, because another process may create the tables now.
+    with read_transaction(connection):
         has_tables = _has_tables(connection, path)
         lacking = _lacking_columns(connection) if has_tables else []
     if not has_tables:

@@ -299,9 +299,8 @@ def _is_number(given: object) -> bool:
 
 
 def _loss(record: Any) -> float:
-    if isinstance(
-        record, (float, int)
-    ):  # The case of most records; the other checks need four times as long.
+    # The case of most records; the other checks need four times as long.
+    if isinstance(record, (float, int)):
         return float(record)
     value = record.item() if isinstance(record, (np.ndarray, np.generic)) and record.size == 1 else record
     try:

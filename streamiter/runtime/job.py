@@ -241,9 +241,8 @@ class Job:
         if self._checkpointer is None:
             await self._while_running(self._take_snapshot(suspend=True, keeps_state=False))
             return
-        with contextlib.suppress(
-            StreamiterError
-        ):  # wait() raises the failure of a job without its last checkpoint
+        # wait() raises the failure of a job without its last checkpoint.
+        with contextlib.suppress(StreamiterError):
             await self._while_running(self._checkpointer.take(suspend=True), survives_cancelling=True)
 
     async def snapshot(self) -> JobSnapshot:
