@@ -388,9 +388,8 @@ def translated(
 
 
 def _translated(error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path) -> TopicError:
-    if not isinstance(
-        error, sqlite3.Error
-    ):  # SQLite's own message may contain bytes of the file that are no text
+    if not isinstance(error, sqlite3.Error):
+        # SQLite's own message may contain bytes of the file that are no text.
         return _damaged(error, path)
     code = getattr(error, "sqlite_errorcode", None)
     if code is None and str(error).startswith(_NOT_TEXT):

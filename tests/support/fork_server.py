@@ -6,6 +6,7 @@ and the program. ``ForkServer`` is the side of the tests; as a script the module
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+from typer.testing import CliRunner
 
 __all__ = ["ForkServer", "fork_server"]
 
@@ -134,5 +137,10 @@ def _serve(requests: socket.socket) -> list[str]:
 if __name__ == "__main__":
     for name in _IMPORTED:
         importlib.import_module(name)
+    # Typer imports more modules when it reads the arguments of a command.
+    CliRunner().invoke(importlib.import_module("streamiter.cli.app").app, ["topics", "create", "nowhere:"])
+    # The collector of a fork would look through all modules at its end, which takes a tenth of a second.
+    gc.collect()
+    gc.freeze()
     sys.argv = ["streamiter", *_serve(socket.socket(fileno=int(sys.argv[1])))]
     importlib.import_module("streamiter.cli").main()
