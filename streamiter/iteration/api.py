@@ -48,7 +48,11 @@ _AHEAD_IN_BOUNDED = 0
 class IterationBuilder:
     """Puts one iteration into the graph of a flow. Raises GraphError for arguments that it cannot use."""
 
-    def __init__(self, initial: object, data: object, config: object, *, bounded: bool) -> None:
+    def __init__(
+        self, initial: object, data: object, body: Body[Any], config: object, *, bounded: bool
+    ) -> None:
+        check_body(body)
+        self._body = body
         self._initial, self._data = check_arguments(initial, data)
         self._config = check_config(config)
         self._bounded = bounded
@@ -60,11 +64,10 @@ class IterationBuilder:
         self._ahead: int | None = ahead
         check_inputs(self._initial, self._data, self._config, ahead, bounded=bounded)
 
-    def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
+    def build(self) -> list[Stream] | dict[str, Stream]:
         """Return the output streams, as a list or a dict like the body's. If this raises, the flow is as before."""
-        check_body(body)
         with self._flow.all_or_nothing():
-            return self._build(body)
+            return self._build(self._body)
 
     def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         streams = [stream_of(given) for given in self._data]
@@ -230,7 +233,7 @@ def iterate_unbounded_streams(
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
     """
-    return IterationBuilder(init_variable_streams, data_streams, config, bounded=False).build(body)
+    return IterationBuilder(init_variable_streams, data_streams, body, config, bounded=False).build()
 
 
 @overload
@@ -278,4 +281,4 @@ def iterate_bounded_streams_until_termination(
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
     """
-    return IterationBuilder(init_variable_streams, data_streams, config, bounded=True).build(body)
+    return IterationBuilder(init_variable_streams, data_streams, body, config, bounded=True).build()

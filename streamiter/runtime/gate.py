@@ -52,8 +52,10 @@ class Reads(Enum):
     """Feedback, which is logged: the job stops at a barrier, and the task waits for its return."""
 
 
-# The gate compares with it for every batch, and Python is slow to look up a member of an enum.
+# The gate compares with them for every batch or record, and Python is slow to look up a member of an enum.
 _ALL: Final = Reads.ALL
+_BARRIERS: Final = Reads.BARRIERS
+_FEEDBACK: Final = Reads.FEEDBACK
 
 
 class Gate:
@@ -109,7 +111,7 @@ class Gate:
             return self._poll_rest(*self._ending)
         stands_still = False
         if self._reads is not _ALL:
-            if self._reads is Reads.FEEDBACK:
+            if self._reads is _FEEDBACK:
                 return self._poll_feedback()
             stands_still = True
         ready = self._ready
@@ -222,17 +224,17 @@ class Gate:
     def is_wanted(self, input_name: str) -> bool:
         """Return whether the gate reads this input now."""
         wanted = self._wanted.names
-        return not self.stands_still and (wanted is None or input_name in wanted)
+        return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
 
     @property
     def stands_still(self) -> bool:
-        return self._reads is Reads.BARRIERS
+        return self._reads is _BARRIERS
 
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and hold the records before them; or read everything again."""
-        if self._reads is Reads.FEEDBACK or stands_still is self.stands_still:
+        if self._reads is _FEEDBACK or stands_still is (self._reads is _BARRIERS):
             return
-        self._reads = Reads.BARRIERS if stands_still else Reads.ALL
+        self._reads = _BARRIERS if stands_still else _ALL
         if not stands_still:
             self._unpark()
 

@@ -51,8 +51,6 @@ from streamiter.runtime.watchdog import STALL_AFTER_S
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from streamiter.checkpoints.disk_queue import ReplayCache
-
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
 

@@ -108,6 +108,7 @@ class Task:
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
+        self._failures = FailuresOf(self.first.step.name)
         self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
         self._entries: dict[str, Entry] = {}
@@ -313,7 +314,7 @@ class Task:
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
-            with FailuresOf(self.first.step.name):
+            with self._failures:
                 await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
             return
         if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
@@ -403,7 +404,7 @@ class Task:
         elif isinstance(event, CheckpointAbandoned):
             self.barriers.abandon(event.checkpoint)
         elif self._boundary is not None:
-            with FailuresOf(self.first.step.name):
+            with self._failures:
                 await self._boundary.on_control(event, self._boundary_out)
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.

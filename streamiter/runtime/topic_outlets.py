@@ -8,6 +8,7 @@ control record as one record in each partition of its head. :class:`Message` are
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,9 @@ class OutgoingPump:
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
-        self._ready: dict[FeedbackOutlet, None] = {}
+        self._ready: deque[FeedbackOutlet] = deque()
+        self._is_ready: set[FeedbackOutlet] = set()
+        """The outlets in the queue."""
         """The outlets that may have items, in the order of their turns."""
         self._news = asyncio.Event()
         self._is_finishing = False
@@ -134,16 +137,17 @@ class OutgoingPump:
         self._news.set()
 
     def _mark_ready(self, outlet: FeedbackOutlet) -> None:
-        if outlet not in self._ready:
-            self._ready[outlet] = None
+        if outlet not in self._is_ready:
+            self._is_ready.add(outlet)
+            self._ready.append(outlet)
             self._news.set()
 
     def _take_items(self) -> OutgoingRecords:
         """Take items from the outlets in turns, up to the size of one write."""
         entries = OutgoingRecords()
         while self._ready and entries.size_bytes < _WRITE_BYTES:
-            outlet = next(iter(self._ready))
-            del self._ready[outlet]
+            outlet = self._ready.popleft()
+            self._is_ready.discard(outlet)
             if outlet.queue.peek() is not None:
                 self._take_next(outlet, entries)
                 self._mark_ready(outlet)

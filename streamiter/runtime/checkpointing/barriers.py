@@ -107,11 +107,10 @@ class Barriers:
     ) -> TakenParts:
         """Send a barrier through the job; return the state of all tasks, which the caller releases.
 
-        A task that ended before the barrier gives its state at its end. ``on_begin`` is called
-        when the barrier is sent, after all earlier barriers have passed. Raises CheckpointTimedOut after
-        ``timeout_s`` seconds; then, and if the call is cancelled, the checkpoint is abandoned. If the state of
-        parameter servers is kept (``keeps_state``), all their workers must reach the same clock first, within
-        ``stand_still_timeout_s``.
+        A task that ended before the barrier gives its state at its end. ``on_begin`` is called when the barrier is
+        sent, after all earlier barriers have passed. Raises CheckpointTimedOut after ``timeout_s`` seconds; then, and
+        if the call is cancelled, the checkpoint is abandoned. If the state of parameter servers is kept
+        (``keeps_state``), all their workers must reach the same clock first, within ``stand_still_timeout_s``.
         """
         due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         if self._pending is not None:
@@ -178,7 +177,7 @@ class Barriers:
             )
 
     async def _in_time(self, waiting: Coroutine[object, object, object], due_s: float | None) -> bool:
-        """Wait until a coroutine is done or the time is over; return whether it is done. Then it is cancelled."""
+        """Wait until a coroutine is done or the time is over; return whether it is done. If not, it is cancelled."""
         done: asyncio.Future[object] = asyncio.ensure_future(waiting)
         is_late = asyncio.Event()
         late: asyncio.Future[object] = asyncio.ensure_future(is_late.wait())

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias, final
+from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
@@ -87,6 +87,10 @@ class Suspension(Enum):
     """The task has stopped."""
 
 
+# The task compares with it for each control record, and Python is slow to look up a member of an enum.
+_RUNS: Final = Suspension.NONE
+
+
 class TaskAtBarrier(Protocol):
     """The parts of a task that pass a barrier."""
 
@@ -139,7 +143,7 @@ class TaskBarriers:
     @property
     def is_suspending(self) -> bool:
         """Whether the state at the last barrier is taken, and only the return of the barrier is handled."""
-        return self.suspension is not Suspension.NONE and self._gate.has_feedback
+        return self.suspension is not _RUNS
 
     def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
         """Have barriers pass this worker, too. ``keeps_last_state``: whether a suspended job leaves a checkpoint."""
@@ -323,7 +327,7 @@ class _Member:
     clocks: Mapping[str, int] = field(default_factory=dict)
 
     def resume(self) -> None:
-        """Let its task read again, if it has stopped."""
+        """Let its task ask again, and read again if it has stopped."""
         if self.reading is _Reading.STOPPED:
             self.reading = _Reading.MOVING
         self.call_again()
@@ -401,12 +405,10 @@ class ClockAlignment:
 
     def _unpassed(self, task: str) -> _Member | None:
         """Return the member of a task that the barrier has not passed; None if no barrier is due."""
+        if not self._is_aligning:
+            return None
         member = self._members.get(task)
-        return (
-            member
-            if self._is_aligning and member is not None and member.reading is not _Reading.PASSED
-            else None
-        )
+        return None if member is None or member.reading is _Reading.PASSED else member
 
     def _release_those_behind(self, member: _Member) -> None:
         """Let tasks continue that stopped at an earlier clock than this one has reached."""
