@@ -544,6 +544,8 @@ def _part(first_offset: int, block: RecordBlock, span: OffsetSpan) -> TopicBatch
         keys=block.keys,
         headers=block.headers,
     )
+    if span.start <= first_offset and first_offset + len(block.values) <= span.stop:
+        return whole  # Part of a batch is a copy.
     return whole[max(0, span.start - first_offset) : max(0, span.stop - first_offset)]
 
 

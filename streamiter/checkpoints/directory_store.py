@@ -263,6 +263,9 @@ def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
         record = msgspec.json.decode(file.record, type=FlowRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise Damage(f"it holds what no version of this format has ({problem})") from None
+    if msgspec.json.encode(record) != bytes(file.record):
+        # A field that is missing would be read as its default: "nothing committed".
+        raise Damage("it holds what no version of this format has (fields are missing or unknown)")
     if flow not in (None, record.flow):
         raise Damage(f"it is that of flow {record.flow!r}")
     return record

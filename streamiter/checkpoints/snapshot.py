@@ -232,9 +232,8 @@ def frame_head(offset: int, content: bytes) -> bytes:
 
 def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry]) -> bytes:
     """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
-    manifest = Manifest(
-        header.flow, header.id, header.created_at_ms, header.job_ended, header.steps, header.notes, parts
-    )
+    steps, notes = dict(header.steps), dict(header.notes)
+    manifest = Manifest(header.flow, header.id, header.created_at_ms, header.job_ended, steps, notes, parts)
     try:
         return msgspec.json.encode(manifest)
     except UnicodeEncodeError as problem:

@@ -358,7 +358,7 @@ class OnlineKMeans:
         if "centroids" not in parameters:
             raise ModelError(
                 f"OnlineKMeans: expected parameters with centroids, given {', '.join(parameters) or 'none'}; "
-                "give the parameters of another model"
+                "these belong to another kind of model; give the parameters of an OnlineKMeans"
             )
         centroids = as_points("OnlineKMeans (initial centroids)", parameters["centroids"])
         if len(centroids) != self._clusters:

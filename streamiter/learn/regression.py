@@ -70,8 +70,6 @@ from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
 
-__all__ = []
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fit:

@@ -43,9 +43,6 @@ from streamiter.errors import ModelError
 from streamiter.records import Array
 from streamiter.topics.topic import Headers
 
-__all__ = []
-
-
 Rank = tuple[int, int]
 """Generation and version; updates of one model are ordered by it."""
 

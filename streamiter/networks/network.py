@@ -292,7 +292,7 @@ class LayerGraph:
         return self.loss_layer.output
 
     def loss(self) -> float:
-        """Return the mean loss of the batch; compute the scores if necessary."""
+        """Return the mean loss of the batch; compute the scores if necessary. It is not finite after a divergence."""
         self._forward_unless_done()
         return self.loss_layer.mean_loss()
 

@@ -517,11 +517,11 @@ class Server(abc.ABC):
         another process than the server joins with its first call.
         """
         self._check_open()
-        worker = whole_number("client(worker=)", worker, 0)
+        worker = whole_number(f"{type(self).__name__}.client(worker=)", worker, 0)
         if worker in self._clients:
             raise ParameterServerError(
-                f"worker {worker}: expected a worker that does not take part yet, given a worker that does; use its "
-                "client, or let it leave first"
+                f"worker {worker}: expected a worker without a client in this process, given a worker that has one; "
+                "use its client, or let it leave first"
             )
         return self._make_client(
             worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls

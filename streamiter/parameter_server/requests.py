@@ -20,7 +20,16 @@ import numpy as np
 
 from streamiter import errors
 from streamiter.deferred import PlainValue
-from streamiter.errors import ParameterServerError, RolledBack, StreamiterError
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    InternalError,
+    ModelError,
+    ParameterServerError,
+    PlainDataError,
+    RolledBack,
+    StreamiterError,
+)
 from streamiter.parameter_server.consistency import TrackerState
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
@@ -479,11 +488,24 @@ def fill(reply: object, outputs: Outputs) -> object:
     return reply._replace(values=values)
 
 
-# The errors that are made from a message alone, by name.
+# The errors of a shard that keep their class on the way, by name. They are made from a message alone. Other errors come
+# from functions of users, and need their traceback.
 _ERRORS: Final = {
     kind.__name__: kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, StreamiterError) and kind.__init__ is Exception.__init__
+    if isinstance(kind, type)
+    and issubclass(
+        kind,
+        (
+            ParameterServerError,
+            CheckpointError,
+            ConfigurationError,
+            InternalError,
+            ModelError,
+            PlainDataError,
+        ),
+    )
+    and kind.__init__ is Exception.__init__
 }
 
 

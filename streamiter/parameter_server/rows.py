@@ -289,7 +289,9 @@ class MatrixAccess:
     def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
         """Return the request of a read to each shard."""
         name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
-        return [(shard, GetRequest(name, worker, observed, p, own)) for shard, p in reading.parts.items()]
+        return [
+            (shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()
+        ]
 
     def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
         """Return the request with these parts to each shard."""

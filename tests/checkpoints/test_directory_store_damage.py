@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,20 @@ async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder
             CheckpointError, match=rf"^{record}: expected the runs and the last commit of .* given a damaged"
         ):
             await call
+
+
+@pytest.mark.parametrize("place", ["flow", "runs", "committed", "is_lost", "runs/run", "runs/committed"])
+async def test_a_record_without_a_field_is_damaged(make_store: MakeStore, folder: Path, place: str) -> None:
+    """A record without its last commit was read as that of a flow that has committed nothing."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    record = json.loads((folder / "record.json").read_bytes())["record"]
+    part, _, field = place.rpartition("/")
+    del (record[part][0] if part else record)[field]
+    packed = json.dumps(record, separators=(",", ":")).encode()
+    with pytest.raises(Damage, match="it holds what no version of this format has"):
+        unpack_record(b'{"format":1,"crc32":%d,"record":%s}\n' % (zlib.crc32(packed), packed))
 
 
 async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder: Path) -> None:

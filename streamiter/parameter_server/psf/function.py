@@ -292,6 +292,13 @@ def _settings(function: type[PartitionFunction]) -> dict[str, tuple[object, ...]
 
 
 @cache
+def _checks(function: type[PartitionFunction]) -> tuple[tuple[str, Check], ...]:
+    """Return the checks of the settings, by the name of the setting."""
+    marked = _settings(function).items()
+    return tuple((field, cast("Check", mark)) for field, marks in marked for mark in marks if callable(mark))
+
+
+@cache
 def fields_with(function: type[PartitionFunction], mark: str) -> tuple[str, ...]:
     """Return the names of the settings with this mark."""
     return tuple(field for field, marks in _settings(function).items() if mark in marks)
@@ -307,16 +314,14 @@ class Checked(PartitionFunction):
     """A psf whose annotations say how its settings are checked, and which of them are rows, columns and numbers."""
 
     def __post_init__(self) -> None:
-        for field, marks in _settings(type(self)).items():
-            for check in marks:
-                if callable(check):
-                    set_checked(self, field, check)
+        for field, check in _checks(type(self)):
+            set_checked(self, field, check)
 
     @property
     def named_rows(self) -> tuple[int, ...]:
         """The rows among its settings."""
-        named = (getattr(self, field) for field in fields_with(type(self), ROW))
-        return tuple(row for row in named if row is not None)
+        named = [getattr(self, field) for field in fields_with(type(self), ROW)]
+        return tuple([row for row in named if row is not None])
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return self.named_rows

@@ -466,6 +466,7 @@ class RemoteServer(Server):
 
     async def close(self) -> None:
         """Make all workers of this process leave. May be called more than once."""
+        self._is_closed = True
         try:
             for client in list(self._clients.values()):
                 while not client.has_left:
