@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypeAlias, final
+from typing import NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
@@ -87,10 +87,6 @@ class Suspension(Enum):
     """The task has stopped."""
 
 
-# The task compares with it for each control record, and Python is slow to look up a member of an enum.
-_RUNS: Final = Suspension.NONE
-
-
 class TaskAtBarrier(Protocol):
     """The parts of a task that pass a barrier."""
 
@@ -139,11 +135,6 @@ class TaskBarriers:
         """The barrier that has not returned yet."""
         self._pending_parts: list[SnapshotPart] = []
         """The state for its checkpoint, without the log."""
-
-    @property
-    def is_suspending(self) -> bool:
-        """Whether the state at the last barrier is taken, and only the return of the barrier is handled."""
-        return self.suspension is not _RUNS
 
     def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
         """Have barriers pass this worker, too. ``keeps_last_state``: whether a suspended job leaves a checkpoint."""
