@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -93,3 +94,11 @@ def test_a_forked_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
         listed = run("topics", "list", "sqlite:///events.db")
         assert (listed.returncode, "clicks" in listed.stdout, listed.stderr) == (0, True, "")
         assert run("topics", "list").returncode == 2
+
+
+def test_a_process_that_forks_for_commands_and_has_ended_fails_the_test(tmp_path: Path) -> None:
+    """Its silence was read as the exit code 0 of a command that printed nothing."""
+    with fork_server() as server:
+        server._requests.shutdown(socket.SHUT_RD)
+        with pytest.raises(AssertionError, match="the process that forks for commands has ended"):
+            server.run(["--help"], cwd=tmp_path, env=os.environ, given="", timeout_s=60)

@@ -1,7 +1,7 @@
 """A worker's client: all calls of a worker to a parameter server.
 
 A call names rows and columns of a matrix. ``rows.MatrixAccess`` splits the call into a request for each shard;
-``Participation`` sends the requests; the client puts the replies together..
+``Participation`` sends the requests; the client puts the replies together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A process that has imported the program and forks for each command.
 
 A command then runs in a process of its own, as it does for users, without the second that Python needs to import numpy
-and the program. ``ForkServer`` is the side of the tests; as a script the module is the process that forks.
+and the program. ``ForkServer`` is the side of the tests; run as a program, the module is the process that forks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.processes import kill_session
 from typer.testing import CliRunner
 
 __all__ = ["ForkServer", "fork_server"]
+
+TESTS = Path(__file__).parents[1]
 
 # The program and the modules that its commands import when they run.
 _IMPORTED = (
@@ -70,13 +72,19 @@ class ForkServer:
             try:
                 code = self._reply()
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
+                kill_session(pid)
                 self._reply()
                 raise
+            finally:
+                # A process that the command has started may hold the pipes open, and the reads would not end.
+                kill_session(pid)
         return subprocess.CompletedProcess(list(arguments), code, printed.result(), errors.result())
 
     def _reply(self) -> int:
-        return int.from_bytes(self._requests.recv(_REPLY_BYTES, socket.MSG_WAITALL), signed=True)
+        reply = self._requests.recv(_REPLY_BYTES, socket.MSG_WAITALL)
+        if len(reply) < _REPLY_BYTES:  # No bytes at all would be read as exit code 0.
+            raise AssertionError("the process that forks for commands has ended")
+        return int.from_bytes(reply, signed=True)
 
 
 @contextmanager
@@ -84,7 +92,11 @@ def fork_server() -> Iterator[ForkServer]:
     """Start the process that forks; it ends with the block, or with the process of the tests."""
     ours, its = socket.socketpair()
     with ours, its:
-        program = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()])
+        program = subprocess.Popen(
+            [sys.executable, "-m", "support.fork_server", str(its.fileno())],
+            cwd=TESTS,
+            pass_fds=[its.fileno()],
+        )
         its.close()
         try:
             yield ForkServer(ours)
@@ -122,6 +134,7 @@ def _serve(requests: socket.socket) -> list[str]:
             requests.sendall(os.waitstatus_to_exitcode(status).to_bytes(_REPLY_BYTES, signed=True))
             continue
         requests.close()
+        os.setsid()  # So that the command is killed with all processes that it has started.
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)

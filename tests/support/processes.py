@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-__all__ = ["LIMIT_S", "async_process", "process"]
+__all__ = ["LIMIT_S", "async_process", "kill_session", "process"]
 
 LIMIT_S: Final = 90.0
 """Longer than a process of a test takes on a busy machine, and below the time limit of a test (120 s)."""
@@ -96,7 +96,7 @@ def _limited(
     def reach() -> None:
         nonlocal is_reached
         is_reached = True
-        _kill_session(pid)
+        kill_session(pid)
 
     timer = call_later(limit_s, reach)
     try:
@@ -107,12 +107,12 @@ def _limited(
         raise
     finally:
         timer.cancel()
-        _kill_session(pid)
+        kill_session(pid)
     if is_reached:
         raise AssertionError(message)
 
 
-def _kill_session(pid: int) -> None:
+def kill_session(pid: int) -> None:
     """Kill a process and its children: it leads a session, which contains them unless they left it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
