@@ -17,7 +17,7 @@ from streamiter.optimizers import (
 )
 
 SOME_NUMPY = np.float32(0.1)
-"""Settings come from arrays, too."""
+"""A numpy scalar, as settings may come from arrays."""
 
 RULES = [
     SGD(),

@@ -1,4 +1,4 @@
-"""Learning rates against their formulas."""
+"""Learning rates, compared with their formulas."""
 
 import math
 
@@ -10,7 +10,7 @@ from streamiter.optimizers import Constant, Correction, Inverse, InverseSquareRo
 
 
 def test_rates_count_updates_from_1():
-    """A rate that begins at step 0 makes a first step that is too large."""
+    """A rate that started at step 0 made a first step that was too large."""
     assert Constant(0.5).at(1) == Constant(0.5).at(1000) == 0.5
     assert InverseSquareRoot(0.5, decay=3.0).at(1) == 0.25
     assert InverseSquareRoot(0.5, decay=3.0).at(5) == 0.125
@@ -20,7 +20,7 @@ def test_rates_count_updates_from_1():
 
 @pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
 def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
-    """With t from 0 the first rate divides by 0; with t from 2 the first steps are half as large as they should be."""
+    """With t from 0 the first rate divided by 0; with t from 2 the first steps were half as large as they should be."""
     rate = Correction(lr, decay=alpha, beta=beta)
     for t in [1, 2, 3, 10, 1000, 100_000]:
         assert rate.at(t) == pytest.approx(
@@ -29,7 +29,7 @@ def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
 
 
 def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
-    """The purpose of the correction: lr·v stays lr·g, while the velocity grows tenfold."""
+    """With a wrong correction, lr·v did not stay lr·g while the velocity grew tenfold."""
     rate, velocity = Correction(0.5, decay=0.0, beta=0.9), 0.0
     for t in range(1, 50):
         velocity = 0.9 * velocity + 1.0
@@ -40,14 +40,14 @@ def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
     ("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)]
 )
 def test_warm_restarts_are_those_of_a_scheduler_that_counts(lr, alpha, interval):
-    """A pure function must find the interval itself, and divide again at each restart."""
+    """The pure function found a wrong interval, or did not divide again at each restart."""
     rate = WarmRestarts(lr, decay=alpha, interval=interval)
     expected = list(written_out.warm_restarts(lr, alpha, interval, steps=3000))
     assert [rate.at(t) for t in range(1, 3001)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_start_again():
-    """The last step of an interval has the lowest rate, the next one nearly the highest."""
+    """The last step of an interval did not have the lowest rate, or the next step did not restart near the highest."""
     rate = WarmRestarts(0.5, decay=0.5)
     assert rate.at(50) == pytest.approx(0.05 + 0.45 / 2)
     assert rate.at(100) == pytest.approx(0.05)
@@ -60,7 +60,7 @@ def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_start_again():
 
 
 def test_rates_know_nothing_of_what_they_were_asked_before():
-    """A model that is restored asks for step 250 first; a worker may ask for the same step twice."""
+    """A rate depended on earlier calls, and a restored model, whose first call is for step 250, got a wrong rate."""
     for rate in (Correction(0.5), WarmRestarts(0.5, interval=10), InverseSquareRoot(0.5)):
         late = rate.at(250)
         assert [rate.at(t) for t in range(1, 251)][-1] == rate.at(250) == late
@@ -68,7 +68,7 @@ def test_rates_know_nothing_of_what_they_were_asked_before():
 
 
 def test_defaults_are_those_of_angel():
-    """Changed by accident they would change every model that relies on them."""
+    """A default was changed by accident and changed every model that relied on it."""
     assert Correction(0.5) == Correction(0.5, decay=0.001, beta=0.9)
     assert WarmRestarts(0.5) == WarmRestarts(0.5, decay=0.001, interval=100)
 
@@ -90,6 +90,6 @@ def test_defaults_are_those_of_angel():
     ],
 )
 def test_rates_that_cannot_be_are_refused_by_name(make, message):
-    """A beta of 1 would divide by 0 at the first step."""
+    """A beta of 1 divided by 0 at the first step."""
     with pytest.raises(ConfigurationError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""The update rules against their formulas written out one number at a time."""
+"""The update rules, compared with their formulas written out one number at a time."""
 
 import inspect
 import tracemalloc
@@ -70,7 +70,7 @@ def gradients():
 @pytest.mark.parametrize(("l1", "l2"), REGULARIZED)
 @pytest.mark.parametrize(("rule", "formula", "given", "settings"), CASES)
 def test_a_rule_does_what_its_formula_says(gradients, rule, formula, given, settings, l1, l2):
-    """The slots must agree too: a wrong one shows only many steps later."""
+    """A slot was wrong, which showed in the weights only many steps later."""
     optimizer = rule(RATE, l1=l1, l2=l2, **given)
     weights, slots = run(optimizer, START, gradients)
     expected, expected_slots = written_out.learn(
@@ -85,7 +85,7 @@ def test_a_rule_does_what_its_formula_says(gradients, rule, formula, given, sett
 @pytest.mark.parametrize(("l1", "l2"), REGULARIZED)
 @pytest.mark.parametrize(("rule", "formula", "given", "settings"), CASES)
 def test_float32_differs_from_the_formula_by_rounding_only(gradients, rule, formula, given, settings, l1, l2):
-    """A constant that vanishes in float32, such as 1e-300, makes 0/0 there and nowhere else."""
+    """A constant that vanishes in float32, such as 1e-300, made 0/0 only in float32."""
     weights, slots = run(rule(RATE, l1=l1, l2=l2, **given), START, gradients, "float32")
     expected, expected_slots = written_out.learn(
         formula, START, gradients.tolist(), slots=rule.slot_names, rate=RATE.at, l1=l1, l2=l2, **settings
@@ -102,7 +102,7 @@ def test_float32_differs_from_the_formula_by_rounding_only(gradients, rule, form
 def test_a_sparse_gradient_touches_what_it_names_and_nothing_else(
     gradients, rule, formula, given, settings, few
 ):
-    """Momentum, decay of slots and l2 crept into weights whose features were not there."""
+    """Momentum, decay of slots and l2 changed weights whose features did not occur."""
     random = np.random.default_rng(5)
     optimizer = rule(RATE, l1=0.05, l2=0.3, **given)
     weights = np.array(START)
@@ -128,7 +128,7 @@ def test_a_sparse_gradient_touches_what_it_names_and_nothing_else(
 
 
 def test_defaults_are_those_of_the_literature():
-    """Changed by accident they would change every model that relies on them."""
+    """A default was changed by accident and changed every model that relied on it."""
     assert Momentum() == Momentum(Constant(0.01), momentum=0.9, l1=0.0, l2=0.0)
     assert AdaGrad() == AdaGrad(Constant(0.01), epsilon=1e-8, l1=0.0, l2=0.0)
     assert RMSProp() == RMSProp(Constant(0.01), beta=0.9, epsilon=1e-8, l1=0.0, l2=0.0)
@@ -143,7 +143,7 @@ def test_each_rule_has_a_name_of_its_own():
 
 
 def test_all_public_rules_are_among_those_tested():
-    """A rule that is added to the package and to none of these lists."""
+    """A rule was added to the package and was in none of the lists of tests."""
     import streamiter.optimizers as package
 
     concrete = {
@@ -157,7 +157,7 @@ def test_all_public_rules_are_among_those_tested():
 @pytest.mark.parametrize("rate", [Constant(0.2), Correction(0.2), WarmRestarts(0.2, interval=5)])
 @pytest.mark.parametrize("rule", [Momentum, AdaGrad, RMSProp, AdaDelta, Adam])
 def test_every_rule_follows_its_learning_rate(gradients, rule, rate):
-    """A rate that is asked for once and kept does not decay; l1 goes with the rate of the step."""
+    """A rate was computed once and kept, so it did not decay; l1 must use the rate of the step too."""
     formula = getattr(written_out, rule.__name__.lower())
     weights, _ = run(rule(rate, l1=0.1), START, gradients[:12])
     expected, _ = written_out.learn(
@@ -168,7 +168,7 @@ def test_every_rule_follows_its_learning_rate(gradients, rule, rate):
 
 @pytest.mark.parametrize("rule", [Momentum, AdaGrad, RMSProp, AdaDelta, Adam])
 def test_shrunk_weights_are_a_plain_0(rule):
-    """A published weight of −0.0 looks like a mistake, and differs from 0.0 byte by byte."""
+    """A published weight of −0.0 looked like a mistake and differed from 0.0 byte by byte."""
     weights, _ = run(rule(0.1, l1=50.0), [0.01, -0.01], [[0.1, -0.1]])
     few = np.array([0.01, -0.01])
     optimizer = rule(0.1, l1=50.0)
@@ -180,7 +180,7 @@ def test_shrunk_weights_are_a_plain_0(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_no_weights_at_all_may_be_named(rule):
-    """The rows of this step of a worker may all be on other shards."""
+    """An update without weights failed when all rows of a worker's step were on other shards."""
     weights = np.array([1.0, -2.0])
     slots = rule.new_slots(weights)
     before = {name: slot.copy() for name, slot in slots.items()}
@@ -191,14 +191,14 @@ def test_no_weights_at_all_may_be_named(rule):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, FTRL)], ids=repr)
 def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
-    """Only FTRL must compute its state from given weights."""
+    """A warm start changed the slots of a rule other than FTRL, whose state depends on the given weights."""
     slots, new = rule.slots_for_warm_start(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
     assert slots.keys() == new.keys()
     assert all(np.array_equal(slots[name], new[name]) for name in new)
 
 
 class Watched(np.ndarray):
-    """An array that records the types of all computations with it."""
+    """Records the types of all computations with an array."""
 
     computed: ClassVar[set[str]] = set()
 
@@ -216,7 +216,7 @@ class Watched(np.ndarray):
 @pytest.mark.parametrize("rule", [*RULES, SGD(0.1, l1=0.1, l2=[0.1] * 6)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_everything_is_computed_in_the_type_of_the_weights(rule, dtype, gradients):
-    """A copy of a row in float64 takes twice its memory, and the time to convert it twice."""
+    """A copy of a row in float64 took twice its memory, and time to convert it twice."""
     weights = np.array(START, dtype).view(Watched)
     slots = rule.new_slots(weights)
     Watched.computed = set()
@@ -229,7 +229,7 @@ def test_everything_is_computed_in_the_type_of_the_weights(rule, dtype, gradient
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_whole_row_is_updated_with_few_temporary_arrays(rule):
-    """A step on a row of 10 million numbers that takes ten more rows of memory ends in the kernel's hands."""
+    """A step on a row of 10 million numbers took the memory of ten more rows, and the kernel killed the process."""
     weights = np.ones(100_000, np.float32)
     gradient, slots = weights * 0.5, rule.new_slots(weights)
     tracemalloc.start()
@@ -242,7 +242,7 @@ def test_a_whole_row_is_updated_with_few_temporary_arrays(rule):
 
 
 def test_ftrl_of_float32_differs_from_the_formula_by_rounding_only(gradients):
-    """Its state z and n was made for float64, and only float64 was tested."""
+    """The state z and n was made for float64, and only float64 was tested."""
     weights, slots = run(FTRL(0.1, 0.7, l1=0.5, l2=0.3), START, gradients, "float32")
     expected, expected_slots = written_out.learn_ftrl(
         START, gradients.tolist(), alpha=0.1, beta=0.7, l1=0.5, l2=0.3

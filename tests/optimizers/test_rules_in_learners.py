@@ -45,7 +45,7 @@ def bits(model):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_fit_learns_with_every_rule(rule, sparse):
-    """A rule that the learners accept and that does not learn there."""
+    """Learners accepted a rule with which they did not learn."""
     x, y = data()
     features = SparseRows.from_dense(x) if sparse else x
     model = LogisticRegression(4)
@@ -57,7 +57,7 @@ def test_fit_learns_with_every_rule(rule, sparse):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_online_training_learns_with_every_rule(rule, mode):
-    """Sparse gradients of workers that the owner applies are the other way into a rule."""
+    """Sparse gradients that the owner applies for workers reached a rule that did not learn from them."""
     x, y = data(2000)
     flow = Flow("online")
     rows = flow.from_items(Columns({"x": x, "y": (y > 0).astype(float)}))
@@ -78,7 +78,7 @@ def test_online_training_learns_with_every_rule(rule, mode):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("rows_at_once", [1, 40])
 def test_learning_resumes_after_a_restore_to_the_last_bit(rule, sparse, rows_at_once):
-    """A slot of the intercept, or the number of the step, that is missing in the state."""
+    """A slot of the intercept, or the number of the step, was missing in the state."""
     x, y = data(160)
     whole, first, second = (LinearRegression(4, optimizer=rule) for _ in range(3))
     for begin in range(0, 160, rows_at_once):
@@ -94,9 +94,9 @@ def test_learning_resumes_after_a_restore_to_the_last_bit(rule, sparse, rows_at_
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_one_step_does_not_depend_on_the_way_the_features_come(rule):
-    """Rows one at a time take a path of plain floats, batches one of arrays, wide rows another."""
+    """Rows one at a time are computed with plain floats, batches with arrays, and their results differed."""
     x, y = data(60)
-    x[x == 0.0] = 0.1  # a sparse step touches what is named: here everything
+    x[x == 0.0] = 0.1  # a sparse step updates only named weights: here all of them
     one_by_one, each, arrays = (LinearRegression(4, optimizer=rule) for _ in range(3))
     for row, target in zip(x, y, strict=True):
         one_by_one.learn([row], [target])
@@ -107,7 +107,7 @@ def test_one_step_does_not_depend_on_the_way_the_features_come(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_the_intercept_is_not_regularized(rule):
-    """It was shrunk with the weights, and every prediction leaned towards 0."""
+    """The intercept was shrunk with the weights, and every prediction moved towards 0."""
     strong = type(rule)(rule.learning_rate, l1=1e6, l2=0.0)
     model = LinearRegression(4, optimizer=strong)
     x, y = data(40)

@@ -20,7 +20,7 @@ from streamiter.optimizers import (
 
 
 def test_without_regularization_keeps_the_rest():
-    """The intercept learns at the model's own rate."""
+    """The intercept learned at another rate than the model's own."""
     assert SGD(0.2, l1=1.0, l2=1.0).without_regularization() == SGD(0.2)
     assert GradientDescent(0.2, l1=1.0, l2=1.0).without_regularization() == GradientDescent(0.2)
     assert FTRL(0.2, 0.3, 1.0, 1.0, True).without_regularization() == FTRL(0.2, 0.3, keep_start=True)
@@ -93,7 +93,7 @@ def test_numbers_for_each_weight_are_a_copy_that_nobody_changes():
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(make, message):
-    """A rate of 0 would learn nothing, silently, for weeks."""
+    """A rate of 0 silently learned nothing for weeks."""
     with pytest.raises(ConfigurationError, match=message):
         make()
 

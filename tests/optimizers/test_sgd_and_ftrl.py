@@ -1,4 +1,4 @@
-"""SGD and FTRL: their formulas, and their special features."""
+"""SGD and FTRL: their formulas, and features that only they have."""
 
 import math
 
@@ -35,7 +35,7 @@ def gradients():
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.3)])
 @pytest.mark.parametrize("rate", [Constant(0.5), InverseSquareRoot(0.5, decay=2.0), Inverse(0.5, decay=2.0)])
 def test_sgd_does_what_its_formula_says(gradients, rate, l1, l2):
-    """The order matters: l2 inside the step, the soft threshold after it."""
+    """l2 was applied after the step, or the soft threshold inside it."""
     start = [1.0, -1.0, 0.5, 0.0, 2.0, -0.1]
     weights, _ = run(SGD(rate, l1=l1, l2=l2), start, gradients)
     expected, _ = written_out.learn(written_out.sgd, start, gradients.tolist(), rate=rate.at, l1=l1, l2=l2)
@@ -44,7 +44,7 @@ def test_sgd_does_what_its_formula_says(gradients, rate, l1, l2):
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.3), (3.0, 0.3)])
 def test_ftrl_does_what_its_formula_says(gradients, l1, l2):
-    """The accumulators must agree too: a wrong one shows only many steps later."""
+    """An accumulator was wrong, which showed in the weights only many steps later."""
     start = [0.4, -0.2, 0.0, 0.0, 0.0, 0.0]
     weights, slots = run(FTRL(0.1, 0.7, l1=l1, l2=l2), start, gradients)
     expected, expected_slots = written_out.learn_ftrl(start, gradients.tolist(), beta=0.7, l1=l1, l2=l2)
@@ -55,14 +55,14 @@ def test_ftrl_does_what_its_formula_says(gradients, l1, l2):
 
 
 def test_defaults_are_those_of_the_literature():
-    """Changed by accident they would change every model that relies on them."""
+    """A default was changed by accident and changed every model that relied on it."""
     assert SGD() == SGD(Constant(0.5), l1=0.0, l2=0.0)
     assert FTRL() == FTRL(alpha=0.1, beta=1.0, l1=0.0, l2=0.0, keep_start=False)
 
 
 @pytest.mark.parametrize("optimizer", [FTRL(0.1, 0.0, l1=0.1), FTRL(keep_start=True), FTRL(l2=1.0)], ids=str)
 def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
-    """Therefore dense and sparse are equal, and a feature that has not occurred keeps its start weight."""
+    """Dense and sparse updates differed, and a feature that had not occurred lost its start weight."""
     weights = np.array([0.5, -2.0, 0.0])
     slots = optimizer.new_slots(weights)
     before = {name: slot.copy() for name, slot in slots.items()}
@@ -75,7 +75,7 @@ def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
 
 @pytest.mark.parametrize("l1", [0.0, 0.05])
 def test_each_weight_may_have_an_l2_of_its_own(l1):
-    """The paths for all weights, for some and for few must take the same numbers from the array."""
+    """The updates of all, some and few weights took different numbers from the array."""
     start, l2 = [1.0, -2.0, 3.0, -4.0], [0.0, 0.1, 0.5, 2.0]
     gradient = [0.3, -0.2, 0.1, 0.7]
     optimizer = SGD(0.1, l1=l1, l2=l2)
@@ -95,7 +95,7 @@ def test_each_weight_may_have_an_l2_of_its_own(l1):
 
 
 def test_the_l2_of_each_weight_is_the_optimizer_s_own():
-    """An array that its maker used again changed how a running model learned."""
+    """The caller reused its array, which changed how a running model learned."""
     l2 = np.array([0.0, 1.0])
     optimizer = SGD(0.5, l2=l2)
     l2[:] = 5.0
@@ -104,7 +104,7 @@ def test_the_l2_of_each_weight_is_the_optimizer_s_own():
 
 
 def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
-    """To compare two of them, or to use one as a key, raised numpy's error about the truth of an array."""
+    """A comparison of two optimizers, or one as a key, raised numpy's error about the truth of an array."""
     optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
     same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
     assert optimizer == same
@@ -118,7 +118,7 @@ def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
 def test_ftrl_discards_its_start_at_the_first_gradient_by_default():
     """A warm start from a published model was forgotten with the first small gradient of each feature.
 
-    Or each of its weights was moved towards 0 by l1: that was too small here for anyone to see.
+    In another bug, l1 moved each weight towards 0 at its first gradient.
     """
     start, small = np.array([1.5, -0.7]), np.array([1e-6, 1e-6])
     for keep_start, expected in ((False, [0.0, 0.0]), (True, [1.5, -0.7])):
@@ -129,7 +129,7 @@ def test_ftrl_discards_its_start_at_the_first_gradient_by_default():
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.02, 0.0), (0.0, 0.3), (0.02, 0.3)])
 def test_gradient_descent_is_that_of_its_formula(l1, l2):
-    """If it shrank before its step, its weights would differ from the weights in the papers."""
+    """The weights were shrunk before the step, and so differed from the weights in the papers."""
     optimizer = GradientDescent(InverseSquareRoot(0.5, decay=1.0), l1=l1, l2=l2)
     weights, expected = np.array([1.0, -1.0, 0.0, 0.5]), [1.0, -1.0, 0.0, 0.5]
     for step, gradient in enumerate([[0.3, -0.2, 0.0, 2.0], [-1.0, 0.5, 0.7, 0.1]], start=1):
@@ -141,13 +141,13 @@ def test_gradient_descent_is_that_of_its_formula(l1, l2):
 
 
 def test_gradient_descent_takes_its_rate_as_a_number_or_a_rule():
-    """And equal settings are equal, whichever way they were given."""
+    """Equal settings were different when a rate was given as a number and as a rule."""
     assert GradientDescent(0.5) == GradientDescent(Constant(0.5))
     assert GradientDescent(0.5).learning_rate == Constant(0.5)
 
 
 def test_gradient_descent_that_would_turn_weights_round_is_refused():
-    """The first step is the largest: a rate that decays is checked at this step."""
+    """A decaying rate was not checked at its first and largest step."""
     rate = InverseSquareRoot(1.0, decay=1.0)
     assert GradientDescent(0.5, l2=2.0).l2 == 2.0
     assert GradientDescent(rate, l2=math.sqrt(2) * 0.999).l2 > 1.4
@@ -160,7 +160,7 @@ def test_gradient_descent_that_would_turn_weights_round_is_refused():
 
 
 def test_shrunk_weights_are_a_plain_0():
-    """A published weight of −0.0 looks like a mistake, and differs from 0.0 byte by byte."""
+    """A published weight of −0.0 looked like a mistake and differed from 0.0 byte by byte."""
     for optimizer in (SGD(0.1, l1=5.0), FTRL(l1=5.0)):
         weights, _ = run(optimizer, [0.01, -0.01], [[0.1, -0.1]])
         assert [math.copysign(1.0, weight) for weight in weights] == [1.0, 1.0]
@@ -174,7 +174,7 @@ def test_shrunk_weights_are_a_plain_0():
 
 
 def test_a_part_of_the_weights_takes_its_part_of_the_l2():
-    """A shard that holds columns 2 and 3 shrank them by the l2 of columns 0 and 1."""
+    """A shard with columns 2 and 3 shrank them by the l2 of columns 0 and 1."""
     optimizer = SGD(0.5, l2=[0.0, 1.0, 0.5, 2.0])
     assert optimizer.part(slice(2, 4)) == SGD(0.5, l2=[0.5, 2.0])
     assert optimizer.part(np.array([3, 0])) == SGD(0.5, l2=[2.0, 0.0])

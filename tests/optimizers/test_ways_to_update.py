@@ -15,7 +15,7 @@ def gradients():
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
 def test_the_three_ways_to_update_agree_to_the_last_bit(optimizer, gradients):
-    """Which one is taken depends on the size of a mini-batch; a model must not depend on that."""
+    """The size of a mini-batch decides how a gradient is applied, and so changed the model."""
     named = np.array([1, 4, 5, 7, 8, 10])
     start = np.random.default_rng(1).normal(size=12)
     ways = {}
@@ -43,7 +43,7 @@ def test_the_three_ways_to_update_agree_to_the_last_bit(optimizer, gradients):
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
 def test_a_rule_without_a_quick_form_gets_the_same_from_the_general_one(optimizer, gradients):
-    """New rules implement only ``update``; the methods that they inherit must work on the caller's arrays."""
+    """A new rule implements only ``update``, and an inherited method did not change the caller's arrays."""
     start = np.random.default_rng(2).normal(size=6)
     results = []
     for update_few in (optimizer.update_few, lambda *given: Optimizer.update_few(optimizer, *given)):
@@ -57,7 +57,7 @@ def test_a_rule_without_a_quick_form_gets_the_same_from_the_general_one(optimize
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
 def test_the_gradient_is_not_changed(optimizer, gradients):
-    """It may be shared with another consumer of the same batch."""
+    """The gradient was shared with another consumer of the same batch, which read changed values."""
     before = gradients.copy()
     weights = np.ones(6)
     slots = optimizer.new_slots(weights)
@@ -68,7 +68,7 @@ def test_the_gradient_is_not_changed(optimizer, gradients):
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
 def test_float32_is_updated_equally_as_a_whole_and_in_part(optimizer, gradients):
-    """A shard updates a row in pieces, or only the columns that have a gradient."""
+    """A shard that updated a row in pieces, or only columns with a gradient, got other weights."""
     start = np.random.default_rng(4).normal(size=6).astype(np.float32)
     whole, some = start.copy(), start.copy()
     whole_slots, some_slots = optimizer.new_slots(whole), optimizer.new_slots(some)
@@ -81,7 +81,7 @@ def test_float32_is_updated_equally_as_a_whole_and_in_part(optimizer, gradients)
 
 
 def test_single_numbers_are_taken_from_float64_only():
-    """Plain floats would have computed float32 weights with the precision of float64: other bits than ``update_at``."""
+    """Plain floats computed float32 weights in float64, with other bits than ``update_at``."""
     with pytest.raises(
         ConfigurationError, match="expected an array of float64, given float32; use update_at"
     ):

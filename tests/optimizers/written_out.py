@@ -1,4 +1,4 @@
-"""The update rules and learning rates written out one plain number at a time, straight from their formulas."""
+"""The update rules and learning rates, written out one plain number at a time from their formulas."""
 
 import math
 

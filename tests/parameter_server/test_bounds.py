@@ -1,4 +1,4 @@
-"""Rows and columns that a caller names: taken as they are, or refused by name."""
+"""Rows and columns given by a caller: accepted as they are, or refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PARTITIONING = MatrixPartitioning(Matrix("w", rows=3, columns=300), shards=2)
 
 
 def test_columns_of_the_right_kind_are_not_copied() -> None:
-    """A copy of ten thousand keys takes as long as to look them up."""
+    """A copy of ten thousand keys took as long as their lookup."""
     columns = np.array([299, 0, 5, 5], np.int64)
     assert _PARTITIONING.checked_columns(columns) is columns
     strided = np.arange(300)[::-3]
@@ -33,7 +33,7 @@ def test_columns_of_the_right_kind_are_not_copied() -> None:
     ],
 )
 def test_whole_numbers_of_any_kind_are_columns(columns: Any) -> None:
-    """What pandas, libsvm readers and lists give is of many dtypes."""
+    """Columns from pandas, libsvm readers or lists have many dtypes, and some were refused."""
     checked = _PARTITIONING.checked_columns(columns)
     assert checked.dtype == np.int64
     assert checked.dtype.isnative
@@ -42,7 +42,7 @@ def test_whole_numbers_of_any_kind_are_columns(columns: Any) -> None:
 
 @pytest.mark.parametrize("columns", [[], (), np.empty(0, np.int64), np.empty(0, np.int32), range(0)])
 def test_no_columns_are_columns(columns: Any) -> None:
-    """An empty list is an array of floats to numpy, and was refused for it."""
+    """An empty list becomes a numpy array of floats, which was refused."""
     checked = _PARTITIONING.checked_columns(columns)
     assert checked.dtype == np.int64
     assert checked.shape == (0,)
@@ -63,7 +63,7 @@ def test_no_columns_are_columns(columns: Any) -> None:
     ],
 )
 def test_the_first_column_that_is_not_there_is_named(columns: Any, given: str | None) -> None:
-    """A negative column is one from the end to numpy: −1 of a hash function trained the last weight."""
+    """A negative column counts from the end in numpy: −1 from a hash function trained the last weight."""
     if given is None:
         assert _PARTITIONING.checked_columns(columns).tolist() == columns.tolist()
         return
@@ -95,7 +95,7 @@ def test_the_first_column_that_is_not_there_is_named(columns: Any, given: str | 
     ],
 )
 def test_what_are_no_columns_is_refused(columns: Any, given: str) -> None:
-    """A mask in place of column numbers would read columns 0 and 1 over and over."""
+    """A mask given instead of column numbers read columns 0 and 1 again and again."""
     with pytest.raises(OutOfRange) as raised:
         _PARTITIONING.checked_columns(columns)
     assert str(raised.value).startswith(
@@ -105,7 +105,7 @@ def test_what_are_no_columns_is_refused(columns: Any, given: str) -> None:
 
 @pytest.mark.parametrize("row", [0, 2, np.int64(2), np.uint8(1)])
 def test_a_row_is_a_whole_number(row: Any) -> None:
-    """Rows come from arrays as well as from literals."""
+    """A row from an array, which is a numpy integer, was refused."""
     checked = _PARTITIONING.checked_row(row)
     assert type(checked) is int
     assert checked == row
@@ -127,14 +127,14 @@ def test_a_row_is_a_whole_number(row: Any) -> None:
     ],
 )
 def test_what_is_no_row_of_the_matrix_is_refused(row: Any, given: str) -> None:
-    """Upstream, a row that is not there was a silent no-op: a model that never changed."""
+    """A row out of range was a silent no-op, and the model never changed."""
     with pytest.raises(OutOfRange) as raised:
         _PARTITIONING.checked_row(row)
     assert str(raised.value) == f"matrix 'w', row: expected a whole number from 0 to 2, given {given}"
 
 
 def test_several_rows_are_checked_one_by_one() -> None:
-    """The error names the row that the matrix does not have."""
+    """The error did not name the row that the matrix does not have."""
     assert _PARTITIONING.checked_rows(iter([1, np.int64(0)])) == [1, 0]
     with pytest.raises(OutOfRange, match=r"row: expected a whole number from 0 to .*, given -1$"):
         _PARTITIONING.checked_rows([0, -1])
@@ -142,7 +142,7 @@ def test_several_rows_are_checked_one_by_one() -> None:
 
 @pytest.mark.parametrize("rows", [2, "12", None])
 def test_a_value_that_is_no_list_of_rows_is_refused(rows: Any) -> None:
-    """A text would be taken for a list of its letters."""
+    """A string was taken for a list of its letters."""
     with pytest.raises(OutOfRange) as refused:
         _PARTITIONING.checked_rows(rows)
     assert str(refused.value) == f"matrix 'w', rows: expected a list of rows, given {rows!r}"

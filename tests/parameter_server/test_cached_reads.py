@@ -1,4 +1,4 @@
-"""Reads of clients with a row cache, on real servers: they promise what reads without one do, and spare the shards."""
+"""Reads through a row cache on real servers: they keep the promises of plain reads and spare the shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _steps = st.lists(
 
 
 class _Workers:
-    """Each adds ones to its own column only, so that a row says whose adds are in it."""
+    """Workers that each add ones to their own column only, so that a row shows whose adds it contains."""
 
     def __init__(self, clients: list[Client], consistency: Consistency) -> None:
         self.clients = clients
@@ -52,7 +52,7 @@ class _Workers:
         return not isinstance(self.consistency, BSP) or self.clock_of(worker) == self.minimum
 
     def may_read(self, worker: int) -> bool:
-        """Whether a read is answered at once."""
+        """Return whether a read is answered at once."""
         ahead = self.clock_of(worker) - self.minimum
         if isinstance(self.consistency, SSP):
             return ahead <= self.consistency.staleness
@@ -89,7 +89,7 @@ class _Workers:
 
     def read(self, worker: int, row: int, values: Any) -> None:
         self.reads.append(values.tolist())
-        values[:] = -1.0  # it belongs to the caller
+        values[:] = -1.0  # the array belongs to the caller
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,8 +102,8 @@ class _Workers:
 def test_under_asp_and_bsp_reads_with_a_cache_are_those_without_one(
     consistency: Consistency, read_my_writes: bool, shards: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    """BSP promises one exact value for each read; a cache that gives another makes runs that cannot be repeated."""
-    # What update functions of others do belongs to no clock: a cached row need not have it.
+    """A cache returned another value than a plain read under BSP, so a run could not be repeated."""
+    # Changes by update functions of others belong to no clock, so a cached row need not contain them.
     steps = [step for step in steps if isinstance(consistency, ASP) or step[0] != "update"]
 
     async def reads(cache_bytes: int) -> list[list[float]]:
@@ -122,13 +122,13 @@ def test_under_asp_and_bsp_reads_with_a_cache_are_those_without_one(
 
 
 class _CheckedWorkers(_Workers):
-    """Knows what each worker has added, and by when."""
+    """Knows the adds of each worker and their clocks."""
 
     def __init__(self, clients: list[Client], consistency: SSP) -> None:
         super().__init__(clients, consistency)
         self.staleness = consistency.staleness
         self.added: list[tuple[int, int, int]] = []
-        """(worker, row, its clock) of all that has been added so far."""
+        """The (worker, row, clock) of each add so far."""
 
     async def do(self, kind: str, worker: int, row: int) -> None:
         clock = self.clock_of(worker)
@@ -153,7 +153,7 @@ class _CheckedWorkers(_Workers):
 def test_under_ssp_a_cached_read_has_all_that_the_staleness_promises_and_all_own_writes(
     staleness: int, shards: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    """A worker that does not see its own step takes it again; one that sees too little of others diverges."""
+    """A worker did not see its own step and took it again, or saw too few adds of others and diverged."""
 
     async def run() -> None:
         async with ParameterServer(shards=shards) as server:
@@ -167,7 +167,7 @@ def test_under_ssp_a_cached_read_has_all_that_the_staleness_promises_and_all_own
 
 
 async def test_a_cached_row_is_read_without_the_shards_until_it_is_too_old() -> None:
-    """What the cache is for: a fast worker reads the same row many times within its staleness."""
+    """A fast worker asked the shards for each of many reads of one row within its staleness."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=2))
         client = server.client(0, cache_bytes=_CACHE_BYTES)
@@ -185,7 +185,7 @@ async def test_a_cached_row_is_read_without_the_shards_until_it_is_too_old() -> 
 
 @pytest.mark.parametrize(("consistency", "goes_there"), [(ASP(), 2), (BSP(), 1)], ids=["ASP", "BSP"])
 async def test_how_often_a_row_is_fetched_within_a_clock(consistency: Consistency, goes_there: int) -> None:
-    """Under ASP a cached row would hide what others add; under BSP nothing happens within a clock."""
+    """Under ASP a cached row hid the adds of others; under BSP a row was fetched again within a clock."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=4, consistency=consistency)
         client = server.client(0, cache_bytes=_CACHE_BYTES)
@@ -212,7 +212,7 @@ async def test_which_own_adds_a_read_shows_within_a_clock(
 
 
 async def test_a_row_that_was_being_read_as_its_worker_added_to_it_is_not_kept() -> None:
-    """What was read lacked the add, and so did every read after it, for as long as the row was new enough."""
+    """The cached row lacked the add, and so did every read of it while it was new enough."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=3))
         client = server.client(0, cache_bytes=_CACHE_BYTES)
@@ -223,7 +223,7 @@ async def test_a_row_that_was_being_read_as_its_worker_added_to_it_is_not_kept()
 
 
 async def test_an_add_that_is_refused_is_not_in_the_cached_row() -> None:
-    """The worker read a step that nobody has taken, for as long as the row was new enough."""
+    """The worker read a step that no shard had applied, while its cached row was new enough."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=2, columns=2, consistency=SSP(staleness=5), block=(1, 2))
         client = server.client(0, cache_bytes=_CACHE_BYTES)
@@ -234,7 +234,7 @@ async def test_an_add_that_is_refused_is_not_in_the_cached_row() -> None:
 
 
 async def test_an_add_that_is_cancelled_before_it_is_sent_is_not_in_the_cached_row() -> None:
-    """It waited for room among the calls under way; the cache had it already."""
+    """The cached row contained an add that had still waited for room among the calls under way."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=1))
         await server.create_matrix("slow", rows=1, columns=2, consistency=SSP(staleness=0))

@@ -1,4 +1,4 @@
-"""What a matrix begins with, and what runs on its clock, is checked before any shard makes it."""
+"""Initial values and functions of a matrix are checked before any shard makes the matrix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 async def test_a_function_that_does_not_fit_is_refused_and_nothing_is_made(
     setting: str, function: Any, settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """A function of a row that is not there did nothing, silently; others failed with a clock of somebody else."""
+    """A function of a missing row did nothing silently; others failed at another worker's clock."""
     async with ParameterServer(shards=2) as server:
         with pytest.raises(error, match=message):
             await server.create_matrix("w", rows=2, columns=4, **settings, **{setting: function})
@@ -49,14 +49,14 @@ async def test_a_function_that_does_not_fit_is_refused_and_nothing_is_made(
 
 @pytest.mark.parametrize("init", [[1.0, 2.0], "abc", [[1.0], [2.0]], [[1.0], [2.0, 3.0]], [psf.Eye, 1.0]])
 async def test_first_values_of_another_shape_or_kind_are_refused(init: Any) -> None:
-    """An error of numpy about broadcasting, out of a shard, and a matrix that was half made."""
+    """A shard raised numpy's broadcasting error, and the matrix was half made."""
     async with ParameterServer(shards=2) as server:
         with pytest.raises(ConfigurationError, match="matrix 'w', init=: expected numbers of float64"):
             await server.create_matrix("w", rows=2, columns=4, init=init)
 
 
 async def test_fractions_are_refused_for_whole_numbers() -> None:
-    """1.5 became 1."""
+    """1.5 was silently stored as 1."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match=r"given 1\.5"):
             await server.create_matrix("w", rows=1, columns=2, dtype="int64", init=1.5)
@@ -66,7 +66,7 @@ async def test_fractions_are_refused_for_whole_numbers() -> None:
 
 @pytest.mark.parametrize("init", [1e30, np.inf, [1.0, -1e19], [1, 1 << 63], np.full(2, 1 << 63, np.uint64)])
 async def test_numbers_that_64_bits_do_not_hold_are_refused_for_whole_numbers(init: Any) -> None:
-    """They became −9,223,372,036,854,775,808."""
+    """Too large numbers were stored as −9,223,372,036,854,775,808."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match="init=: expected numbers of int64"):
             await server.create_matrix("w", rows=1, columns=2, dtype="int64", init=init)
@@ -74,7 +74,7 @@ async def test_numbers_that_64_bits_do_not_hold_are_refused_for_whole_numbers(in
 
 @pytest.mark.parametrize("init", [1.0, [1.0, 2.0], [[1.0, 2.0], [3.0, 4.0]], np.float32(1), np.arange(2)])
 async def test_first_values_reach_every_block(init: Any) -> None:
-    """Blocks that begin with the numbers of others."""
+    """Blocks started with the numbers of other blocks."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=2, columns=2, init=init)
         found = await server.client(worker=0).get("w", rows=[0, 1])
@@ -83,7 +83,7 @@ async def test_first_values_reach_every_block(init: Any) -> None:
 
 @dataclass(frozen=True)
 class FailsOnTheLast(psf.UpdateFunction):
-    """Of four columns."""
+    """Fails on the last of four columns."""
 
     matrix: str
 
@@ -100,7 +100,7 @@ class FailsOnTheLast(psf.UpdateFunction):
 
 
 async def test_a_matrix_that_one_shard_cannot_make_is_on_no_shard() -> None:
-    """The matrix stayed on the shards before it, empty: the next try, without the fault, was refused."""
+    """The matrix stayed, empty, on the shards before the failure, and the next try was refused."""
     async with ParameterServer(shards=2) as server:
         with pytest.raises(ParameterServerError, match="no value for column 3"):
             await server.create_matrix("w", rows=1, columns=4, init=FailsOnTheLast("w"))
@@ -111,14 +111,14 @@ async def test_a_matrix_that_one_shard_cannot_make_is_on_no_shard() -> None:
 
 
 async def test_what_is_no_function_is_refused_as_on_clock() -> None:
-    """A matrix was made, and each clock failed."""
+    """The matrix was made, and each of its clocks failed."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match="on_clock=: expected a psf that changes parameters"):
             await server.create_matrix("w", rows=1, columns=2, on_clock=psf.Sum("w", row=0))
 
 
 async def test_a_block_that_is_no_pair_is_refused() -> None:
-    """A TypeError about unpacking."""
+    """A block that was no pair raised a TypeError about unpacking."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match=r"block=: expected \(rows, columns\), given 5"):
             await server.create_matrix("w", rows=1, columns=2, block=5)
@@ -132,14 +132,14 @@ async def test_a_block_that_is_no_pair_is_refused() -> None:
     ],
 )
 async def test_a_setting_of_another_type_is_refused(setting: str, given: Any, message: str) -> None:
-    """The matrix was sparse, for "no" is true; a dtype of numpy was taken, and the first checkpoint failed."""
+    """The string "no" made a sparse matrix; a numpy dtype was accepted, and the first checkpoint failed."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match=f"matrix 'w', {setting}=: {message}"):
             await server.create_matrix("w", rows=1, columns=2, **{setting: given})
 
 
 async def test_settings_are_the_same_however_they_are_written() -> None:
-    """A second worker that gave its block as a list was told that it gave another one."""
+    """A second worker gave the same block as a list and was refused."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=2, columns=4, block=(1, 2))
         await server.create_matrix("w", rows=np.int64(2), columns=np.int32(4), block=[1, np.int64(2)])
@@ -161,7 +161,7 @@ async def test_settings_are_the_same_however_they_are_written() -> None:
     ],
 )
 async def test_a_default_that_columns_cannot_be_compared_with_is_refused(dtype: Any, default: Any) -> None:
-    """0.5 was the default of a matrix of whole numbers, and became 0 without a word."""
+    """A default of 0.5 for a matrix of whole numbers silently became 0."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match=re.escape(f"given {default!r}")):
             await server.create_matrix("w", rows=1, columns=4, dtype=dtype, sparse=True, default=default)

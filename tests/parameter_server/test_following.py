@@ -1,4 +1,4 @@
-"""Following rows through clients: of a server in this process, and over links that lose messages."""
+"""Tests subscriptions to rows of a server in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _next(subscription: Subscription) -> RowChange:
 
 
 async def _is_waiting(subscription: Subscription) -> bool:
-    """Whether there is nothing to tell; nothing is lost by asking."""
+    """Return whether no change is available; asking loses no change."""
     task = asyncio.ensure_future(anext(subscription))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def _with_matrix(server: ParameterServer, consistency: Consistency, rows: 
 
 
 async def test_rows_are_told_first_as_they_are_and_then_as_they_become() -> None:
-    """A model that is served from the first change on answers with zeros until there is one."""
+    """A model that was served from its first change answered with zeros until then."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix(
             "w", rows=3, columns=7, init=1.5, consistency=SSP(staleness=1), block=(2, 3)
@@ -75,7 +75,7 @@ async def test_rows_are_told_first_as_they_are_and_then_as_they_become() -> None
 
 
 async def test_what_a_subscriber_does_with_its_row_is_seen_by_nobody() -> None:
-    """It normalized the row in place, and with the next change of one block the rest was normalized twice."""
+    """A subscriber normalized its row in place, and after the next change of a block the rest was normalized twice."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, ASP())
         changes = client.subscribe("w", rows=[0])
@@ -87,7 +87,7 @@ async def test_what_a_subscriber_does_with_its_row_is_seen_by_nobody() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_a_slow_subscriber_holds_a_bounded_amount(shards: int) -> None:
-    """Each change waited for a subscriber that never came back, until memory was full."""
+    """All changes were kept for a subscriber that never returned, until memory was full."""
     async with ParameterServer(shards=shards) as server:
         client = await _with_matrix(server, ASP())
         changes = client.subscribe("w")
@@ -99,7 +99,7 @@ async def test_a_slow_subscriber_holds_a_bounded_amount(shards: int) -> None:
         told: list[RowChange] = []
         while not await _is_waiting_or_told(changes, told):
             pass
-        # What each shard had answered to the call that waited, and what was newest when it was asked again.
+        # The reply of each shard to the waiting call, and the newest values at the next call.
         assert len(told) <= 3 * (shards + 1)
         last = {change.row: change.values.tolist() for change in told}
         assert last == {row: [100.0] * 7 for row in range(3)}
@@ -140,7 +140,7 @@ def test_the_last_that_is_told_of_each_row_is_what_a_get_gives(
     rows: Sequence[int] | None,
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """A row that comes together from several shards keeps an old part, or is told of before all of it is there."""
+    """A row from several shards kept an old part, or was given before all of its parts had arrived."""
     asyncio.run(_follow(consistency, shards, block, rows, steps))
 
 
@@ -216,7 +216,7 @@ def _followed(shards: list[Shard]) -> int:
 
 
 async def test_a_subscription_that_is_closed_ends_and_costs_the_shards_nothing() -> None:
-    """Loops that are left with ``break`` go on to cost every add of every worker something."""
+    """A loop left with ``break`` still cost time in every add of every worker."""
     shards, client, _ = await _on_shards()
     async with client.subscribe("w") as changes:
         async for change in changes:
@@ -231,7 +231,7 @@ async def test_a_subscription_that_is_closed_ends_and_costs_the_shards_nothing()
 
 
 async def test_closing_ends_the_wait_of_another_task() -> None:
-    """The task that served the model waited for ever after the subscription was closed elsewhere."""
+    """A task that served the model waited forever after another task had closed the subscription."""
     _, client, _ = await _on_shards()
     changes = client.subscribe("w", rows=[0])
     await _next(changes)
@@ -242,7 +242,7 @@ async def test_closing_ends_the_wait_of_another_task() -> None:
 
 
 async def test_a_client_that_leaves_ends_its_subscriptions_and_no_other() -> None:
-    """A subscriber of a worker that is done waits for ever, or all others are told it is the end."""
+    """A subscriber of a departed worker waited forever, or the subscriptions of other workers ended too."""
     shards, client, other = await _on_shards()
     mine, others = client.subscribe("w", rows=[0]), other.subscribe("w", rows=[0])
     await _next(mine)
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_ends_its_subscriptions_and_no_other() -> Non
 
 
 async def test_a_worker_that_was_let_leave_hears_of_it_in_its_subscription() -> None:
-    """Taken for dead, a subscriber that sees an ordinary end goes on to serve an old model."""
+    """A subscriber of a worker taken for dead saw an ordinary end and continued to serve an old model."""
     shards, client, _ = await _on_shards()
     changes = client.subscribe("w", rows=[0])
     await _next(changes)
@@ -274,7 +274,7 @@ async def test_a_worker_that_was_let_leave_hears_of_it_in_its_subscription() -> 
 
 
 async def test_a_server_that_closes_ends_all_subscriptions() -> None:
-    """Also of a subscriber that was busy at that moment."""
+    """The subscription of a subscriber that was busy at that moment stayed open when the server closed."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, ASP())
         waits, busy = client.subscribe("w", rows=[0]), client.subscribe("w", rows=[0])
@@ -288,7 +288,7 @@ async def test_a_server_that_closes_ends_all_subscriptions() -> None:
 
 
 async def test_after_a_restore_all_rows_are_told_again() -> None:
-    """The rows that the snapshot put back had not been added to, so nobody was told of them."""
+    """Rows that a restore had changed were not given to subscribers, because no worker had added to them."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, SSP(staleness=0), rows=2)
         state = await server.snapshot()
@@ -306,7 +306,7 @@ async def test_after_a_restore_all_rows_are_told_again() -> None:
 
 
 async def test_a_subscription_to_what_is_not_there_says_so() -> None:
-    """It waits for changes that cannot come."""
+    """A subscription to a missing matrix or row waited for changes that could not come."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, ASP())
         with pytest.raises(UnknownMatrix, match="matrix 'v': expected one of 'w', given 'v'"):
@@ -318,7 +318,7 @@ async def test_a_subscription_to_what_is_not_there_says_so() -> None:
 
 
 async def test_two_tasks_cannot_wait_for_one_subscription() -> None:
-    """Each would get half of the changes, and one of them might wait for ever."""
+    """Two tasks each got half of the changes, and one of them waited forever."""
     async with ParameterServer() as server:
         client = await _with_matrix(server, ASP())
         changes = client.subscribe("w", rows=[0])

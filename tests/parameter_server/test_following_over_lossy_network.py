@@ -1,4 +1,4 @@
-"""Following rows of shards in other processes: over links that lose, delay, reorder and repeat messages."""
+"""Subscriptions to rows of shards in other processes, over links that lose, delay, reorder and repeat messages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def _follow(subscription: Subscription, seen: dict[int, RowChange]) -> Non
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=1)], ids=repr)
 async def test_subscribers_see_the_last_values_whatever_becomes_of_messages(consistency: Consistency) -> None:
-    """A reply with changes was lost, and the shard took them for told."""
+    """A reply with changes was lost, and the shard did not send these changes again."""
     for seed in range(12):
         cluster = _Cluster(seed, consistency, EVERYTHING)
         await cluster.run(asyncio.ensure_future(cluster.begin()))
@@ -121,7 +121,7 @@ async def test_subscribers_see_the_last_values_whatever_becomes_of_messages(cons
 
 
 async def test_after_a_lost_shard_is_back_its_rows_are_told_again() -> None:
-    """The subscriber was told of the rows of a shard that no longer had them, and never of those of its successor."""
+    """The subscriber kept the rows of a lost shard and never got the rows of its successor."""
     cluster = _Cluster(0, ASP(), NetworkFaults())
     await cluster.run(asyncio.ensure_future(cluster.begin()))
     [client, _] = cluster.clients
@@ -148,7 +148,7 @@ async def test_after_a_lost_shard_is_back_its_rows_are_told_again() -> None:
 
 
 async def test_a_rollback_while_a_subscriber_waits_has_all_rows_told_again() -> None:
-    """Every loop over changes ended with RolledBack, which is for those who train."""
+    """Every loop over changes ended with RolledBack, an error that is meant for training code."""
     cluster = _Cluster(0, ASP(), NetworkFaults())
     await cluster.run(asyncio.ensure_future(cluster.begin()))
     changes = cluster.clients[0].subscribe("w", rows=[1])

@@ -1,4 +1,4 @@
-"""Who is taken for dead, and when."""
+"""When a worker counts as dead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamiter.testing import VirtualClock
 
 
 async def test_a_worker_is_silent_once_the_timeout_has_passed_since_it_was_last_heard_of() -> None:
-    """Taken for dead too early a worker loses its clocks; too late, all others wait for it."""
+    """A worker taken for dead too early lost its clocks; a worker taken for dead too late kept all others waiting."""
     clock = VirtualClock()
     heartbeats = Heartbeats(clock, timeout_s=10.0)
     heartbeats.joined(1)
@@ -25,7 +25,7 @@ async def test_a_worker_is_silent_once_the_timeout_has_passed_since_it_was_last_
 
 
 async def test_a_late_message_of_a_worker_that_has_left_does_not_bring_it_back() -> None:
-    """It would be let leave once more, again and again, by whoever keeps sending."""
+    """A late message brought a departed worker back, and it had to be removed again and again."""
     heartbeats = Heartbeats(VirtualClock(), timeout_s=1.0)
     heartbeats.joined(1)
     heartbeats.left(1)
@@ -36,7 +36,7 @@ async def test_a_late_message_of_a_worker_that_has_left_does_not_bring_it_back()
 
 
 async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
-    """The fast workers of an iteration wait for the slowest one, and have nothing to send meanwhile."""
+    """A fast worker that waited for the slowest one sent nothing and was taken for dead."""
     clock = VirtualClock()
     heartbeats = Heartbeats(clock, timeout_s=10.0)
     heartbeats.joined(1)
@@ -51,7 +51,7 @@ async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
 
 
 def test_the_timeout_is_above_zero() -> None:
-    """With a timeout of 0 every worker is dead on arrival."""
+    """With a timeout of 0 every worker was dead on arrival."""
     with pytest.raises(
         ConfigurationError, match="heartbeat timeout, in seconds: expected a number above 0, given 0"
     ):
@@ -73,7 +73,7 @@ class _Watched:
 
 
 async def test_the_watch_has_silent_workers_leave_and_says_why() -> None:
-    """Nobody else notices: the worker says nothing, and all others wait for it."""
+    """A silent worker was not removed, and all others waited for it forever."""
     watched = _Watched()
     watched.watch.start()
     watched.heartbeats.joined(1)
@@ -87,7 +87,7 @@ async def test_the_watch_has_silent_workers_leave_and_says_why() -> None:
 
 
 async def test_the_watch_sees_a_worker_that_joins_while_nobody_was_there() -> None:
-    """A timer that ends with the last worker is not set again for the next."""
+    """A timer that ended with the last worker was not set again for the next worker."""
     watched = _Watched()
     watched.watch.start()
     await watched.clock.advance(37.0)
@@ -100,7 +100,7 @@ async def test_the_watch_sees_a_worker_that_joins_while_nobody_was_there() -> No
 
 
 async def test_a_watch_that_is_stopped_leaves_no_timer_behind() -> None:
-    """A timer of a closed server keeps it in memory, and has its workers leave again."""
+    """The timer of a closed server kept the server in memory and removed its workers again."""
     watched = _Watched()
     watched.heartbeats.joined(1)
     watched.watch.start()
@@ -114,7 +114,7 @@ async def test_a_watch_that_is_stopped_leaves_no_timer_behind() -> None:
 
 
 async def test_the_watch_may_be_stopped_by_what_it_has_done() -> None:
-    """The last worker leaves, its server closes and stops the watch, and the watch sets its timer once more."""
+    """The last worker left, its server closed and stopped the watch, and the watch set its timer again."""
     watched = _Watched()
     watched.heartbeats.joined(1)
     watch = SilenceWatch(watched.clock, watched.heartbeats, lambda worker, reason: watch.stop())
@@ -131,7 +131,7 @@ async def test_the_watch_may_be_stopped_by_what_it_has_done() -> None:
 async def test_every_silent_worker_leaves_within_a_twentieth_of_the_timeout(
     heard: list[tuple[int, int]], timeout_eighths: int
 ) -> None:
-    """A check that comes at fixed times only is late by up to a whole timeout."""
+    """A check at fixed times noticed a silent worker late by up to a whole timeout."""
     timeout_s = timeout_eighths / 8
     watched = _Watched(timeout_s)
     watched.watch.start()

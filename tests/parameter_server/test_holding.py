@@ -1,4 +1,4 @@
-"""What comes behind a barrier is in no snapshot, is not lost, and keeps nobody waiting who need not wait."""
+"""Requests after a barrier: they are in no snapshot, are not lost, and block no worker that need not wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def server_of_two(consistency: Consistency) -> tuple[ParameterServer, Clie
 
 
 async def stored(server: ParameterServer) -> list[float]:
-    """What another server has after going back to the state of this moment."""
+    """Return the values that another server has after it restores the current state."""
     return await stored_in(await server.snapshot())
 
 
@@ -47,7 +47,7 @@ async def at_barrier(server: ParameterServer, taking: Any) -> list[float]:
 async def test_a_snapshot_has_what_came_before_each_barrier_and_nothing_behind(
     consistency: Consistency,
 ) -> None:
-    """An add behind the barrier that was in the snapshot, and was added once more when its record came again."""
+    """An add after the barrier was in the snapshot, and was added again when its record was replayed."""
     server, first, second = await server_of_two(consistency)
     await first.add("w", row=0, columns=[0, 3], values=1.0)
     await first.clock("w")
@@ -64,7 +64,7 @@ async def test_a_snapshot_has_what_came_before_each_barrier_and_nothing_behind(
 
 
 async def test_gets_of_an_asynchronous_worker_go_on_behind_its_barrier_and_see_its_own_adds() -> None:
-    """A fast worker that stood still until the slowest had its barrier."""
+    """Under ASP a fast worker stopped until the slowest worker had its barrier."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -92,7 +92,7 @@ async def test_a_stale_worker_continues_behind_its_barrier_up_to_the_staleness()
     await second.add("w", row=0, values=10.0)
     assert (await second.get("w", row=0)).tolist() == [10.0] * COLUMNS
     assert not reading.done()
-    await second.clock("w")  # it is as close as the staleness says, and before its barrier
+    await second.clock("w")  # this worker is now within the staleness, and before its barrier
     assert (await asyncio.wait_for(reading, 5)).tolist() == [12.0] * COLUMNS
     second.pass_barrier(1)
     assert await at_barrier(server, server.take_state(1)) == [10.0] * COLUMNS
@@ -111,7 +111,7 @@ async def test_a_bulk_synchronous_read_shows_no_own_add_because_a_checkpoint_hol
 
 
 async def test_a_snapshot_by_hand_holds_what_was_acknowledged_while_a_checkpoint_is_under_way() -> None:
-    """An add that had returned was in no snapshot that was taken until the last worker had its barrier."""
+    """A snapshot by hand lacked adds that had returned, until the last worker had passed its barrier."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -128,7 +128,7 @@ async def test_a_snapshot_by_hand_holds_what_was_acknowledged_while_a_checkpoint
 async def test_what_a_worker_added_behind_its_barrier_counts_though_it_leaves_before_the_others_have_passed() -> (
     None
 ):
-    """The last mini-batch of a worker whose input ended just behind a barrier was acknowledged, and thrown away."""
+    """The last mini-batch of a worker whose input ended just after a barrier was acknowledged and then dropped."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -141,7 +141,7 @@ async def test_what_a_worker_added_behind_its_barrier_counts_though_it_leaves_be
 
 
 async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> None:
-    """A checkpoint that never ended, because the input of one worker had."""
+    """A checkpoint never ended, because the input of one worker had ended."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -151,7 +151,7 @@ async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> No
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
 async def test_a_checkpoint_that_is_given_up_lets_go_of_what_was_held(consistency: Consistency) -> None:
-    """A worker that waited for ever for a barrier that nobody sent any more."""
+    """A worker waited forever for a barrier of an aborted checkpoint."""
     server, first, second = await server_of_two(consistency)
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -168,7 +168,7 @@ async def test_a_checkpoint_that_is_given_up_lets_go_of_what_was_held(consistenc
 
 
 async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> None:
-    """Shards that differed for ever, since one had applied its part before the barrier and one had thrown it away."""
+    """Shards differed forever: one had applied its part before the barrier, another had dropped its part."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -184,7 +184,7 @@ async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> N
 
 
 async def test_a_get_behind_a_barrier_that_waits_for_a_clock_fails_when_its_worker_leaves() -> None:
-    """It waited until the checkpoint was done: for ever, if the other worker was idle."""
+    """The get waited until the checkpoint was complete: forever, if the other worker was idle."""
     server, first, second = await server_of_two(SSP(staleness=0))
     server.checkpoint_begins(1)
     await first.clock("w")
@@ -198,7 +198,7 @@ async def test_a_get_behind_a_barrier_that_waits_for_a_clock_fails_when_its_work
 
 
 async def test_a_get_that_is_held_fails_when_its_worker_leaves() -> None:
-    """A coroutine that waited for the reply of a worker that was no more."""
+    """A coroutine waited for the reply to a worker that had left."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -224,7 +224,7 @@ class Refusing(UpdateFunction):
 
 
 async def test_an_error_of_an_add_that_was_acknowledged_comes_with_the_workers_next_call() -> None:
-    """A function that failed behind the barrier, and nobody ever heard of it."""
+    """A function failed after the barrier, and its error was lost."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -235,7 +235,7 @@ async def test_an_error_of_an_add_that_was_acknowledged_comes_with_the_workers_n
 
 
 async def test_what_is_held_fails_when_the_server_goes_back() -> None:
-    """A worker whose clock was held while somebody restored a snapshot waited for ever."""
+    """A worker whose clock was held waited forever when a snapshot was restored."""
     server, first, second = await server_of_two(BSP())
     state = await server.snapshot()
     first.pass_barrier(1)
@@ -252,7 +252,7 @@ async def test_what_is_held_fails_when_the_server_goes_back() -> None:
 
 
 async def test_what_is_held_fails_when_the_server_starts_over_but_what_was_acknowledged_counts() -> None:
-    """A clock from before the reset was counted after it, on the shards only: its worker stood elsewhere."""
+    """A clock from before the reset counted after it on the shards, but not in its worker."""
     server, first, second = await server_of_two(ASP())
     first.pass_barrier(1)
     await first.add("w", row=0, values=1.0)
@@ -270,7 +270,7 @@ async def test_what_is_held_fails_when_the_server_starts_over_but_what_was_ackno
 
 
 async def test_a_state_that_is_waited_for_is_refused_when_the_server_is_closed() -> None:
-    """A checkpoint that never ended, because the server was closed before all had passed its barrier."""
+    """A checkpoint never ended, because the server was closed before all workers had passed its barrier."""
     server, first, _ = await server_of_two(BSP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
@@ -282,7 +282,7 @@ async def test_a_state_that_is_waited_for_is_refused_when_the_server_is_closed()
 
 
 async def test_a_clock_whose_caller_has_given_up_counts_on_both_sides() -> None:
-    """A client that stood a clock behind what its shards knew took cached rows for newer than they were."""
+    """A client was a clock behind its shards, and took cached rows for newer than they were."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)

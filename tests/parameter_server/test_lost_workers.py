@@ -1,4 +1,4 @@
-"""Workers that are not heard of any more leave, and those that waited for them go on."""
+"""Workers that send nothing any more leave, and workers that waited for them continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamiter.testing import VirtualClock
 
 
 async def test_a_silent_worker_leaves_and_the_others_go_on() -> None:
-    """A worker that hung held up the training of all others for ever."""
+    """A worker that hung stopped the training of all others forever."""
     clock = VirtualClock()
     async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=BSP())
@@ -35,7 +35,7 @@ async def test_a_silent_worker_leaves_and_the_others_go_on() -> None:
 
 
 async def test_a_worker_that_waits_for_others_is_not_taken_for_dead() -> None:
-    """The fast worker was thrown out, since it had nothing to say while it waited for the slow one."""
+    """A fast worker was removed because it sent nothing while it waited for a slow one."""
     clock = VirtualClock()
     async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=BSP())
@@ -62,7 +62,7 @@ CALLS_WITHOUT_A_REQUEST: dict[str, Callable[[Client], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("call", CALLS_WITHOUT_A_REQUEST)
 async def test_a_worker_whose_calls_need_no_shard_is_not_silent(call: str) -> None:
-    """One that read the same row all the time was taken for dead, for its cache had the row."""
+    """A worker that read the same row all the time was taken for dead, because its cache answered."""
     clock = VirtualClock()
     async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=1))
@@ -77,7 +77,7 @@ async def test_a_worker_whose_calls_need_no_shard_is_not_silent(call: str) -> No
 
 @pytest.mark.parametrize("on", ["process", "ray"])
 def test_a_timeout_of_nothing_is_refused(on: Any) -> None:
-    """Every worker would have been dead at once; on Ray nobody had looked, and beats followed without a pause."""
+    """Every worker was dead at once; on Ray no timeout was checked, and heartbeats followed without a pause."""
     with pytest.raises(
         ConfigurationError,
         match=r"ParameterServer\(heartbeat_timeout_s=\): expected a number above 0, given 0",

@@ -36,7 +36,7 @@ EVERY = 2
 
 
 class Case:
-    """A shard with one matrix of one number, and what its snapshots held."""
+    """A shard with one matrix of one number, and the numbers in its snapshots."""
 
     def __init__(self, workers: int, consistency: Consistency | None = None) -> None:
         self.taken: list[tuple[int, float]] = []
@@ -52,7 +52,7 @@ class Case:
         self.taken.append((number, self.value_in(state)))
 
     def value_in(self, state: Any) -> float:
-        """The number in a state of the shard."""
+        """Return the number in a state of the shard."""
         copy = Shard(0)
         copy.restore(thawed(state, PlainData()))
         copy.handle(self._create)
@@ -69,7 +69,7 @@ class Case:
         return self.shard.handle(AddRequest("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
 
     def iterate(self, worker: int) -> bool:
-        """Add 1, clock, and pass a barrier at every second clock; whether nothing of it has to wait."""
+        """Add 1, clock, and pass a barrier at every second clock; return whether no call waits."""
         replies = [self.add(worker), self.shard.handle(ClockRequest("w", worker))]
         self.clocks[worker] += 1
         if self.clocks[worker] % EVERY == 0:
@@ -78,7 +78,7 @@ class Case:
         return not any(isinstance(reply, WaitingReply) for reply in replies)
 
     def iterations_before_waiting(self, worker: int, at_most: int) -> int:
-        """How many times a worker can read, add and clock without waiting for anything."""
+        """Return how many times a worker can read, add and clock without waiting."""
         for iteration in range(at_most):
             if isinstance(self.get(worker), WaitingReply) or not self.iterate(worker):
                 return iteration
@@ -94,19 +94,19 @@ CONSISTENCIES = (ASP(), SSP(staleness=0), SSP(staleness=3), SSP(staleness=10))
 
 
 def some_clocks(random: Random) -> tuple[list[tuple[int, bool]], Consistency]:
-    """Which worker clocks next, whether it reads before, and the consistency."""
+    """Return the order in which workers clock, whether each reads before, and the consistency."""
     order = [(random.randrange(3), random.random() < 0.5) for _ in range(random.randrange(25))]
     return order, random.choice(CONSISTENCIES)
 
 
-# A state is taken at each step, which costs as much as a hundred of them.
+# The test takes a state at each step, which costs as much as a hundred steps.
 @random_examples(some_clocks, examples=1_000)
 def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
     given: tuple[list[tuple[int, bool]], Consistency],
 ) -> None:
-    """A fast worker came to its next barrier before the others had passed this one, and its adds got in.
+    """A fast worker reached its next barrier before the others had passed this one, and its adds were in the snapshot.
 
-    And a snapshot that was taken by hand while one at a clock was under way, without what the fast worker had added.
+    A snapshot taken by hand while another one was under way lacked the adds of the fast worker.
     """
     order, consistency = given
     case = Case(3, consistency)
@@ -118,7 +118,7 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
     complete = min(case.clocks.values()) // EVERY
     assert case.taken == [(number, 3.0 * EVERY * number) for number in range(1, complete + 1)]
     end = (max(case.clocks.values()) // EVERY + 1) * EVERY
-    for worker in case.clocks:  # the rest of the way: nothing that was stalled is lost
+    for worker in case.clocks:  # the remaining iterations: no stalled request is lost
         while case.clocks[worker] < end:
             case.iterate(worker)
     assert all(not isinstance(reply, WaitingReply) or reply.is_settled for reply in case.replies)
@@ -131,7 +131,7 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
 def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_its_own_adds(
     given: tuple[list[int], int],
 ) -> None:
-    """A read inside the bound waited for the snapshot; one beyond it would be older than SSP allows."""
+    """A read within the bound waited for the snapshot, or a read beyond it was answered too early."""
     order, staleness = given
     case = Case(3, SSP(staleness=staleness))
     waiting: list[tuple[int, int, Any]] = []  # worker, clock, reply
@@ -156,7 +156,7 @@ def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_
 def test_a_worker_with_an_idle_one_waits_at_no_barrier_before_its_consistency_has_it_wait(
     consistency: Consistency, iterations: int
 ) -> None:
-    """Each snapshot stopped ASP and SSP as if they were BSP: no worker came further than the first barrier."""
+    """Each snapshot stopped ASP and SSP as if they were BSP: no worker got past the first barrier."""
     case = Case(2, consistency)
     assert case.iterations_before_waiting(0, at_most=100) == iterations
     waiting = next(reply for reply in reversed(case.replies) if isinstance(reply, WaitingReply))
@@ -169,7 +169,7 @@ def test_a_worker_with_an_idle_one_waits_at_no_barrier_before_its_consistency_ha
 
 
 def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
-    """Snapshots that end for ever with the first worker that dies."""
+    """The first worker that died ended all snapshots."""
     case = Case(2)
     for _ in range(5):
         case.iterate(0)
@@ -180,7 +180,7 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
 
 
 def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_that_are_yet_to_be() -> None:
-    """The clock that it waited for came out of the queue before the add that its worker had made before it."""
+    """The clock that a read waited for was taken from the queue before an earlier add of its worker."""
     case = Case(2, SSP(staleness=0))
     case.shard.handle(JoinRequest(2))
     case.shard.handle(RaiseRequest(2, {"w": 2 * EVERY}))
@@ -195,7 +195,7 @@ def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_tha
 
 
 def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
-    """A call of a worker that was taken for dead, which waits for ever."""
+    """A call of a worker that was taken for dead waited forever."""
     case = Case(2)
     for _ in range(6):
         case.iterate(0)
@@ -209,14 +209,14 @@ def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
 
 
 def test_a_worker_that_joins_behind_barriers_passes_them_with_its_next() -> None:
-    """A shard that is behind waited for a barrier that a worker had never come to: it joined above it elsewhere."""
+    """A shard waited for a barrier that a worker never passed, because it had joined after it on another shard."""
     case = Case(1)
     case.iterate(0)
     case.shard.handle(JoinRequest(1))
-    case.shard.handle(PassBarrier(1, 2))  # it stands at clock 4 elsewhere
+    case.shard.handle(PassBarrier(1, 2))  # it is at clock 4 on another shard
     for _ in range(3):
         case.iterate(0)
     assert case.taken == [(1, 2.0), (2, 4.0)]
-    case.shard.handle(PassBarrier(1, 1))  # long complete: nothing happens
+    case.shard.handle(PassBarrier(1, 1))  # this barrier is complete: nothing happens
     case.iterate(0)
     assert _value(case.shard) == 5.0

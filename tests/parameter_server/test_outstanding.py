@@ -1,4 +1,4 @@
-"""The bound on calls under way: nobody above it, nobody past his turn, nothing lost when a task is cancelled."""
+"""The bound on calls under way: it is never exceeded, callers wait in order, and a cancelled task loses no room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def _turns(count: int = 3) -> None:
 
 
 async def test_room_is_taken_at_once_while_there_is_some() -> None:
-    """A call that need not wait is a direct call: no turn of the event loop passes."""
+    """A call that need not wait cost a turn of the event loop."""
     outstanding = Outstanding(limit=2)
     assert outstanding.take() is None
     with pytest.raises(StopIteration):
@@ -28,7 +28,7 @@ async def test_room_is_taken_at_once_while_there_is_some() -> None:
 
 
 async def test_who_waits_comes_in_by_turns_and_nobody_gets_in_between() -> None:
-    """A busy caller that takes the room it has just given back starves all others."""
+    """A busy caller took the room that it had just released, and starved all others."""
     outstanding, order = Outstanding(limit=1), []
     assert outstanding.take() is None
 
@@ -51,7 +51,7 @@ async def test_who_waits_comes_in_by_turns_and_nobody_gets_in_between() -> None:
 
 
 async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_it_on() -> None:
-    """Room that a task gets in the very turn in which it is cancelled is gone for ever: in the end all calls hang."""
+    """Room given to a task in the same turn in which it was cancelled was lost, and finally all calls hung."""
     outstanding = Outstanding(limit=1)
     assert outstanding.take() is None
     first, second = (asyncio.ensure_future(outstanding.acquire()) for _ in range(2))
@@ -65,7 +65,7 @@ async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_it_on() -> None
 
 
 async def test_who_waits_when_the_client_leaves_is_told_so() -> None:
-    """A call that waits for room in a client that has left would wait for ever."""
+    """A call that waited for room in a client that had left waited forever."""
     outstanding = Outstanding(limit=1)
     assert outstanding.take() is None
     waiting = [asyncio.ensure_future(outstanding.acquire()) for _ in range(2)]
@@ -79,7 +79,7 @@ async def test_who_waits_when_the_client_leaves_is_told_so() -> None:
 
 
 def test_the_limit_is_at_least_one() -> None:
-    """With a limit of 0 the first call would wait for ever."""
+    """With a limit of 0 the first call waited forever."""
     with pytest.raises(ConfigurationError, match=r"limit=\): expected a whole number of at least 1, given 0"):
         Outstanding(limit=0)
 
@@ -93,7 +93,7 @@ def test_the_limit_is_at_least_one() -> None:
 def test_any_mix_of_calls_and_cancellations_keeps_the_bound_and_ends_with_room(
     limit: int, steps: list[str], chosen: object
 ) -> None:
-    """Counts of room drift by one in some rare order of a release and a cancellation."""
+    """The count of room drifted by one after a rare order of a release and a cancellation."""
 
     async def run() -> None:
         outstanding = Outstanding(limit)

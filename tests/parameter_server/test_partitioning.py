@@ -1,4 +1,4 @@
-"""How requests are cut to blocks, beside what a loop over all columns gives."""
+"""How requests are cut into blocks, compared with a loop over all columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Settings = tuple[int, int, int, tuple[int, int] | None]
 
 
 def _settings(random: Random) -> Settings:
-    """Of up to some hundred blocks: more are the subject of a test below."""
+    """Return random settings with at most a few hundred blocks; a test below has more."""
     columns = random.choice((1, 2, 3, 10, 97, 2000))
     widths = [width for width in (1, 2, 3, 40, 700, 5000) if columns <= 10 * width]
     block = (random.randint(1, 12), random.choice(widths)) if random.random() < 0.8 else None
@@ -49,7 +49,7 @@ def test_blocks_cover_each_number_once(given_settings: Settings) -> None:
 
 @random_examples(_settings)
 def test_neighbours_share_a_shard_and_all_shards_have_alike(given_settings: Settings) -> None:
-    """A shard with twice the blocks of the others is what all wait for."""
+    """One shard had twice the blocks of the others, and all calls waited for it."""
     shards = given_settings[2]
     blocks = _partitioning(*given_settings).blocks
     order = [block.shard for block in blocks]
@@ -61,7 +61,7 @@ def test_neighbours_share_a_shard_and_all_shards_have_alike(given_settings: Sett
 
 @pytest.mark.parametrize(("columns", "shards"), [(10, 2), (11, 2), (1_000_000, 7), (3, 5), (1, 4)])
 def test_without_a_block_size_each_shard_has_one_block(columns: int, shards: int) -> None:
-    """Two blocks on a shard would be two slices to each request."""
+    """A shard with two blocks got two slices of each request."""
     blocks = _partitioning(3, columns, shards, None).blocks
     assert [block.shard for block in blocks] == [
         number * shards // len(blocks) for number in range(len(blocks))
@@ -77,7 +77,7 @@ ORDERS = ["as drawn", "ascending", "descending", "all the same", "nearly ascendi
 
 
 def settings_and_keys(random: Random) -> tuple[Settings, int, list[int], str]:
-    """Settings, a row, its columns, and in which order they are given."""
+    """Return settings, a row, its columns, and the order in which the columns are given."""
     settings = _settings(random)
     columns = [random.randrange(settings[1]) for _ in range(random.randrange(31))]
     return settings, random.randrange(10), columns, random.choice(ORDERS)
@@ -85,7 +85,7 @@ def settings_and_keys(random: Random) -> tuple[Settings, int, list[int], str]:
 
 @random_examples(settings_and_keys)
 def test_keys_are_split_as_a_loop_would(example: tuple[Settings, int, list[int], str]) -> None:
-    """A value that went to the column of another one: positions must go with their columns, through any order."""
+    """A value went to the column of another value, because positions and columns were ordered differently."""
     given_settings, row, given_columns, order = example
     rows = given_settings[0]
     columns = _ordered(np.array(given_columns, np.int64), order)
@@ -129,7 +129,7 @@ def _check_columns(slices: list[Slice], columns: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("blocks", "is_sorted"), list(product([1, 2, 3, 4, 5, 300, 70_000], [False, True])))
 def test_many_keys_are_split_over_few_blocks_and_many(blocks: int, is_sorted: bool) -> None:
-    """There are five ways to split, by order and number of blocks; numbers of blocks outgrow one byte, and two."""
+    """One of the five ways to split failed, or a block number did not fit into one or two bytes."""
     width = 70_000 * 3
     partitioning = _partitioning(1, width, 2, (1, -(-width // blocks)))
     columns = np.random.default_rng(blocks).integers(0, width, 20_000)
@@ -153,7 +153,7 @@ def test_many_keys_are_split_over_few_blocks_and_many(blocks: int, is_sorted: bo
 
 @pytest.mark.parametrize("block", [None, (1, 5), (2, 4), (1, 1)])
 def test_a_whole_row_is_split_without_naming_its_columns(block: tuple[int, int] | None) -> None:
-    """To pull ten million numbers must not make an array of ten million column numbers."""
+    """A pull of ten million numbers made an array of ten million column numbers."""
     partitioning = _partitioning(3, 11, 2, block)
     slices = partitioning.split(2, None)
     assert all(part.columns is None for part in slices)
@@ -163,7 +163,7 @@ def test_a_whole_row_is_split_without_naming_its_columns(block: tuple[int, int] 
 
 @pytest.mark.parametrize("block", [None, (1, 3)])
 def test_keys_in_order_are_not_copied(block: tuple[int, int] | None) -> None:
-    """A view costs nothing, and values are cut by a view as well."""
+    """Keys in order were copied, although a view costs nothing."""
     partitioning = _partitioning(1, 1000, 4, block)
     columns = np.arange(0, 1000, 10)
     for part in partitioning.split(0, columns):
@@ -173,13 +173,13 @@ def test_keys_in_order_are_not_copied(block: tuple[int, int] | None) -> None:
 
 
 def test_no_keys_are_sent_nowhere() -> None:
-    """A batch of lines without a feature asked every shard for nothing, and waited for all."""
+    """An empty batch sent an empty request to every shard and waited for all replies."""
     for shards in (1, 4):
         assert _partitioning(2, 1000, shards, None).split(1, np.empty(0, np.int64)) == []
 
 
 def test_rows_of_different_blocks_are_named() -> None:
-    """To copy a row to one on another shard would need what a shard does not have."""
+    """No shard stores rows of different blocks, so a function of such rows failed on the shard."""
     partitioning = _partitioning(6, 10, 2, (2, 5))
     partitioning.check_same_row_block([2, 3, 2], "Add")
     partitioning.check_same_row_block([], "Add")

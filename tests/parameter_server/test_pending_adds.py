@@ -1,4 +1,4 @@
-"""Adds that wait for a clock take bounded memory, and bounded time."""
+"""Adds that wait for a clock take bounded memory and bounded time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COLUMNS = 1_000
 
 @pytest.fixture(autouse=True)
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is summed up above 64 MiB elsewhere is summed up above 4 KiB here."""
+    """Sum up pending adds above 4 KiB instead of 64 MiB."""
     monkeypatch.setattr(matrix_shard, "_PENDING_BYTES", 4 << 10)
 
 
 async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
-    """A worker that added one key at a time filled the memory: an add was counted as its 16 bytes of numbers."""
+    """A worker filled the memory with adds of one key, because each counted as its 16 bytes of numbers only."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=BSP())
         client = server.client(worker=0)
@@ -32,7 +32,7 @@ async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
 
 
 async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gradient of some keys behind one of all 10 M took 40 ms."""
+    """Each add of a few keys after an add of 10 M keys took 40 ms."""
     summed: list[int] = []
     sum_up = matrix_shard.summed_adds
     monkeypatch.setattr(matrix_shard, "summed_adds", lambda parts: (summed.append(1), sum_up(parts))[1])
@@ -49,7 +49,7 @@ async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch
 
 
 def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
-    """The bound is one of memory, not of numbers."""
+    """The bound counted numbers instead of memory."""
     request = AddRequest("w", 0, -1, (AddPart(0, 0, np.array([3]), np.array([1.0])),))
     tracemalloc.start()
     try:
@@ -63,7 +63,7 @@ def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
 
 
 async def test_a_read_behind_a_barrier_looks_through_few_of_the_workers_own_adds() -> None:
-    """A quick worker under ASP waited for the barrier of a slow one: each of its reads took 170 ms by then."""
+    """Under ASP, each read of a fast worker that waited for a slow worker's barrier took 170 ms."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=2, columns=COLUMNS)
         quick, slow = (server.client(worker=number) for number in range(2))

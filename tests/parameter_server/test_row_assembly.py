@@ -1,4 +1,4 @@
-"""Rows that come from several shards, one part at a time."""
+"""Rows that arrive from several shards, one part at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _changes(block: int, clock: int, rows: list[int], values: list[list[float]])
 
 
 def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
-    """What has not come yet is whatever lay in memory there."""
+    """A row was given with uninitialized memory in the parts that had not arrived."""
     rows = _assembly(columns_of_block=2)
     rows.take(_changes(2, 7, [1], [[5.0, 6.0]]))
     rows.take(_changes(0, 5, [1], [[1.0, 2.0]]))
@@ -32,7 +32,7 @@ def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
 
 
 def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
-    """A slow subscriber is told of each part of each row."""
+    """A slow subscriber got each part of each row as a separate change."""
     rows = _assembly(columns_of_block=2)
     for block in range(3):
         rows.take(_changes(block, 0, [0], [[0.0, 0.0]]))
@@ -47,7 +47,7 @@ def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
 
 
 def test_rows_in_one_block_are_not_kept_once_they_are_told_of() -> None:
-    """A subscriber to a whole matrix would hold it twice; one that keeps a row would hold all that came with it."""
+    """A subscriber stored a whole matrix twice, or a kept row held all rows that arrived with it in memory."""
     rows = _assembly(columns_of_block=6)
     changes = _changes(0, 1, [0, 1], [[1.0] * 6, [2.0] * 6])
     rows.take(changes)

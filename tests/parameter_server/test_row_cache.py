@@ -1,4 +1,4 @@
-"""The row cache against a brute-force one: which rows it gives, and which it keeps."""
+"""The row cache compared with a brute-force cache: which rows it returns and keeps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from streamiter.parameter_server.rows import RowCache, cache_rules
 
 _WIDTHS = {"a": 2, "b": 5}
 _ROWS = range(2)
-_LIMIT_BYTES = 80  # of the 112 of all rows
+_LIMIT_BYTES = 80  # all rows together have 112
 
 
 class _BruteForce:
-    """A list of everything that is cached, the least recently used row first."""
+    """A list of all cached rows, the least recently used row first."""
 
     def __init__(self) -> None:
         self.cached: list[tuple[tuple[str, int], int, list[float]]] = []
@@ -66,7 +66,7 @@ _Steps = list[tuple[str, tuple[str, int], list[int] | None, int]]
 
 
 def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
-    """What is done, with which row, which columns of it, and how old what is read is."""
+    """Return steps, each with a row, its columns and the age of the values read, and a staleness."""
     keys = [(matrix, row) for matrix in sorted(_WIDTHS) for row in _ROWS]
     steps: _Steps = []
     for _ in range(random.randint(10, 40)):
@@ -78,7 +78,7 @@ def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
 
 @random_examples(_steps_and_staleness)
 def test_gives_and_keeps_what_a_brute_force_cache_would(example: tuple[_Steps, int]) -> None:
-    """A cache that gave rows from before the allowed clocks let training go on with weights nobody would ever get."""
+    """The cache returned rows older than the allowed clocks, and training continued with outdated weights."""
     steps, staleness = example
     cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0
     for number, (kind, key, named, age) in enumerate(steps):
@@ -88,13 +88,13 @@ def test_gives_and_keeps_what_a_brute_force_cache_would(example: tuple[_Steps, i
         if kind == "read":
             values = np.full(width, float(number))
             cache.put(cache.begin(*key), values, clock - age)
-            values[:] = -1.0  # it is the caller's: the cache must not look at it again
+            values[:] = -1.0  # the array belongs to the caller: the cache must not read it again
             expected.put(key, [float(number)] * width, clock - age)
         elif kind == "find":
             found = cache.find(*key, clock, staleness)
             _same(found, expected.find(key, clock - staleness))
             if found is not None:
-                found[:] = -1.0  # the same
+                found[:] = -1.0  # this array belongs to the caller too
         elif kind == "clock":
             clock += 1
         elif kind in {"add", "add while reading"}:
@@ -102,7 +102,7 @@ def test_gives_and_keeps_what_a_brute_force_cache_would(example: tuple[_Steps, i
             cache.own_add(*key, keys, np.full(len(columns), 0.5))
             expected.own_add(key, columns, 0.5)
             if kind == "add while reading":
-                cache.put(reading, np.zeros(width), clock)  # with the add in it or not: nobody knows
+                cache.put(reading, np.zeros(width), clock)  # the values may or may not contain the add
         elif kind in {"invalidate", "invalidate while reading"}:
             reading = cache.begin(*key)
             cache.invalidate(key[0])
@@ -128,7 +128,7 @@ def _same(found: npt.NDArray[Any] | None, expected: list[float] | None) -> None:
 
 
 def test_what_each_consistency_means_for_cached_rows() -> None:
-    """Under ASP any cached row may be older than what a read must give; own adds under BSP are not in storage yet."""
+    """Under ASP a read got an outdated cached row; under BSP it got own adds that were not in storage yet."""
     assert cache_rules(ASP()) == (None, False)
     assert cache_rules(ASP(), read_my_writes=True) == (None, False)
     assert cache_rules(BSP()) == (0, False)
@@ -137,7 +137,7 @@ def test_what_each_consistency_means_for_cached_rows() -> None:
 
 
 def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for() -> None:
-    """Columns are named in any order, and twice; a view of the cached row would change it when its caller writes."""
+    """Columns came back in the cached order, or the caller's writes changed the cached row."""
     cache = RowCache(limit_bytes=100)
     cache.put(cache.begin("w", 0), np.array([1, 2, 3]), clock=0)
     found = cache.find("w", 0, 0, 0, np.array([2, 0, 2]))
@@ -150,7 +150,7 @@ def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for(
 
 
 def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_drives_nothing_out() -> None:
-    """One row of a wide matrix must not empty the cache of all others."""
+    """One row of a wide matrix emptied the cache of all other rows."""
     cache = RowCache(limit_bytes=64)
     cache.put(cache.begin("narrow", 0), np.zeros(4), clock=0)
     cache.put(cache.begin("wide", 0), np.zeros(9), clock=0)
@@ -159,7 +159,7 @@ def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_drives_nothing_out(
 
 
 def test_a_row_that_just_fills_the_cache_is_kept() -> None:
-    """A limit is what may be used."""
+    """A row of exactly the limit was not kept."""
     cache = RowCache(limit_bytes=64)
     cache.put(cache.begin("w", 0), np.zeros(8), clock=0)
     assert cache.find("w", 0, 0, 0) is not None
@@ -167,7 +167,7 @@ def test_a_row_that_just_fills_the_cache_is_kept() -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_what_was_read_before_the_cache_was_emptied_is_not_kept_however_often_that_was(before: int) -> None:
-    """A matrix was restored, and its server after that: rows of the time before came into the empty cache."""
+    """Rows read before a restore came into the cache that the restore had emptied."""
     cache = RowCache(limit_bytes=100)
     for _ in range(before):
         cache.invalidate("w")
@@ -181,7 +181,7 @@ def test_what_was_read_before_the_cache_was_emptied_is_not_kept_however_often_th
 
 
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:
-    """It is what every client has that did not ask for a cache."""
+    """A client that did not ask for a cache kept rows."""
     cache = RowCache(limit_bytes=0)
     assert not cache.is_on
     cache.put(cache.begin("w", 0), np.zeros(1), clock=0)
@@ -193,7 +193,7 @@ def test_a_cache_of_no_bytes_keeps_nothing() -> None:
 
 
 def test_the_answer_of_an_older_read_does_not_replace_a_newer_row() -> None:
-    """Reads that are under way together are answered in any order."""
+    """Two reads were answered out of order, and the older reply replaced the newer row."""
     cache = RowCache(limit_bytes=100)
     older, newer = cache.begin("w", 0), cache.begin("w", 0)
     cache.put(newer, np.array([2.0]), clock=5)

@@ -1,4 +1,4 @@
-"""Going back to a snapshot: what was there then is there again, and nothing else."""
+"""A restore brings back the matrices of a snapshot, and nothing that came later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = 3
 
 
 async def test_a_matrix_made_after_the_snapshot_begins_anew() -> None:
-    """Its adds stayed when the server went back, and were counted twice."""
+    """Adds to the new matrix remained when the server was restored, and were counted twice."""
     server = ParameterServer(shards=2)
     worker = server.client(0)
     await server.create_matrix("old", rows=1, columns=COLUMNS)
@@ -35,7 +35,7 @@ async def test_a_matrix_made_after_the_snapshot_begins_anew() -> None:
 
 
 async def test_the_state_of_a_matrix_that_is_not_made_again_yet_is_in_the_next_snapshot() -> None:
-    """A checkpoint between a restart and the first use of a matrix forgot all that it had learned."""
+    """A checkpoint between a restart and the first use of a matrix lost the learned values of the matrix."""
     server = ParameterServer(shards=2)
     worker = server.client(0)
     await server.create_matrix("w", rows=2, columns=COLUMNS)
@@ -50,7 +50,7 @@ async def test_the_state_of_a_matrix_that_is_not_made_again_yet_is_in_the_next_s
 
 
 async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> None:
-    """The others went back to before it, and this one waited for ever."""
+    """A restore took the other workers back to before a barrier, and the worker at the barrier waited forever."""
     server = ParameterServer(shards=2)
     early, late = server.client(0), server.client(1)
     state = await server.snapshot()
@@ -66,14 +66,14 @@ async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> Non
 
 @pytest.mark.parametrize("junk", [None, {}, {"matrices": 3}, {"matrices": {}}, {"matrices": {"w": 1}}, [1]])
 async def test_what_is_no_snapshot_is_refused(junk: Any) -> None:
-    """A KeyError: 'matrices', with nothing that said whose."""
+    """The error was KeyError: 'matrices', without the name of the call."""
     with pytest.raises(ParameterServerError, match=r"restore: expected a result of snapshot\(\)"):
         await ParameterServer().restore(junk)
 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=3)], ids=repr)
 async def test_on_clock_runs_for_what_the_last_workers_have_added(consistency: Consistency) -> None:
-    """The last gradients lay in their row for ever, since the slow worker died and the fast one had ended."""
+    """on_clock never ran for the last gradients, because the fast worker had ended and the slow one died."""
     server = ParameterServer(shards=2)
     await server.create_matrix(
         "w", rows=2, columns=COLUMNS, consistency=consistency, on_clock=psf.Axpy("w", x=0, y=1, a=2.0)
@@ -94,7 +94,7 @@ async def test_on_clock_runs_for_what_the_last_workers_have_added(consistency: C
     ],
 )
 async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, Any], message: str) -> None:
-    """The first of two matrices had gone back, and with it the workers, before the second was refused."""
+    """The first of two matrices and the workers had been restored before the second matrix was refused."""
     snapshots = []
     for of_second in ({"columns": COLUMNS}, settings):
         server = ParameterServer(shards=2)
@@ -111,7 +111,7 @@ async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, 
 
 
 class MakesItsMatrixLate(Operator):
-    """Only when it has something to add."""
+    """Makes its matrix with the first record, not when it opens."""
 
     def open(self, context: Context) -> None:
         self.client = context.parameter_server
@@ -123,7 +123,7 @@ class MakesItsMatrixLate(Operator):
 
 
 async def test_a_matrix_made_long_after_the_restart_finds_its_state(tmp_path: Path) -> None:
-    """The store had been closed when the first record came."""
+    """The store was already closed when the first record after the restart made the matrix."""
     records = MemoryBroker().topic("records")
     await records.create()
     for run in range(1, 4):

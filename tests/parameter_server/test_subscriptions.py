@@ -1,4 +1,4 @@
-"""Subscriptions on a shard: what is told, when, and how much is held."""
+"""Subscriptions on a shard: which changes are sent, when, and how many are kept."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from streamiter.parameter_server.subscriptions import Subscriptions
 _WORKERS = (0, 1)
 _ROWS, _COLUMNS = 5, 4
 _ROW_BYTES = 2 * 8
-_REPLY_BYTES = 3 * _ROW_BYTES  # three rows of one block: all rows take several replies
+_REPLY_BYTES = 3 * _ROW_BYTES  # three rows of one block, so that all rows take several replies
 
 
 class _OnShard:
-    """One matrix in blocks of 2 × 2 on one shard, its workers, and its subscriptions."""
+    """One matrix in blocks of 2 × 2 on one shard, with its workers and its subscriptions."""
 
     def __init__(self, consistency: Consistency) -> None:
         self.matrix = Matrix("w", rows=_ROWS, columns=_COLUMNS, consistency=consistency, block=(2, 2))
@@ -52,7 +52,7 @@ class _OnShard:
 
     def add(self, worker: int, row: int, column: int) -> None:
         if isinstance(self.matrix.consistency, BSP) and self.clocks[worker] > self.minimum:
-            return  # it would be out of turn
+            return  # the add would be out of turn
         self.adds += 1
         [part] = self.shard.partitioning.split(row, np.array([column]))
         parts = (AddPart(part.block.number, row, part.columns, np.array([float(self.adds)])),)
@@ -85,7 +85,7 @@ class _OnShard:
 
 
 class _Subscriber:
-    """Knows of the matrix what it was told."""
+    """Stores the values that a subscription has received."""
 
     def __init__(self, server: _OnShard, rows: list[int] | None, subscription: int = 0) -> None:
         self.server = server
@@ -96,7 +96,7 @@ class _Subscriber:
         self.waiting: WaitingReply[Changes] | None = None
 
     def ask(self, *, is_lost: bool = False) -> bool:
-        """Ask, or see to a reply that was waited for; whether there was one."""
+        """Ask for changes, or take the reply to an earlier call; return whether a reply was there."""
         if self.waiting is None:
             reply = self.server.next(self.number, self.rows, self.subscription)
             if isinstance(reply, WaitingReply):
@@ -142,7 +142,7 @@ _steps = st.one_of(
 def test_what_subscribers_have_seen_last_is_what_is_stored(
     consistency: Consistency, steps: list[tuple[str, int, int]], rows: list[int] | None
 ) -> None:
-    """A served model kept an old row for good: its last change fell between two pushes, or the reply was lost."""
+    """A served model kept an old row forever: its last change fell between two pushes, or the reply was lost."""
     server = _OnShard(consistency)
     subscribers = [_Subscriber(server, None, 0), _Subscriber(server, rows, 1)]
     for kind, first, second in steps:
@@ -164,7 +164,7 @@ def test_what_subscribers_have_seen_last_is_what_is_stored(
             elif kind == "unsubscribe":
                 server.subscriptions.unsubscribe(Unsubscribe("w", 0, subscription=first))
                 subscriber.waiting = None
-    for _ in range(2):  # both workers, each clock: whatever is pending is pushed
+    for _ in range(2):  # both workers clock, which pushes all pending changes
         for worker in _WORKERS:
             while server.clocks[worker] <= server.minimum:
                 server.clock(worker)
@@ -179,7 +179,7 @@ def test_what_subscribers_have_seen_last_is_what_is_stored(
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=["BSP", "SSP"])
 def test_changes_are_told_when_the_minimum_clock_moves(consistency: Consistency) -> None:
-    """A subscriber that hears of half an iteration works with weights that belong to no clock."""
+    """A subscriber received half of an iteration and worked with weights that belong to no clock."""
     server = _OnShard(consistency)
     subscriber = _Subscriber(server, [0, 3])
     while subscriber.ask():
@@ -199,7 +199,7 @@ def test_changes_are_told_when_the_minimum_clock_moves(consistency: Consistency)
 
 
 def test_under_asp_changes_are_told_after_each_request() -> None:
-    """There, clocks may stand still for ever."""
+    """Under ASP, changes waited for a clock that never moved."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
     while subscriber.ask():
@@ -226,7 +226,7 @@ def test_a_fused_update_is_told_with_the_add_and_not_before_it() -> None:
 
 
 def test_a_slow_subscriber_is_told_the_newest_values_once() -> None:
-    """A backlog for each slow subscriber fills the memory of the shard, and the subscriber never catches up."""
+    """A backlog for a slow subscriber filled the memory of the shard, and the subscriber never caught up."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
     while subscriber.ask():
@@ -246,7 +246,7 @@ def test_a_slow_subscriber_is_told_the_newest_values_once() -> None:
 
 
 def test_what_was_in_a_reply_that_did_not_come_is_told_once_more() -> None:
-    """The task that asked was cancelled in the turn in which its reply came; the row was taken for told."""
+    """A task was cancelled in the turn in which its reply came, and the row in the reply was not sent again."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
     while subscriber.ask():
@@ -262,7 +262,7 @@ def test_what_was_in_a_reply_that_did_not_come_is_told_once_more() -> None:
 
 
 def test_rows_take_turns_where_more_change_all_the_time_than_a_reply_has() -> None:
-    """The rows at the end were never told, because those at the beginning had changed again before each reply."""
+    """The last rows were never sent, because the first rows had changed again before each reply."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
     for _ in range(8):
@@ -276,7 +276,7 @@ def test_rows_take_turns_where_more_change_all_the_time_than_a_reply_has() -> No
 
 
 def test_a_shard_that_does_not_know_a_subscription_begins_it_anew() -> None:
-    """A shard that was started again waited for changes, and its subscribers missed what it had gone back to."""
+    """A restarted shard waited for changes, and its subscribers missed the restored values."""
     server = _OnShard(SSP(staleness=1))
     changes = server.next(after=17)
     assert isinstance(changes, Changes)
@@ -285,7 +285,7 @@ def test_a_shard_that_does_not_know_a_subscription_begins_it_anew() -> None:
 
 
 def test_a_second_call_of_one_subscription_ends_the_first_with_an_error() -> None:
-    """Two that wait for one reply: one of them would never be answered."""
+    """Two calls waited for one reply, and one of them was never answered."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, [1])
     while subscriber.ask():
@@ -300,7 +300,7 @@ def test_a_second_call_of_one_subscription_ends_the_first_with_an_error() -> Non
 
 
 def test_all_subscriptions_of_a_worker_that_leaves_end() -> None:
-    """They were marked for ever, and their calls waited for ever."""
+    """Rows remained marked for a departed worker, and its calls waited forever."""
     server = _OnShard(ASP())
     subscribers = [_Subscriber(server, [1], number) for number in range(2)]
     for subscriber in subscribers:
@@ -319,7 +319,7 @@ def test_all_subscriptions_of_a_worker_that_leaves_end() -> None:
 
 
 def test_a_closed_shard_ends_subscriptions_and_takes_no_more() -> None:
-    """A call for changes that comes after the end has nobody to answer it."""
+    """A call for changes after the shard was closed was never answered."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, [1])
     while subscriber.ask():
@@ -332,7 +332,7 @@ def test_a_closed_shard_ends_subscriptions_and_takes_no_more() -> None:
 
 
 def test_whoever_does_not_take_part_cannot_subscribe() -> None:
-    """It would never leave, and so never end."""
+    """A subscription of an unknown worker never ended, because the worker could not leave."""
     server = _OnShard(ASP())
     with pytest.raises(UnknownWorker):
         server.subscriptions.next(NextChanges("w", 9))

@@ -1,4 +1,4 @@
-"""What cannot be is refused by name: what was expected, what was given. Nothing has changed then, and nothing waits."""
+"""A wrong call is refused with the expected and the given value; it changes nothing, and no call waits."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
 
 @pytest.mark.parametrize("wrong", WRONG_CALLS)
 async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing(wrong: str) -> None:
-    """An add whose function was none was added to one shard of two, and the message spoke of an attribute."""
+    """An add with a wrong function was applied on one of two shards, and the error named an attribute."""
     call, error, message = WRONG_CALLS[wrong]
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=4, columns=6, block=(2, 3))
@@ -195,7 +195,7 @@ async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing
 
 @pytest.mark.parametrize("values", [[1 << 63, 1 << 63], np.array([1, (1 << 64) - 1], np.uint64)])
 async def test_values_that_64_bits_do_not_hold_are_refused_for_whole_numbers(values: Any) -> None:
-    """They were added as negative numbers."""
+    """Values above 2⁶³ were added as negative numbers."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=2, dtype="int64")
         client = server.client(worker=0)
@@ -208,7 +208,7 @@ async def test_values_that_64_bits_do_not_hold_are_refused_for_whole_numbers(val
 
 
 async def test_a_clock_does_not_fail_by_numbers_that_another_worker_added() -> None:
-    """A warning of numpy, made an error, ended the job of a worker whose numbers were small."""
+    """A numpy warning, raised as an error, ended the job of a worker whose numbers were small."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=2, dtype="float32", consistency=BSP())
         large, small = server.client(worker=0), server.client(worker=1)
@@ -222,7 +222,7 @@ async def test_a_clock_does_not_fail_by_numbers_that_another_worker_added() -> N
 
 
 async def test_statistics_of_no_matrix_name_those_that_there_are() -> None:
-    """Whoever caught the errors of a server did not catch this one: it was a KeyError."""
+    """The error was a KeyError, which callers that handle the errors of a server did not catch."""
     async with ParameterServer(name="ps") as server:
         with pytest.raises(
             UnknownMatrix, match=r"ps, statistics of matrix 'v': expected one of none yet, given 'v'"
@@ -251,7 +251,7 @@ CALLS_OF_A_CLIENT: dict[str, Call] = {
 @pytest.mark.parametrize("used_before", [False, True], ids=["unused", "used"])
 @pytest.mark.parametrize("call", CALLS_OF_A_CLIENT)
 async def test_every_call_of_a_client_that_has_left_says_so(call: str, used_before: bool) -> None:
-    """A gradient that came after its worker had left was added, and counted in a round that was over."""
+    """A gradient was added after its worker had left, and counted in a finished iteration."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=4)
         client = server.client(worker=7)
@@ -279,7 +279,7 @@ async def test_every_call_of_a_client_that_has_left_says_so(call: str, used_befo
 async def test_wrong_settings_of_a_client_are_named_as_the_caller_knows_them(
     settings: dict[str, Any], message: str
 ) -> None:
-    """A message spoke of Outstanding(limit=), which nobody had called; the worker must not take part then."""
+    """The message named Outstanding(limit=), which the caller had not used, and the worker was registered."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match=message):
             server.client(**{"worker": 0, **settings})
@@ -288,7 +288,7 @@ async def test_wrong_settings_of_a_client_are_named_as_the_caller_knows_them(
 
 
 async def test_shards_stay_in_step_where_the_function_on_the_clock_fails() -> None:
-    """The second shard never heard of the clock, for the first had raised: its gets waited for ever."""
+    """The first shard raised an error, so the second never received the clock, and its gets waited forever."""
     async with ParameterServer(shards=2) as server:
         failing = psf.Map("w", 0, 0, raise_value_error)
         await server.create_matrix("w", rows=1, columns=4, consistency=BSP(), on_clock=failing)
@@ -302,7 +302,7 @@ async def test_shards_stay_in_step_where_the_function_on_the_clock_fails() -> No
 
 
 async def test_a_worker_leaves_everywhere_though_a_function_on_the_clock_fails() -> None:
-    """It took part for ever on the other shards and in the other matrices, where everybody waited for it."""
+    """A worker remained registered on other shards and matrices, where all others waited for it forever."""
     async with ParameterServer(shards=2) as server:
         failing = psf.Map("v", 0, 0, raise_value_error)
         await server.create_matrix("v", rows=1, columns=4, consistency=BSP(), on_clock=failing)

@@ -1,6 +1,6 @@
-"""What consistency means, written down from its table: every answer is worked out anew from all that has happened.
+"""Reference implementation of the consistency table: each answer is computed from the complete history of calls.
 
-Nothing counts but the history. Slow, and meant to be read beside the table of the three models.
+It keeps no other state. It is slow, and is meant to be read together with the table of the three models.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ MODULUS = 1_000_003
 
 
 def after_add(value: int, number: int) -> int:
-    """A storage of one number; what it holds tells the order in which it was changed."""
+    """Return the value of a one-number storage after this add; the result depends on the order of all changes."""
     return (value * 31 + number + 1) % MODULUS
 
 
 def after_move(value: int, clock: int) -> int:
-    """The storage's own step at the end of an iteration."""
+    """Return the value of the storage after its step at the end of an iteration."""
     return (value * 37 + clock) % MODULUS
 
 
 @dataclass(frozen=True)
 class Event:
-    """One call that has reached the shard; its number is its place in the history."""
+    """One call that has reached the shard; its number is its index in the history."""
 
     kind: Kind
     worker: int = -1
     observed: int = -1
     workers: tuple[int, ...] = ()
-    """Of a start."""
+    """The workers of a start event."""
     to: int = 0
-    """Of a raise: the clock. Of a forget: the number of the get."""
+    """The clock of a raise event, or the number of the get of a forget event."""
 
 
 class Change(NamedTuple):
-    """What changes the storage: an add, by its number, or the end of an iteration, by the clock it leads to."""
+    """A change of the storage: an add, by its number, or the end of an iteration, by the clock that follows it."""
 
     kind: Literal["add", "move"]
     number: int
@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Move:
-    """The minimum clock became ``clock``; numbers of adds and of gets, in order."""
+    """A rise of the minimum clock to ``clock``, with the numbers of the adds and gets that it releases, in order."""
 
     clock: int
     adds: list[int]
@@ -58,32 +58,32 @@ class Move:
 
 @dataclass
 class Outcome:
-    """What a call brings about."""
+    """The effects of one call."""
 
     verdict: Verdict
     moves: list[Move] = field(default_factory=list)
     values: dict[int, int] = field(default_factory=dict)
-    """What is read by each get that is answered, by number, in order."""
+    """The value that each answered get reads, by the number of the get, in order."""
     orphaned: list[int] = field(default_factory=list)
     """The numbers of the adds that are applied because the last worker has left."""
 
 
 class BruteForce:
-    """The history of one matrix, and what follows from it."""
+    """The history of one matrix, and everything that is computed from it."""
 
     def __init__(self, consistency: Consistency, workers: Sequence[int]) -> None:
         self.consistency = consistency
         self.history: list[Event] = []
         self.verdicts: list[Verdict] = []
         self._progress: dict[tuple[int, int], int | None] = {}
-        """Answers about the past, which does not change."""
+        """The progress of a worker before an event, once computed; the past does not change."""
         self._min_clock: dict[int, int] = {}
         self.happen(Event("start", workers=tuple(workers)))
 
     # -- clocks ----------------------------------------------------------------------------------------
 
     def progress(self, worker: int, when: int | None = None) -> int | None:
-        """How many iterations the worker has finished before event ``when``; None where it takes no part."""
+        """Return how many iterations the worker has finished before event ``when``, or None where it takes no part."""
         end = len(self.history) if when is None else when
         if (worker, end) not in self._progress:
             self._progress[worker, end] = self._count_progress(worker, end)
@@ -106,7 +106,7 @@ class BruteForce:
         return clock
 
     def min_clock(self, when: int | None = None) -> int:
-        """The least progress; while nobody takes part, what it was."""
+        """Return the lowest progress of all workers, or the last minimum clock while no worker takes part."""
         end = len(self.history) if when is None else when
         if end not in self._min_clock:
             self._min_clock[end] = self._find_min_clock(end)
@@ -122,7 +122,9 @@ class BruteForce:
         return max(self.min_clock(end - 1), self._furthest(end))
 
     def _furthest(self, end: int) -> int:
-        """The highest clock of any worker since the start: with the last worker all up to there is complete."""
+        """Return the highest clock of any worker since the start; without workers, all iterations up to it are
+        complete.
+        """
         start = max([0, *(number for number in range(end) if self.history[number].kind == "start")])
         everybody = {event.worker for event in self.history[:end]} | {
             worker for event in self.history[:end] for worker in event.workers
@@ -137,14 +139,14 @@ class BruteForce:
         return all(self.progress(worker, end) is None for worker in everybody)
 
     def _departures_of_all(self, when: int) -> int:
-        """How often the last worker has left before event ``when``, since the start."""
+        """Return how often the last worker has left between the start and event ``when``."""
         return sum(
             self.history[number].kind == "leave" and self._nobody_takes_part(number + 1)
             for number in range(self._start(), when)
         )
 
     def orphaned_adds(self, when: int | None = None) -> list[int]:
-        """Adds of the unfinished iteration that were applied when the last worker left, before event ``when``."""
+        """Return the adds of the unfinished iteration that were applied before ``when`` as the last worker left."""
         end = len(self.history) if when is None else when
         departures = self._departures_of_all(end)
         return [
@@ -159,7 +161,7 @@ class BruteForce:
     # -- the table -------------------------------------------------------------------------------------
 
     def happen(self, event: Event) -> Outcome:
-        """The next call, and all that follows from it at once."""
+        """Record the next call and return its effects."""
         number = len(self.history)
         verdict = self._verdict(event)
         self.history.append(event)
@@ -204,10 +206,10 @@ class BruteForce:
                 return "later" if clock > here + staleness else "now"
         return "now"
 
-    # -- what waits ------------------------------------------------------------------------------------
+    # -- waiting calls ---------------------------------------------------------------------------------
 
     def _adds_at(self, clock: int) -> list[int]:
-        """Adds that were buffered at this clock, in order; merged ones stand where the first of them stood."""
+        """Return the adds buffered at this clock, in order; merged adds take the position of the first of them."""
         if self.consistency != BSP():
             return []
         adds = [
@@ -235,7 +237,7 @@ class BruteForce:
         return sorted(adds, key=place)
 
     def pending_adds(self, worker: int | None = None) -> list[int]:
-        """Adds that have not been applied, in no particular order."""
+        """Return the adds that have not been applied, in no particular order."""
         latest = max(
             [self.min_clock(), *(self.progress(e.worker, n) or 0 for n, e in enumerate(self.history))]
         )
@@ -248,7 +250,7 @@ class BruteForce:
         ]
 
     def wanted(self, get: int) -> int:
-        """The minimum clock that a get waits for."""
+        """Return the minimum clock that a get waits for."""
         clock = self.progress(self.history[get].worker, get)
         assert clock is not None
         return clock - self.consistency.staleness if isinstance(self.consistency, SSP) else clock
@@ -266,7 +268,7 @@ class BruteForce:
         ]
 
     def waiting_gets(self) -> list[int]:
-        """Gets that have not been answered, in order of arrival."""
+        """Return the gets that have not been answered, in order of arrival."""
         latest = max([0, *(self.wanted(n) for n in self._numbers("get") if self.verdicts[n] == "later")])
         here = self.min_clock()
         return sorted(n for clock in range(here + 1, latest + 1) for n in self._gets_waiting_for(clock))
@@ -275,10 +277,10 @@ class BruteForce:
         start = self._start()
         return [n for n, event in enumerate(self.history) if n >= start and event.kind == kind]
 
-    # -- what is read ----------------------------------------------------------------------------------
+    # -- values read -----------------------------------------------------------------------------------
 
     def value_read(self, get: int, when: int, clock: int | None = None) -> int:
-        """What a get reads from a storage of one number; as ``changes_read``."""
+        """Return the number that a get reads; the arguments are those of ``changes_read``."""
         value = 0
         for change in self.changes_read(get, when, clock):
             change_value = after_add if change.kind == "add" else after_move
@@ -286,10 +288,10 @@ class BruteForce:
         return value
 
     def changes_read(self, get: int, when: int, clock: int | None = None) -> list[Change]:
-        """What a get sees that is answered in event ``when``, where the minimum clock has become ``clock``."""
+        """Return the changes seen by a get that is answered in event ``when``, with the minimum clock at ``clock``."""
         if (
             self.consistency == BSP()
-        ):  # whenever it is answered: all adds of the iterations before its own, and orphaned ones of its own
+        ):  # all adds of the iterations before its own, and orphaned adds of its own iteration
             own = self.progress(self.history[get].worker, get)
             assert own is not None
             orphaned = self.orphaned_adds(get) if own == self.min_clock(get) else []
@@ -297,14 +299,14 @@ class BruteForce:
         return self._arrived(when, clock)
 
     def changes_applied(self) -> list[Change]:
-        """All that has changed the storage up to now."""
+        """Return all changes of the storage up to now."""
         if self.consistency == BSP():
             orphaned = (Change("add", number) for number in self.orphaned_adds())
             return [*self._finished(self.min_clock()), *orphaned]
         return self._arrived(len(self.history) - 1, None)
 
     def _finished(self, clock: int) -> list[Change]:
-        """Under BSP: what has been done in ``clock`` iterations."""
+        """Return the changes of the first ``clock`` iterations, under BSP."""
         return [
             change
             for passed in range(1, clock + 1)
@@ -312,7 +314,7 @@ class BruteForce:
         ]
 
     def _arrived(self, when: int, clock: int | None) -> list[Change]:
-        """Under ASP and SSP: what has been done in the order of events, of the last one up to a move to ``clock``."""
+        """Return the changes in the order of events, under ASP and SSP; of ``when`` only those up to ``clock``."""
         changes = []
         for number in range(self._start() + 1, when + 1):
             before, after = self.min_clock(number), self.min_clock(number + 1)

@@ -1,4 +1,4 @@
-"""Clients as coroutines on a real server, one call after the other, beside the brute force."""
+"""Clients as coroutines on a real server, one call after another, compared with the brute force."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClientStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Stir(UpdateFunction):
-    """Ends an iteration; what is added before it does not commute with what is added after it."""
+    """Changes all values at the end of an iteration, so that adds before and after it do not commute."""
 
     matrix: str
 
@@ -56,7 +56,7 @@ def stirred(values: Numbers) -> Numbers:
 
 
 class Keys(NamedTuple):
-    """What a call is about; follows from its number, so that a history says it all."""
+    """The row, columns and values of a call, drawn from its number, so that a history determines all calls."""
 
     row: int
     columns: list[int] | None
@@ -71,7 +71,7 @@ class Keys(NamedTuple):
 
 
 class ClientRun:
-    """A server with its clients, and what is expected of them."""
+    """A server with its clients, and the brute force that gives the expected answers."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class ClientRun:
         self.clients: dict[int, Client] = {}
         self.expected = BruteForce(consistency, range(workers))
         self.base = np.zeros((ROWS, COLUMNS), np.int64)
-        """Values at the last reset."""
+        """The values at the last reset."""
         self.tasks: dict[int, asyncio.Task[Any]] = {}
-        """Gets that are waited for, by number."""
+        """The tasks of waiting gets, by number."""
         self.keys: dict[int, Keys] = {}
-        """What they asked for."""
+        """The keys of each call, by number."""
         self.finished: list[int] = []
-        """In the order in which they were answered."""
+        """The numbers of finished calls, in the order in which they finished."""
 
     async def start(self) -> None:
         await self.server.create_matrix(
@@ -115,7 +115,7 @@ class ClientRun:
         self.clients[worker] = self.server.client(worker, read_my_writes=self.read_my_writes)
 
     async def happen(self, step: ClientStep) -> None:
-        """Make one call, and check all that follows from it."""
+        """Make one call and check all of its effects."""
         client = self.clients.get(step.worker)
         number = len(self.expected.history)
         keys = Keys.of(number)
@@ -149,7 +149,7 @@ class ClientRun:
         self._check_state()
 
     async def _call(self, call: Any, *events: Event) -> None:
-        """A call that is one event or two; the last one decides whether it waits."""
+        """Make a call that counts as one or two events; the last event decides whether the call waits."""
         keys, number = Keys.of(len(self.expected.history)), -1
         for event in events:
             number = len(self.expected.history)
@@ -171,9 +171,9 @@ class ClientRun:
         self._check_answers(outcome.values)
 
     def _check_answers(self, wanted: dict[int, int]) -> None:
-        """Those gets and only those are answered, with what they have to see."""
+        """Check that exactly these gets are answered, and with the expected values."""
         finished, self.finished = self.finished, []
-        if self.shards == 1:  # of several, one may be told later than another
+        if self.shards == 1:  # with several shards, one client may get its reply later than another
             assert finished == list(wanted)
         assert sorted(finished) == sorted(wanted)
         for get in finished:
@@ -189,7 +189,7 @@ class ClientRun:
         for get in waiting:
             self.expected.happen(Event("forget", to=get))
         if self.expected.progress(worker) is None:
-            await client.leave()  # once more: nothing happens
+            await client.leave()  # a second leave does nothing
             return
         outcome = self.expected.happen(Event("leave", worker))
         await client.leave()
@@ -216,7 +216,7 @@ class ClientRun:
         self._check_failed(waiting, ServerReset)
 
     async def _restore(self) -> None:
-        """Through bytes, into the same server after it has done something else."""
+        """Take a snapshot, encode and decode it, and restore it into the same server."""
         waiting = self.expected.waiting_gets()
         plain = PlainData()
         state = plain.decode(plain.encode(await self.server.snapshot()))
@@ -231,7 +231,7 @@ class ClientRun:
             self.finished.remove(get)
 
     def _values_now(self, get: int) -> Numbers:
-        """What a get has to see that has been answered just now."""
+        """Return the expected values of a get that has just been answered."""
         when = len(self.expected.history) - 1
         values = self._stored(
             self.expected.changes_read(get, when, self.expected.wanted(get) if get != when else None)
@@ -265,7 +265,7 @@ class ClientRun:
 
 
 def verdict_of(task: asyncio.Task[Any]) -> Verdict:
-    """What came of a call so far."""
+    """Return the verdict on a call so far."""
     if not task.done():
         return "later"
     match task.exception():
@@ -280,13 +280,13 @@ def verdict_of(task: asyncio.Task[Any]) -> Verdict:
 
 
 async def turns(count: int = 6) -> None:
-    """Let all that can go on go on: no call needs more turns of the event loop than these."""
+    """Run the event loop for as many turns as any call needs."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def play(run: ClientRun, steps: Sequence[ClientStep]) -> None:
-    """Make these calls, one after the other, and check each; raises what differs."""
+    """Make these calls one after another and check each; raise where a result differs."""
     await run.start()
     try:
         for step in steps:

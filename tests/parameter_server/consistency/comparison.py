@@ -1,4 +1,4 @@
-"""Runs a consistency model and the brute force side by side, and says where they first differ."""
+"""Runs a consistency model and the brute force with the same calls and reports where they first differ."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ STEPS: tuple[Kind, ...] = (
     *("clock",) * 8,
     *("leave", "join", "forget", "merge", "raise"),
 )
-"""The steps of a random run; the common ones more than once."""
+"""The kinds of steps of a random run; common kinds are listed more than once."""
 
 RARE: tuple[Kind, ...] = ("restore", "start")
 
 WORKERS = (*range(6), 99)
-"""All workers of these tests; 99 is that of a model before it is restored."""
+"""All workers of these tests; worker 99 belongs to a model before its restore."""
 
 MakeModel = Callable[[Consistency, Sequence[int]], ConsistencyModel[Any, Any]]
 
 
 class Step(NamedTuple):
-    """A call to make: ``ahead`` is by how much what the worker has observed elsewhere is ahead of here, if at all."""
+    """A call to make; ``ahead`` is how far the clock observed on other shards is ahead of this shard, or -1."""
 
     kind: Kind
     worker: int
@@ -40,13 +40,13 @@ class Step(NamedTuple):
 
 @dataclass(eq=False)
 class GetCall:
-    """A get; two are never the same."""
+    """A get; two gets are never equal."""
 
     number: int
 
 
 def random_steps(random: Random, workers: int, count: int = 60) -> list[Step]:
-    """Steps by these workers and now and then by one that is unknown."""
+    """Return random steps of these workers and sometimes of an unknown worker."""
     return [
         Step(
             random.choice(RARE) if random.random() < 0.01 else random.choice(STEPS),
@@ -58,7 +58,7 @@ def random_steps(random: Random, workers: int, count: int = 60) -> list[Step]:
 
 
 class Run:
-    """One model with a storage of one number, as a shard would have them."""
+    """One model with a storage of one number, as a shard has them."""
 
     def __init__(self, make: MakeModel, consistency: Consistency, workers: Sequence[int]) -> None:
         self.make = make
@@ -67,10 +67,10 @@ class Run:
         self.value = 0
         self.calls: dict[int, GetCall] = {}
         self.orphaned: list[int] = []
-        """The adds that the last call had applied because the last worker had left."""
+        """The adds that the last call applied because the last worker had left."""
 
     def happen(self, number: int, event: Event) -> tuple[Verdict, list[Released[Any, Any]], dict[int, int]]:
-        """Make the call; gives what the model said, and the values read by number of the get."""
+        """Make the call and return the verdict, the released moves, and the values read by number of the get."""
         values: dict[int, int] = {}
         released: list[Released[Any, Any]] = []
         verdict: Verdict = "now"
@@ -121,7 +121,7 @@ class Run:
         return verdict, released, values
 
     def _restore(self) -> None:
-        """All goes on in another process: through bytes, and without those that wait."""
+        """Continue with a new model that restores the encoded snapshot; waiting gets are not part of it."""
         plain = PlainData()
         state = plain.decode(plain.encode(self.model.snapshot()))
         self.model = self.make(self.consistency, [99])
@@ -135,7 +135,7 @@ class Run:
 def difference(
     consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = model_of
 ) -> str | None:
-    """Where model and brute force first differ over these steps; None where they agree to the end."""
+    """Return the first difference between model and brute force over these steps, or None if they agree."""
     everybody = range(workers)
     expected, run = BruteForce(consistency, everybody), Run(make, consistency, everybody)
     for step in steps:
@@ -146,7 +146,7 @@ def difference(
                 if given != wanted:
                     return f"{event}: {what}: given {given}, expected {wanted}"
             continue
-        if event.kind == "leave":  # the caller fails what the worker itself waits for
+        if event.kind == "leave":  # the caller fails the gets of the worker itself
             waiting = [n for n in expected.waiting_gets() if expected.history[n].worker == event.worker]
             for get in waiting:
                 number += 1

@@ -1,4 +1,4 @@
-"""Clients whose requests reach each shard in order, but at moments of their own, drawn from a seed."""
+"""Clients whose requests reach each shard in order, but with delays drawn from a seed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from streamiter.parameter_server.shard import Shard
 
 
 class LateLink:
-    """From one client to one shard; a request waits here until ``deliver``."""
+    """A link from one client to one shard; a request waits here until ``deliver``."""
 
     def __init__(self, shard: Shard, pace: float) -> None:
         self.pace = pace
-        """How soon it delivers beside other links."""
+        """The weight of this link when the next delivery is drawn."""
         self._shard = shard
         self._requests: deque[tuple[Any, WaitingReply[Any]]] = deque()
 
@@ -54,7 +54,7 @@ class LateLink:
 
 
 class LateServer:
-    """Shards that hear of things at different moments."""
+    """Shards that receive requests with different delays."""
 
     def __init__(self, shards: int, seed: int) -> None:
         self.random = Random(seed)
@@ -62,7 +62,7 @@ class LateServer:
         self.directory = MatrixDirectory(self.shards)
         self._links: list[LateLink] = []
         self.clients: list[Client] = []
-        """Also those that are still joining."""
+        """All clients, also clients that are still joining."""
 
     async def client(self, worker: int) -> Client:
         links = [LateLink(shard, self.random.choice((1, 0.1, 0.01))) for shard in self.shards]
@@ -73,7 +73,7 @@ class LateServer:
         return client
 
     async def run(self, *programs: Coroutine[Any, Any, None]) -> None:
-        """Deliver one request after the other until all programs have ended."""
+        """Deliver one request after another until all programs have ended."""
         tasks = [asyncio.ensure_future(program) for program in programs]
         await turns()
         while busy := [link for link in self._links if link]:

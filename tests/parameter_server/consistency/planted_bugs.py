@@ -1,4 +1,4 @@
-"""Bugs of consistency models, each a small change to the real ones, to see that the comparison finds them."""
+"""Bugs of consistency models, each a small change to a real model; the comparison must find each of them."""
 
 from __future__ import annotations
 

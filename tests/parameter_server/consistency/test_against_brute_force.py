@@ -1,4 +1,4 @@
-"""Every sequence of gets, adds, clocks, joins and leaves against a model that computes all from the history."""
+"""Random sequences of calls, compared with a model that computes each answer from the complete history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Calls = tuple[Consistency, int, list[Step]]
 
 
 def calls(random: Random) -> Calls:
-    """Short sequences, as the brute force takes time with the square of their length; long ones have a test below."""
+    """Return a short sequence of calls; the brute force takes time with the square of its length."""
     steps = [
         Step(
             random.choice(RARE) if random.random() < 0.05 else random.choice(STEPS),
@@ -29,13 +29,13 @@ def calls(random: Random) -> Calls:
 
 @random_examples(calls)
 def test_any_sequence_of_calls_does_what_the_table_says(example: Calls) -> None:
-    """Verdicts, order of release and values read: a table of three lines has more corners than anyone thinks of."""
+    """A model gave a wrong verdict, released calls in a wrong order or read wrong values for a rare sequence."""
     assert difference(*example) is None
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 def test_long_runs_do_what_the_table_says(consistency: Consistency) -> None:
-    """Workers that are far apart, and many that join and leave, take more calls than a search makes by itself."""
+    """Bugs that need workers far apart, or many joins and leaves, did not occur in short random sequences."""
     for seed in range(8):
         workers = 1 + seed % 4
         assert difference(consistency, workers, random_steps(Random(seed), workers)) is None, f"seed {seed}"

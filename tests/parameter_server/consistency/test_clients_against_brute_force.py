@@ -1,4 +1,4 @@
-"""Coroutines that get, add and clock on a server of one to three shards, against the brute force."""
+"""Coroutines that get, add and clock on a server of one to three shards, compared with the brute force."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_any_sequence_of_calls_by_clients_does_what_the_table_says(
     read_my_writes: bool,
     steps: list[ClientStep],
 ) -> None:
-    """Who waits, who is answered, and every number that is read, however the matrix lies on the shards."""
+    """With some ways to cut the matrix into blocks, a call waited too long, returned too early or read wrong values."""
     asyncio.run(play(ClientRun(consistency, workers, shards, block, read_my_writes=read_my_writes), steps))
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 def test_long_runs_of_clients_do_what_the_table_says(consistency: Consistency) -> None:
-    """Workers that are far apart, and restores while some wait, take more calls than a search makes by itself."""
+    """Bugs that need workers far apart, or restores while calls wait, did not occur in short random sequences."""
     for seed in range(6):
         run = ClientRun(consistency, 3, 1 + seed % 3, BLOCKS[seed // 2], read_my_writes=seed % 2 == 1)
         asyncio.run(play(run, random_client_steps(Random(seed), 3)))

@@ -22,7 +22,7 @@ ALL = [ASP(), BSP(), SSP(0), SSP(2)]
 
 
 def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
-    """A model whose workers have finished so many iterations."""
+    """Return a model whose workers have finished this many iterations."""
     model: Model = model_of(consistency, clocks, name="matrix 'w'")
     for worker, clock in clocks.items():
         for _ in range(clock):
@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "raise_worker": (3,),
     "merge_pending": (lambda adds: adds,),
 }
-"""The arguments of each call of a worker, behind the worker."""
+"""The arguments of each call of a worker, after the worker's number."""
 
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
@@ -59,7 +59,7 @@ def test_an_unknown_worker_is_an_error_everywhere(consistency: Consistency) -> N
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
 def test_every_clock_of_a_single_worker_finishes_an_iteration(consistency: Consistency) -> None:
-    """A single worker waits for nobody, and its shard steps with each of its clocks."""
+    """A single worker waited for other workers, or its shard did not step with each of its clocks."""
     model = model_at(consistency, {5: 0})
     for clock in range(1, 4):
         assert model.get(5, "g")
@@ -70,7 +70,7 @@ def test_every_clock_of_a_single_worker_finishes_an_iteration(consistency: Consi
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
 def test_a_worker_joins_where_the_slowest_is(consistency: Consistency) -> None:
-    """A worker that comes later is in turn at once, and waited for from then on."""
+    """A worker that joined late was out of turn, or the others did not wait for it."""
     model = model_at(consistency, {0: 3, 1: 2})
     assert model.join(7) == 2
     assert model.get(7, "g")
@@ -80,7 +80,7 @@ def test_a_worker_joins_where_the_slowest_is(consistency: Consistency) -> None:
 
 
 def test_an_unknown_consistency_is_refused() -> None:
-    """A fourth consistency that nobody wrote a model for must not be taken for one of the three."""
+    """A consistency without a model of its own was treated as one of the three."""
     with pytest.raises(
         InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"
     ):
@@ -91,7 +91,7 @@ def test_an_unknown_consistency_is_refused() -> None:
 
 
 def test_asp_applies_and_answers_at_once_however_far_ahead() -> None:
-    """The slowest of many machines must not slow down a run that does not ask for it."""
+    """The slowest of many workers slowed down a run under ASP."""
     model = model_at(ASP(), {0: 100, 1: 0})
     assert model.add(0, "a")
     assert model.get(0, "g")
@@ -103,7 +103,7 @@ def test_asp_applies_and_answers_at_once_however_far_ahead() -> None:
 
 
 def test_bsp_keeps_adds_until_all_have_clocked() -> None:
-    """An add that is seen by others within its iteration makes the result depend on who was faster."""
+    """Workers saw adds of the same iteration, so the result depended on which worker was faster."""
     model = model_at(BSP(), {0: 0, 1: 0})
     assert not model.add(1, "b")
     assert not model.add(0, "a")
@@ -116,7 +116,7 @@ def test_bsp_keeps_adds_until_all_have_clocked() -> None:
 
 
 def test_bsp_answers_at_the_minimum_and_parks_one_ahead() -> None:
-    """The get after a clock belongs to the next iteration: it has to see what all have added in this one."""
+    """A get after a clock was answered before all workers had added in the finished iteration."""
     model = model_at(BSP(), {0: 1, 1: 0, 2: 1})
     assert model.get(1, "slow")
     assert not model.get(2, "first")
@@ -128,7 +128,7 @@ def test_bsp_answers_at_the_minimum_and_parks_one_ahead() -> None:
 
 
 def test_bsp_refuses_an_add_of_a_worker_that_is_ahead() -> None:
-    """Dropped in silence, the gradient is lost; buffered, it lands in an iteration whose weights it has not seen."""
+    """An add of a worker ahead was dropped silently, or applied in an iteration whose weights it had not seen."""
     model = model_at(BSP(), {3: 2, 4: 1})
     with pytest.raises(OutOfTurn) as error:
         model.add(3, "a")
@@ -140,7 +140,7 @@ def test_bsp_refuses_an_add_of_a_worker_that_is_ahead() -> None:
 
 
 def test_bsp_refuses_a_second_clock_ahead_of_the_others() -> None:
-    """Two iterations ahead, the buffers of two iterations would mix."""
+    """A worker was two iterations ahead, and the adds of two iterations were mixed in one buffer."""
     model = model_at(BSP(), {3: 1, 4: 0})
     with pytest.raises(
         OutOfTurn, match="a clock of worker 3 is out of turn under BSP: expected it at clock 0, given clock 1"
@@ -150,7 +150,7 @@ def test_bsp_refuses_a_second_clock_ahead_of_the_others() -> None:
 
 
 def test_bsp_refuses_a_get_more_than_one_ahead() -> None:
-    """It cannot happen by clocks alone, only by a worker that was raised; it would wait for what nobody adds yet."""
+    """A raised worker asked more than one clock ahead, and its get waited for adds that no worker made yet."""
     model = model_at(BSP(), {3: 2, 4: 0})
     with pytest.raises(
         OutOfTurn, match="a get of worker 3 is out of turn under BSP: expected it at at most clock 1, given"
@@ -160,7 +160,7 @@ def test_bsp_refuses_a_get_more_than_one_ahead() -> None:
 
 
 def test_bsp_takes_what_was_in_turn_on_another_shard_at_its_own_clock() -> None:
-    """A clock that comes late here must neither refuse the call nor put its add into the iteration before."""
+    """A shard that received a clock late refused the call, or put its add into the previous iteration."""
     model = model_at(BSP(), {0: 1, 1: 0})
     model.add(1, "of clock 0")
     assert not model.get(0, "g of clock 1", 1)
@@ -172,7 +172,7 @@ def test_bsp_takes_what_was_in_turn_on_another_shard_at_its_own_clock() -> None:
 
 
 def test_bsp_keeps_the_adds_of_a_worker_that_leaves() -> None:
-    """It did that work; whether it lived to the end of the iteration must not change the sum."""
+    """The sum of an iteration lacked the adds of a worker that left before the end of the iteration."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
     model.add(1, "b")
@@ -182,7 +182,7 @@ def test_bsp_keeps_the_adds_of_a_worker_that_leaves() -> None:
 
 
 def test_bsp_applies_what_is_left_when_the_last_worker_leaves() -> None:
-    """The last gradients of a training, added by workers that left without one to clock behind them, were nowhere."""
+    """The last gradients of a training were lost, because the workers left and no worker clocked after them."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
     model.clock(0)
@@ -194,7 +194,7 @@ def test_bsp_applies_what_is_left_when_the_last_worker_leaves() -> None:
 
 
 def test_bsp_applies_an_unfinished_iteration_when_the_last_worker_leaves_and_does_not_end_it() -> None:
-    """A shard ended it by the adds that it had, other shards of the matrix had none: their minimum clocks differed."""
+    """The shard with adds ended the iteration, the shards without did not, and their minimum clocks differed."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
     model.add(1, "b")
@@ -207,7 +207,7 @@ def test_bsp_applies_an_unfinished_iteration_when_the_last_worker_leaves_and_doe
 
 
 def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
-    """Many small adds in one iteration would take memory without bound; an iteration apart is not summed up with it."""
+    """Many small adds in one iteration took unbounded memory, or adds of two iterations were summed up together."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
     model.clock(0)
@@ -222,7 +222,7 @@ def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
 
 
 def test_bsp_gives_the_adds_of_a_worker_by_its_clocks() -> None:
-    """A worker read its own adds summed up in another order than they were applied in: the last digits differed."""
+    """A worker's own adds were summed in another order than they were later applied in, so the last digits differed."""
     model = model_at(BSP(), {0: 1, 1: 0, 2: 0})
     model.add(0, "of another worker, a clock ahead", 1)
     model.add(1, "of clock 0")
@@ -232,14 +232,14 @@ def test_bsp_gives_the_adds_of_a_worker_by_its_clocks() -> None:
 
 
 def test_bsp_merges_nothing_where_nothing_is() -> None:
-    """Summing up nothing has no shape to give."""
+    """A merge without adds failed, because an empty sum has no shape."""
     model = model_at(BSP(), {0: 0})
     model.merge_pending(0, lambda adds: pytest.fail("there is nothing to merge"))
 
 
 @pytest.mark.parametrize("merged", [[], ["a", "b", "c"]])
 def test_bsp_refuses_a_merge_that_loses_or_invents_adds(merged: list[str]) -> None:
-    """A sum that was lost on the way would go unnoticed until the model is wrong."""
+    """A merge lost a sum, and the loss went unnoticed until the model was wrong."""
     model = model_at(BSP(), {0: 0})
     model.add(0, "a")
     model.add(0, "b")
@@ -251,7 +251,7 @@ def test_bsp_refuses_a_merge_that_loses_or_invents_adds(merged: list[str]) -> No
 
 
 def test_bsp_restores_the_adds_that_waited() -> None:
-    """A shard that comes back without them has lost the iteration's work of all workers."""
+    """A restored shard lost the buffered adds of all workers in the current iteration."""
     model = model_at(BSP(), {0: 1, 1: 0})
     model.add(1, "b")
     model.add(0, "a", 1)
@@ -269,7 +269,7 @@ def test_bsp_restores_the_adds_that_waited() -> None:
 
 
 def test_bsp_applies_adds_of_a_clock_that_was_passed_without_them_with_the_next_move() -> None:
-    """Workers left in another order on the shard whose clocks were saved for this one: nothing is lost."""
+    """A shard that restored the clocks of another shard lost adds of a clock that its minimum had passed."""
     model = model_at(BSP(), {})
     model.restore(
         {"tracker": {"progress": {1: 5}, "min_clock": 5, "highest": 5}, "adds": [(3, 0, "late"), (5, 1, "a")]}
@@ -282,7 +282,7 @@ def test_bsp_applies_adds_of_a_clock_that_was_passed_without_them_with_the_next_
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_ssp_answers_up_to_its_bound_and_parks_beyond(staleness: int) -> None:
-    """Equal to the bound is allowed; parked there, all workers of one speed would wait for each other."""
+    """Gets exactly at the bound waited, so workers of equal speed waited for each other."""
     model = model_at(SSP(staleness), {0: staleness, 1: 0})
     assert model.get(0, "at the bound")
     model.clock(0)
@@ -291,14 +291,14 @@ def test_ssp_answers_up_to_its_bound_and_parks_beyond(staleness: int) -> None:
 
 
 def test_ssp_never_blocks_an_add() -> None:
-    """Adds of a fast worker are for the others to see; only what it reads may be too old."""
+    """Adds of a fast worker waited, although SSP bounds only the age of the values that it reads."""
     model = model_at(SSP(1), {0: 50, 1: 0})
     assert model.add(0, "a")
     assert model.clock(0) == []
 
 
 def test_ssp_answers_each_clock_what_was_parked_under_it_in_order_of_arrival() -> None:
-    """Answered with the wrong clock, a get sees too little; in another order, one that waits may starve."""
+    """A get was released at the wrong clock and saw too few adds, or was released out of order and starved."""
     model = model_at(SSP(1), {0: 3, 1: 2, 2: 3, 3: 0})
     for worker in (2, 1, 0):
         assert not model.get(worker, f"g{worker}")
@@ -307,7 +307,7 @@ def test_ssp_answers_each_clock_what_was_parked_under_it_in_order_of_arrival() -
 
 
 def test_ssp_0_reads_like_bsp_and_adds_at_once() -> None:
-    """The two differ in when adds are seen, not in who waits."""
+    """SSP(0) made other gets wait than BSP; the two must differ only in when adds are seen."""
     model = model_at(SSP(0), {0: 1, 1: 0})
     assert model.add(0, "a")
     assert not model.get(0, "g")
@@ -316,14 +316,14 @@ def test_ssp_0_reads_like_bsp_and_adds_at_once() -> None:
 
 
 def test_ssp_does_not_answer_by_what_was_observed_elsewhere() -> None:
-    """Another shard has heard the slowest worker's clock; its adds to this one may still be on their way."""
+    """A get was answered by a clock seen on another shard before the slowest worker's adds had arrived here."""
     model = model_at(SSP(0), {0: 1, 1: 0})
     assert not model.get(0, "g", 1)
 
 
 @pytest.mark.parametrize("leave", [True, False], ids=["leave", "raise"])
 def test_a_move_by_several_clocks_releases_them_one_by_one(leave: bool) -> None:
-    """What waits for a clock that is passed over in one step would wait for ever."""
+    """A get for a clock that the minimum skipped waited forever."""
     model = model_at(SSP(1), {0: 2, 1: 3, 2: 0})
     assert not model.get(1, "wants 2")
     assert not model.get(0, "wants 1")
@@ -332,12 +332,12 @@ def test_a_move_by_several_clocks_releases_them_one_by_one(leave: bool) -> None:
     assert model.waiting_gets == 0
 
 
-# -- what ends a wait otherwise ------------------------------------------------------------------------
+# -- other ends of a wait ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
 def test_a_get_that_nobody_waits_for_is_not_released(consistency: Consistency) -> None:
-    """A cancelled get answered all the same: memory is read, and the answer goes to nobody."""
+    """A cancelled get was answered: the shard read its memory for a reply that no caller received."""
     model = model_at(consistency, {0: 1, 1: 0, 2: 1})
     model.get(0, "g0")
     model.get(2, "g2")
@@ -352,7 +352,7 @@ def test_a_get_that_nobody_waits_for_is_not_released(consistency: Consistency) -
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
 def test_a_reset_gives_back_all_that_waits_and_starts_over(consistency: Consistency) -> None:
-    """Requests that are parked across a reset and kept would hang for ever, or be answered from another run."""
+    """Requests parked before a reset waited forever, or were answered from the next run."""
     model = model_at(consistency, {0: 0, 1: 0})
     model.add(1, "b")
     model.add(0, "a")
@@ -371,7 +371,7 @@ def test_a_reset_gives_back_all_that_waits_and_starts_over(consistency: Consiste
 
 
 def test_a_restore_gives_back_the_gets_that_wait() -> None:
-    """The worker that asked has to be told; its get is not part of the state that is gone back to."""
+    """A get that waited during a restore was never answered, because it was not part of the restored state."""
     model = model_at(SSP(0), {0: 1, 1: 0})
     state = model.snapshot()
     model.get(0, "g")
@@ -384,7 +384,7 @@ def test_a_restore_gives_back_the_gets_that_wait() -> None:
 def test_clocks_that_a_checkpoint_holds_back_count_for_the_staleness_of_a_get(
     clock: int, held_clocks: int
 ) -> None:
-    """Behind a barrier a worker could otherwise read ahead of the others by more than the bound."""
+    """A worker after its barrier read ahead of the others by more than the staleness bound."""
     model = model_at(SSP(2), {0: clock, 1: 1})
     is_within_bound = clock + held_clocks <= min(clock, 1) + 2
     assert model.get(0, "g", held_clocks=held_clocks) is is_within_bound

@@ -1,4 +1,4 @@
-"""The comparison with the brute force finds what it is there to find."""
+"""Checks that the comparison with the brute force finds planted bugs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 def test_a_planted_bug_is_found(
     plant: Plant, consistency: Consistency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A comparison that would pass a broken model says nothing about the one that passes."""
+    """The comparison passed a broken model, so its result for the real models proved nothing."""
     plant(monkeypatch)
     assert any(_differs(consistency, seed) for seed in range(100))
 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(0), SSP(1)], ids=repr)
 def test_nothing_is_found_where_nothing_was_planted(consistency: Consistency) -> None:
-    """What fails anyway would seem to have found every bug."""
+    """The comparison failed for correct models too, and so seemed to find every planted bug."""
     assert not any(_differs(consistency, seed) for seed in range(10))
     assert not any(_fails(consistency, seed) for seed in range(10))
 
@@ -39,7 +39,7 @@ def test_nothing_is_found_where_nothing_was_planted(consistency: Consistency) ->
 def test_a_bug_planted_in_the_shard_is_found(
     plant: Plant, consistency: Consistency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same for what shards and clients make of the models."""
+    """The comparison passed a broken shard, so its result for the real shards proved nothing."""
     plant(monkeypatch)
     assert any(_fails(consistency, seed) for seed in range(20))
 

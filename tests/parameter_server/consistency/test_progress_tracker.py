@@ -18,14 +18,14 @@ def advance(tracker: ProgressTracker, *workers: int) -> list[int]:
 
 
 def test_the_minimum_moves_only_with_the_last_of_the_slowest() -> None:
-    """Told of a move by each of the slowest, a shard would release gets before the others have added."""
+    """Each of the slowest workers moved the minimum, and gets were released before the others had added."""
     tracker = ProgressTracker([2, 7])
     assert advance(tracker, 2, 7, 7, 7, 2) == [-1, 1, -1, -1, 2]
     assert (tracker.get_progress(2), tracker.get_progress(7), tracker.get_min_clock()) == (2, 3, 2)
 
 
 def test_all_begin_at_zero_and_nobody_is_the_unique_minimum() -> None:
-    """Two workers at the same clock, and one of them taken for the slowest: the minimum is one too high."""
+    """One of two workers at the same clock counted as the slowest, and the minimum became one too high."""
     tracker = ProgressTracker()
     tracker.init([3, 1, 2])
     assert tracker.workers == (3, 1, 2)
@@ -36,19 +36,19 @@ def test_all_begin_at_zero_and_nobody_is_the_unique_minimum() -> None:
 
 
 def test_the_unique_minimum_is_the_one_that_is_left_behind() -> None:
-    """A worker ahead, alone at its clock, is not the one everybody waits for."""
+    """A worker alone at a higher clock was taken for the slowest worker."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 1, 3, 3)
     assert [tracker.is_unique_min(worker) for worker in (1, 2, 3)] == [False, True, False]
 
 
 def test_each_clock_of_a_single_worker_moves_the_minimum() -> None:
-    """A run with one worker must not wait for anybody."""
+    """A run with a single worker waited for other workers."""
     assert advance(ProgressTracker([0]), 0, 0, 0) == [1, 2, 3]
 
 
 def test_init_once_more_starts_over() -> None:
-    """Clocks of an earlier run would hold the workers of the next one back, or let them run ahead."""
+    """Clocks of an earlier run held back the workers of the next run, or let them run ahead."""
     tracker = ProgressTracker([1, 2])
     advance(tracker, 1, 2, 2)
     tracker.init([2, 5])
@@ -72,7 +72,7 @@ def test_init_once_more_starts_over() -> None:
 def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
     call: Callable[[ProgressTracker, int], object],
 ) -> None:
-    """A worker that was never registered, made at its first call, would hold everybody at clock 0."""
+    """The first call of an unregistered worker registered it, and it held all others at clock 0."""
     tracker = ProgressTracker([2, 7], name="matrix 'w'")
     advance(tracker, 2)
     before = tracker.snapshot()
@@ -85,7 +85,7 @@ def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
 
 
 def test_an_error_names_only_the_first_of_many_workers() -> None:
-    """A message with ten thousand numbers hides what it says."""
+    """An error message listed ten thousand worker numbers."""
     with pytest.raises(
         UnknownWorker, match=r"^worker -1 takes no part: expected one of 0, 1, 2, 3, 4 and 995 more;"
     ):
@@ -94,13 +94,13 @@ def test_an_error_names_only_the_first_of_many_workers() -> None:
 
 @pytest.mark.parametrize(("workers", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more")])
 def test_an_error_counts_those_that_it_does_not_name(workers: int, named: str) -> None:
-    """And 0 more, or one that nobody is told of."""
+    """The message said "and 0 more", or left out a worker that it did not count."""
     with pytest.raises(UnknownWorker, match=f"expected one of {named}; make"):
         ProgressTracker(range(workers)).get_progress(-1)
 
 
 def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
-    """An empty list of what was expected reads like a broken message."""
+    """The message listed no expected workers and looked broken."""
     with pytest.raises(
         UnknownWorker, match="worker 0 takes no part: expected none, as no worker has joined; make a client"
     ):
@@ -108,7 +108,7 @@ def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
 
 
 def test_a_worker_joins_at_the_minimum_clock() -> None:
-    """At 0 it would take the minimum back; at the highest, others would not wait for it."""
+    """A new worker joined at clock 0 and lowered the minimum, or at the highest clock and was not waited for."""
     tracker = ProgressTracker([1, 2])
     advance(tracker, 1, 2, 1, 1)
     assert tracker.join(5) == 1
@@ -117,7 +117,7 @@ def test_a_worker_joins_at_the_minimum_clock() -> None:
 
 
 def test_a_worker_may_join_above_the_minimum() -> None:
-    """A worker that goes on where another shard has it already must not be asked to do its iterations again."""
+    """A worker that had already joined another shard at a higher clock had to repeat its iterations."""
     tracker = ProgressTracker([1])
     assert tracker.join(2, at=3) == 3
     assert advance(tracker, 1, 1, 1, 1) == [1, 2, 3, -1]
@@ -125,7 +125,7 @@ def test_a_worker_may_join_above_the_minimum() -> None:
 
 
 def test_a_worker_that_joins_below_the_minimum_is_refused() -> None:
-    """The minimum would go back, and what was released with it would be released twice."""
+    """The minimum fell, and calls that it had released were released again."""
     tracker = ProgressTracker([1])
     advance(tracker, 1, 1)
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_a_worker_that_joins_below_the_minimum_is_refused() -> None:
 
 
 def test_a_worker_that_takes_part_already_cannot_join() -> None:
-    """Two clients with one number: each would move the clock of the other."""
+    """Two clients shared one worker number, and each moved the clock of the other."""
     tracker = ProgressTracker([1, 2], name="matrix 'w'")
     advance(tracker, 1)
     with pytest.raises(ParameterServerError) as error:
@@ -149,7 +149,7 @@ def test_a_worker_that_takes_part_already_cannot_join() -> None:
 
 
 def test_leaving_raises_the_minimum_by_as_many_clocks_as_it_held_it_back() -> None:
-    """A crashed worker that counts on: everybody waits for it for ever."""
+    """A crashed worker still counted, and all others waited for it forever."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 1, 1, 1, 2, 2, 2, 2)
     assert tracker.leave(3) == 3
@@ -158,7 +158,7 @@ def test_leaving_raises_the_minimum_by_as_many_clocks_as_it_held_it_back() -> No
 
 
 def test_leaving_beside_another_at_the_same_clock_moves_nothing() -> None:
-    """One of two slowest goes; the other still has its iteration to do."""
+    """When one of the two slowest workers left, the minimum moved before the other had finished its iteration."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 3)
     assert tracker.leave(1) == -1
@@ -166,7 +166,7 @@ def test_leaving_beside_another_at_the_same_clock_moves_nothing() -> None:
 
 
 def test_the_minimum_stays_when_the_last_worker_leaves_and_another_joins() -> None:
-    """All workers are restarted one after the other: back at 0, the new ones would train as if nothing had been."""
+    """After all workers had been restarted, the minimum fell to 0, and the new workers trained from the start."""
     tracker = ProgressTracker([1, 2])
     advance(tracker, 1, 2, 1, 2)
     assert [tracker.leave(1), tracker.leave(2)] == [-1, -1]
@@ -176,14 +176,14 @@ def test_the_minimum_stays_when_the_last_worker_leaves_and_another_joins() -> No
 
 
 def test_the_first_worker_that_joins_higher_up_brings_the_minimum_with_it() -> None:
-    """Nobody is left at the old minimum, so nobody would ever move it."""
+    """The minimum stayed at a clock that no worker could move."""
     tracker = ProgressTracker()
     assert tracker.join(1, at=4) == 4
     assert tracker.get_min_clock() == 4
 
 
 def test_raising_a_worker_can_raise_the_minimum() -> None:
-    """The second step of joining: the worker held this shard's minimum until all shards had it."""
+    """A joining worker held this shard's minimum after all shards had registered it."""
     tracker = ProgressTracker([1])
     advance(tracker, 1, 1)
     tracker.join(2)
@@ -193,7 +193,7 @@ def test_raising_a_worker_can_raise_the_minimum() -> None:
 
 
 def test_raising_a_worker_to_where_it_is_or_was_changes_nothing() -> None:
-    """The message came twice, and the worker has gone on since: set back, it would do iterations again."""
+    """A repeated message set a worker back, and it did iterations twice."""
     tracker = ProgressTracker([1])
     advance(tracker, 1, 1)
     assert [tracker.raise_to(1, 2), tracker.raise_to(1, 0)] == [-1, -1]
@@ -201,7 +201,7 @@ def test_raising_a_worker_to_where_it_is_or_was_changes_nothing() -> None:
 
 
 def test_a_snapshot_goes_on_where_it_was_taken() -> None:
-    """A restored shard with other clocks than its workers lets them run ahead or waits for ever."""
+    """A restored shard had other clocks than its workers, which ran ahead or waited forever."""
     tracker = ProgressTracker([4, 2])
     advance(tracker, 4, 2, 2)
     plain = PlainData()
@@ -218,7 +218,7 @@ def test_a_snapshot_goes_on_where_it_was_taken() -> None:
 
 
 def test_a_snapshot_without_workers_keeps_the_minimum() -> None:
-    """The server was saved between two runs; the next must not begin below the last."""
+    """A server saved between two runs started the second run below the clock of the first."""
     tracker = ProgressTracker([1])
     advance(tracker, 1, 1)
     tracker.leave(1)
@@ -231,7 +231,7 @@ Calls = list[tuple[str, int, int]]
 
 
 def some_calls(random: Random) -> Calls:
-    """Calls on a few workers, known or not, each with a number for what needs one."""
+    """Return calls on a few known and unknown workers, each with a number for calls that need one."""
     kinds = ["clock"] * 6 + ["join", "join at", "leave", "raise", "restore"]
     return [
         (random.choice(kinds), random.randrange(4), random.randrange(5)) for _ in range(random.randrange(25))
@@ -240,7 +240,7 @@ def some_calls(random: Random) -> Calls:
 
 @random_examples(some_calls)
 def test_any_sequence_of_calls_is_counted_as_a_scan_would(calls: Calls) -> None:
-    """Workers are counted by clock; a count that is off by one shows only after many steps."""
+    """A count of workers per clock was off by one, which showed only after many calls."""
     tracker, clocks, least, highest = ProgressTracker([0, 1]), {0: 0, 1: 0}, 0, 0
     for kind, worker, number in calls:
         moved = None
@@ -272,7 +272,7 @@ def test_any_sequence_of_calls_is_counted_as_a_scan_would(calls: Calls) -> None:
 
 
 def test_many_workers_that_come_go_and_clock_are_counted_as_a_scan_would() -> None:
-    """With many workers, and far apart."""
+    """The counts of many workers far apart drifted from a scan of all workers."""
     random = Random(1)
     tracker, clocks, least = ProgressTracker(range(50)), dict.fromkeys(range(50), 0), 0
     for _ in range(5000):

@@ -1,4 +1,4 @@
-"""A server goes back to a snapshot in which workers stood at different clocks, with the workers that are there now."""
+"""Tests a restore of a snapshot with workers at different clocks into a server with its own set of workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def server_of(consistency: Consistency, *workers: int) -> tuple[ParameterS
 
 
 async def state_in_which_worker_1_is_behind(consistency: Consistency) -> object:
-    """Both have added; worker 0 has finished its iteration."""
+    """Return a state in which both workers have added and only worker 0 has finished its iteration."""
     server, (ahead, behind) = await server_of(consistency, 0, 1)
     async with server:
         await ahead.add("w", row=0, values=[1, 10])
@@ -29,7 +29,7 @@ async def state_in_which_worker_1_is_behind(consistency: Consistency) -> object:
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
 async def test_a_worker_that_was_ahead_still_waits_for_the_other(consistency: Consistency) -> None:
-    """Its buffered add belongs to the iteration it has finished: refused, or put into the next one, it is wrong."""
+    """The buffered add of the worker ahead was refused, or applied in the next iteration."""
     state = await state_in_which_worker_1_is_behind(consistency)
     server, (ahead, behind) = await server_of(consistency, 0, 1)
     async with server:
@@ -43,7 +43,7 @@ async def test_a_worker_that_was_ahead_still_waits_for_the_other(consistency: Co
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
 async def test_a_worker_that_is_no_longer_there_holds_nobody_back(consistency: Consistency) -> None:
-    """Fewer workers come back than there were: what the missing one had added counts, and nobody waits for it."""
+    """A worker that did not return after a restore was still waited for, or its adds were lost."""
     state = await state_in_which_worker_1_is_behind(consistency)
     server, [ahead] = await server_of(consistency, 0)
     async with server:
@@ -56,7 +56,7 @@ async def test_a_worker_that_is_no_longer_there_holds_nobody_back(consistency: C
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
 async def test_a_worker_that_was_not_there_stands_at_the_minimum(consistency: Consistency) -> None:
-    """More workers come back than there were: the new one is waited for, from the slowest one's iteration on."""
+    """After a restore, a new worker did not start at the minimum clock, or the others did not wait for it."""
     state = await state_in_which_worker_1_is_behind(consistency)
     server, (ahead, behind, new) = await server_of(consistency, 0, 1, 2)
     async with server:

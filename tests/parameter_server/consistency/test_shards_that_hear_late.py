@@ -1,4 +1,4 @@
-"""One shard hears of a clock, of a worker that joins and of one that leaves later than another."""
+"""Shards that receive a clock, a join or a leave later than other shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOCKS = 5
 
 
 class Iterations:
-    """What workers have added and read under BSP, by clock."""
+    """Records the adds and reads of all workers under BSP, by clock."""
 
     def __init__(self, server: LateServer) -> None:
         self.server = server
@@ -29,7 +29,7 @@ class Iterations:
         self.read: list[tuple[int, list[int], Sequence[int]]] = []
 
     async def work(self, worker: int, clocks: int, *, first: bool = True) -> None:
-        """Iterate, and leave."""
+        """Iterate as one worker, then leave."""
         random = Random(f"{self.server.random.random()}")
         client = await self.server.client(worker)
         if first:
@@ -55,7 +55,7 @@ class Iterations:
 
     async def _get(self, client: Client, random: Random) -> None:
         columns = self._some(random)
-        if random.random() < 0.15:  # a whole row may be kept by the client, and serve the gets after it
+        if random.random() < 0.15:  # the client may cache a whole row and answer later gets from it
             columns = list(range(COLUMNS))
             values = await client.get("w", row=0)
         else:
@@ -65,7 +65,7 @@ class Iterations:
     @staticmethod
     def _some(random: Random) -> list[int]:
         if random.random() < 0.7:
-            return [random.randrange(2)]  # on the first shard: the others are left behind
+            return [random.randrange(2)]  # on the first shard only, so that the others are late
         return random.sample(range(COLUMNS), random.randrange(1, COLUMNS))
 
     def expected(self, clock: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -80,7 +80,7 @@ class Iterations:
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_bsp_reads_the_same_however_late_shards_hear(shards: int) -> None:
-    """A call in turn that one shard refuses, an add in the wrong iteration, a step too few: no two runs are alike."""
+    """A late shard refused a call in turn, put an add into the wrong iteration or skipped a step, so runs differed."""
 
     async def main(seed: int) -> None:
         server = LateServer(shards, seed)
@@ -96,7 +96,7 @@ def test_bsp_reads_the_same_however_late_shards_hear(shards: int) -> None:
         )
         await server.run(
             iterations.work(4, 1, first=False)
-        )  # shards that saw the last ones leave in another order
+        )  # the shards saw the last workers leave in different orders
         minima = {shard.matrices["w"].model.tracker.get_min_clock() for shard in server.shards}
         assert len(minima) == 1, f"seed {seed}"
         for clock, columns, values in iterations.read:
@@ -108,7 +108,7 @@ def test_bsp_reads_the_same_however_late_shards_hear(shards: int) -> None:
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_ssp_never_reads_older_than_its_bound_on_any_shard(staleness: int) -> None:
-    """A shard that has heard of a clock elsewhere, but not of the adds before it, must not answer yet."""
+    """A shard answered after it had observed a clock elsewhere, but before it had received the adds of that clock."""
     workers, shards = 3, 2
 
     async def work(server: LateServer, worker: int, ready: list[int]) -> None:
@@ -137,7 +137,7 @@ def test_ssp_never_reads_older_than_its_bound_on_any_shard(staleness: int) -> No
 
 
 async def test_a_first_call_that_is_given_up_leaves_joining_to_the_next() -> None:
-    """A client whose first call had been cancelled by a timeout: every later one was cancelled, too."""
+    """A timeout cancelled a client's first call, and every later call was cancelled too."""
     server = LateServer(shards=2, seed=1)
     await server.directory.create(Matrix("w", rows=1, columns=4))
     joining = asyncio.ensure_future(server.client(0))
@@ -154,7 +154,7 @@ async def test_a_first_call_that_is_given_up_leaves_joining_to_the_next() -> Non
 
 
 async def test_a_worker_whose_leaving_is_given_up_leaves_all_shards() -> None:
-    """A program that was cancelled while its worker left: the second shard waited for that worker for ever."""
+    """A program was cancelled while its worker left, and the second shard waited for that worker forever."""
     server = LateServer(shards=2, seed=1)
     await server.directory.create(Matrix("w", rows=1, columns=4, consistency=BSP()))
     clients: dict[int, Client] = {}

@@ -1,4 +1,4 @@
-"""Flows whose steps count records on a parameter server, so that a record that counts twice, or not at all, is seen."""
+"""Flows whose steps count records on a parameter server; a lost or repeated record shows in the counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RARELY_S = 1000.0
 
 
 class Dealt(Source):
-    """Each subtask brings every n-th number below ``count``, one at a time; ``positions`` are a subtask's own."""
+    """Gives each subtask every n-th number below ``count``, one at a time; each subtask stores its own position."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -53,7 +53,7 @@ class Dealt(Source):
         self._next = (positions or {}).get(self._label, context.subtask_index)
 
     async def read(self) -> SourceBatch | None:
-        await asyncio.sleep(0)  # Others get a turn, so that a barrier can come between any two records.
+        await asyncio.sleep(0)  # Other tasks get a turn, so that a barrier can pass between any two records.
         if self._next >= self._count:
             return None
         number, self._next = self._next, self._next + self._step
@@ -61,7 +61,7 @@ class Dealt(Source):
 
 
 class Counts(Operator):
-    """Adds 1 to the column of each record, a number, and goes on to the next clock."""
+    """Adds 1 to the column of each record, a number, and clocks."""
 
     def __init__(
         self, consistency: Consistency, *, columns: int = RECORDS, matrix: str = MATRIX, **settings: Any
@@ -94,7 +94,7 @@ def counting_flow(
     records: int = RECORDS,
     **settings: Any,
 ) -> tuple[Flow, ParameterServer]:
-    """Numbers, dealt to workers that count them; and the server where they are counted."""
+    """Return a flow that deals numbers to counting workers, and the server that stores the counts."""
     server = server or ParameterServer(shards=shards)
     flow = Flow("counting")
     numbers = flow.from_source(lambda: Dealt(records), name="numbers", parallelism=sources).rebalance()
@@ -104,31 +104,31 @@ def counting_flow(
 
 
 async def count_of_each(server: ParameterServer, matrix: str = MATRIX) -> list[float]:
-    """How often each record has counted."""
+    """Return how often each record has counted."""
     row: npt.NDArray[np.float64] = await server.aggregate(psf.Pull(matrix, row=0))
     return [float(count) for count in row]
 
 
 def checkpoints(store: MemoryStore, **options: Any) -> Checkpoints:
-    """Taken when asked for, and at the end."""
+    """Return checkpoints that are taken on request and at the end."""
     return Checkpoints(store.another(), **{"interval_s": RARELY_S, **options})
 
 
 async def handled(job: Job, count: int, step: str = "count") -> None:
-    """Return when a step has begun with so many records."""
+    """Return when a step has received this many records."""
     await until(lambda: job.statistics().step(step).records_in >= count)
 
 
 async def ended(job: Job) -> JobStatistics:
-    """Its end."""
+    """Wait for the end of a job and return its statistics."""
     async with asyncio.timeout(PATIENCE_S):
         return await job.wait()
 
 
 async def cut_off_again_and_again(makes: Sequence[Make], *, turns: int) -> ParameterServer:
-    """Run flows one after the other to the end, each from the checkpoint that the one before was cut off behind.
+    """Run flows one after another; each resumes from the last checkpoint of the one before, which was cut off after it.
 
-    ``turns`` of the event loop lie between a checkpoint and what comes next: another checkpoint, a suspension or a cut.
+    ``turns`` of the event loop pass between a checkpoint and the next event: a checkpoint, a suspension or a cut.
     """
     store = MemoryStore()
     for number, make in enumerate(makes):
@@ -137,7 +137,7 @@ async def cut_off_again_and_again(makes: Sequence[Make], *, turns: int) -> Param
         if number == len(makes) - 1:
             break
         async with asyncio.timeout(PATIENCE_S):
-            with contextlib.suppress(CheckpointError):  # It has ended.
+            with contextlib.suppress(CheckpointError):  # The job has ended.
                 for _ in range(2):
                     await _some_turns(turns)
                     await job.checkpoint()

@@ -1,4 +1,4 @@
-"""A server in the checkpoints of a flow: whatever is cut off, each record counts once."""
+"""A server in the checkpoints of a flow: each record counts once, wherever the flow is cut off."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
 async def test_each_record_counts_once_whenever_the_flow_is_cut_off(
     consistency: Consistency, turns: int
 ) -> None:
-    """What a worker sent behind its barrier was in the checkpoint, and was sent again after the restart."""
+    """Requests that a worker sent after its barrier were in the checkpoint, and were sent again after the restart."""
     makes = [lambda: counting_flow(consistency=consistency, workers=3, records=60)] * 5
     server = await cut_off_again_and_again(makes, turns=turns)
     assert await count_of_each(server) == [1.0] * 60
@@ -49,7 +49,7 @@ async def test_each_record_counts_once_whenever_the_flow_is_cut_off(
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_run_on_the_same_server_goes_back_to_its_checkpoint(consistency: Consistency) -> None:
-    """A server that outlives a failed run has what came after its last checkpoint, too."""
+    """A server that outlived a failed run kept the changes made after the last checkpoint."""
     server, store = ParameterServer(shards=2), MemoryStore()
     for turns in (5, 9):
         flow, _ = counting_flow(server=server, consistency=consistency, records=100)
@@ -65,7 +65,7 @@ async def test_a_run_on_the_same_server_goes_back_to_its_checkpoint(consistency:
 
 
 async def test_a_flow_goes_on_from_a_snapshot_in_memory() -> None:
-    """What is told of it must hold with a server, too: the job goes on from there, whatever the other did later."""
+    """A job resumed from a snapshot in memory with changes that the first job had made after the snapshot."""
     flow, _ = counting_flow(records=200)
     job = await flow.start()
     await handled(job, 20)
@@ -78,7 +78,7 @@ async def test_a_flow_goes_on_from_a_snapshot_in_memory() -> None:
 
 
 async def test_to_begin_anew_is_to_begin_with_a_new_server() -> None:
-    """A restart without the checkpoint starts with no counts at all."""
+    """A restart without a checkpoint started with counts of the earlier run."""
     store = MemoryStore()
     flow, _ = counting_flow()
     job = await flow.start(checkpoints=checkpoints(store))
@@ -91,7 +91,7 @@ async def test_to_begin_anew_is_to_begin_with_a_new_server() -> None:
 
 @pytest.mark.parametrize("how", ["abort", "failure"])
 async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used_again(how: str) -> None:
-    """The records that its run had counted would count twice."""
+    """The next run used the server again, and the records that the aborted run had counted counted twice."""
 
     class FailsLater(Counts):
         async def process(self, record: int, out: Output) -> None:
@@ -119,7 +119,7 @@ async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used
 
 
 async def test_a_server_whose_next_run_went_well_may_be_used_again() -> None:
-    """Once cut off it was refused for ever, though its run had gone back to a checkpoint and ended."""
+    """A server was refused forever after an abort, although a later run had restored a checkpoint and ended."""
     server, store = ParameterServer(), MemoryStore()
     flow, _ = counting_flow(server=server)
     job = await flow.start(checkpoints=checkpoints(store))
@@ -132,11 +132,11 @@ async def test_a_server_whose_next_run_went_well_may_be_used_again() -> None:
     assert await count_of_each(server) == [2.0] * RECORDS
 
 
-# -- checkpoints that are given up -----------------------------------------------------------------------------
+# -- aborted checkpoints ---------------------------------------------------------------------------------------
 
 
 class HeldBack(Dealt):
-    """Subtask 1 brings its second record when the door is open."""
+    """Gives the second record of subtask 1 when the door is open."""
 
     def __init__(self, door: asyncio.Event) -> None:
         super().__init__(MANY)
@@ -156,7 +156,7 @@ class HeldBack(Dealt):
 async def test_a_checkpoint_that_a_worker_without_data_holds_up_is_given_up_and_the_next_one_works(
     consistency: Consistency,
 ) -> None:
-    """Workers that stood still for it never went on, or requests were held for ever."""
+    """Workers that had stopped for the checkpoint never resumed, or requests stayed held forever."""
     clock, door, server, store = VirtualClock(), asyncio.Event(), ParameterServer(shards=2), MemoryStore()
     flow = Flow("held up", parallelism=2)
     numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
@@ -197,7 +197,7 @@ def _clock(server: ParameterServer, worker: int) -> int:
 
 
 class StandsAtABarrier(Counts):
-    """Its state takes as long as a test wants, so that a barrier passes one worker long before another."""
+    """Takes worker 1's snapshot when the door is open, so that a barrier passes worker 0 long before worker 1."""
 
     def __init__(self, door: asyncio.Event, consistency: Consistency) -> None:
         super().__init__(consistency)
@@ -213,7 +213,7 @@ class StandsAtABarrier(Counts):
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_what_is_held_for_a_checkpoint_that_is_given_up_goes_on(consistency: Consistency) -> None:
-    """Adds of the worker whose barrier had passed were dropped with the checkpoint."""
+    """Adds of the worker whose barrier had passed were dropped with the aborted checkpoint."""
     clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
     flow, server = counting_flow(lambda: StandsAtABarrier(door, consistency))
     job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
@@ -230,7 +230,7 @@ async def test_what_is_held_for_a_checkpoint_that_is_given_up_goes_on(consistenc
 
 
 class WorksLong(Counts):
-    """Worker 1 works on its second record until it is told to go on."""
+    """Works on the second record of worker 1 until the door is open."""
 
     def __init__(self, door: asyncio.Event) -> None:
         super().__init__(ASP(), columns=MANY)
@@ -243,13 +243,13 @@ class WorksLong(Counts):
 
 
 async def test_where_nobody_waits_for_anybody_a_checkpoint_does_not_hold_up_the_others() -> None:
-    """Under ASP the quick workers stood still at every checkpoint until the slowest had finished its mini-batch."""
+    """Under ASP, fast workers stopped at every checkpoint until the slowest had finished its mini-batch."""
     door = asyncio.Event()
     flow, server = counting_flow(lambda: WorksLong(door), records=MANY)
     job = await flow.start(checkpoints=checkpoints(MemoryStore()))
     await until(lambda: _clock(server, 1) == 1)
     taking = asyncio.create_task(job.checkpoint())
-    await until(lambda: server.statistics().shards[0].held > 1)  # Worker 0 goes on behind its barrier.
+    await until(lambda: server.statistics().shards[0].held > 1)  # Worker 0 continues after its barrier.
     assert not taking.done()
     door.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -259,7 +259,7 @@ async def test_where_nobody_waits_for_anybody_a_checkpoint_does_not_hold_up_the_
 
 
 class Beside(Operator):
-    """Its state takes as long as a test wants, though it works with no server."""
+    """Takes its snapshot when the door is open; it uses no server."""
 
     def __init__(self, door: asyncio.Event) -> None:
         self._door = door
@@ -271,7 +271,7 @@ class Beside(Operator):
 
 
 async def test_a_state_that_was_taken_for_a_checkpoint_that_is_given_up_is_let_go() -> None:
-    """Each one left its block copying what it changed, for ever."""
+    """Each state of an aborted checkpoint left its block copying every changed row forever."""
     clock, door, store, released = VirtualClock(), asyncio.Event(), MemoryStore(), []
     flow, server = counting_flow(consistency=ASP(), sparse=True)
     beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(
@@ -299,7 +299,7 @@ async def test_a_state_that_was_taken_for_a_checkpoint_that_is_given_up_is_let_g
 
 
 async def test_a_wait_for_a_checkpoint_that_is_cancelled_leaves_nothing_held() -> None:
-    """``asyncio.wait_for`` around a snapshot is how one limits it."""
+    """A caller limited a snapshot with ``asyncio.wait_for``, and the timeout left requests held."""
     door = asyncio.Event()
     flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()))
     job = await flow.start()
@@ -315,7 +315,7 @@ async def test_a_wait_for_a_checkpoint_that_is_cancelled_leaves_nothing_held() -
 
 
 async def test_a_worker_whose_input_ends_behind_its_barrier_has_counted_everything() -> None:
-    """What it had added while another was before its barrier was dropped when it left."""
+    """A worker's adds after its barrier were dropped when it left before another worker had passed the barrier."""
     door, store = asyncio.Event(), MemoryStore()
     flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()), records=RECORDS)
     job = await flow.start(checkpoints=checkpoints(store))
@@ -334,7 +334,7 @@ async def test_a_worker_whose_input_ends_behind_its_barrier_has_counted_everythi
 async def test_a_worker_far_behind_its_barrier_waits_before_too_much_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Clocks that nobody waits for filled the memory of a shard while another worker was slow."""
+    """Held clocks of a fast worker filled the memory of a shard while another worker was slow."""
     monkeypatch.setattr(holding, "_HELD_BYTES", 1_000)
     server = ParameterServer()
     await server.create_matrix(MATRIX, rows=1, columns=2, consistency=ASP())

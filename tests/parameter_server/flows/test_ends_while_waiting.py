@@ -1,4 +1,4 @@
-"""Jobs that end while workers wait for each other: nothing hangs, and whoever is told is told of the cause."""
+"""Jobs that end while workers wait for each other: no job hangs, and each error names its cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamiter.testing import VirtualClock
 
 
 class WaitsForWorker1(Counts):
-    """Worker 1 stands before its second record, until it is told what to do; the others soon wait for it."""
+    """Stops worker 1 before its second record until the door is open; the others soon wait for it."""
 
     def __init__(self, door: asyncio.Event, *, fails: bool = False) -> None:
         super().__init__(BSP())
@@ -53,7 +53,7 @@ def waiting_gets(job: Job) -> int:
 
 
 async def waiting(door: asyncio.Event, **options: Any) -> tuple[Job, ParameterServer]:
-    """A job, two workers of which wait for the third."""
+    """Return a job in which two workers wait for the third, and its server."""
     flow, server = counting_flow(lambda: WaitsForWorker1(door, **options), workers=3)
     job = await flow.start()
     await until(lambda: waiting_gets(job) == 2)
@@ -61,7 +61,7 @@ async def waiting(door: asyncio.Event, **options: Any) -> tuple[Job, ParameterSe
 
 
 async def with_checkpoints(door: asyncio.Event, **options: Any) -> tuple[Job, ParameterServer]:
-    """The same with checkpoints, taken only where a test or the end of the job asks for one."""
+    """Return the same job with checkpoints, which are taken on request and at the end."""
     flow, server = counting_flow(lambda: WaitsForWorker1(door), workers=3)
     job = await flow.start(checkpoints=checkpoints(MemoryStore(), **options), clock=VirtualClock())
     await until(lambda: waiting_gets(job) == 2)
@@ -69,7 +69,7 @@ async def with_checkpoints(door: asyncio.Event, **options: Any) -> tuple[Job, Pa
 
 
 async def test_a_step_that_fails_ends_the_job_though_others_wait_for_it() -> None:
-    """They waited for a clock that nobody would bring any more, and hid the failure."""
+    """The others waited for a clock that no worker would send, and hid the failure."""
     door = asyncio.Event()
     job, server = await waiting(door, fails=True)
     door.set()
@@ -81,7 +81,7 @@ async def test_a_step_that_fails_ends_the_job_though_others_wait_for_it() -> Non
 
 
 async def test_an_abort_does_not_wait_for_a_clock() -> None:
-    """What is to end now ends now."""
+    """An abort waited for a clock."""
     job, server = await waiting(asyncio.Event())
     async with asyncio.timeout(PATIENCE_S):
         assert (await job.stop("abort")).state == "aborted"
@@ -89,7 +89,7 @@ async def test_an_abort_does_not_wait_for_a_clock() -> None:
 
 
 async def test_a_suspension_lets_workers_come_to_the_same_clock() -> None:
-    """A barrier that stopped one worker a clock before the others would keep these waiting for ever."""
+    """A barrier stopped one worker a clock before the others, which then waited forever."""
     door = asyncio.Event()
     job, server = await with_checkpoints(door)
     stopping = asyncio.create_task(job.stop("suspend"))
@@ -104,7 +104,7 @@ async def test_a_suspension_lets_workers_come_to_the_same_clock() -> None:
 
 
 class HasNoMoreForWorker1(Dealt):
-    """The second source has one record and no end; the first one goes on."""
+    """Gives one record to the second subtask and never ends it; the first subtask continues."""
 
     async def read(self) -> SourceBatch | None:
         if self._step == 2 and self._next % 2 == 1 and self._next > 1:
@@ -113,7 +113,7 @@ class HasNoMoreForWorker1(Dealt):
 
 
 async def silent(**options: Any) -> tuple[Job, ParameterServer]:
-    """A job of two workers, one of which waits for the other, which has no input."""
+    """Return a job in which one of two workers waits for the other, which has no input, and its server."""
     server = ParameterServer(shards=2)
     flow = Flow("silent", parallelism=2)
     numbers = flow.from_source(lambda: HasNoMoreForWorker1(RECORDS), name="numbers")
@@ -124,7 +124,7 @@ async def silent(**options: Any) -> tuple[Job, ParameterServer]:
 
 
 async def test_a_suspension_without_checkpoints_does_not_wait_for_a_worker_without_input() -> None:
-    """A service that did not stop at SIGTERM, since one partition was silent at night."""
+    """A service did not stop at SIGTERM because one partition was silent at night."""
     job, server = await silent()
     async with asyncio.timeout(PATIENCE_S):
         statistics = await job.stop("suspend")
@@ -134,7 +134,7 @@ async def test_a_suspension_without_checkpoints_does_not_wait_for_a_worker_witho
 
 
 async def test_a_suspension_that_finds_workers_apart_ends_in_time_and_says_so() -> None:
-    """The same with checkpoints: the last one cannot be taken, but the next run has the one before."""
+    """A suspension with checkpoints hung because the last checkpoint could not be taken."""
     clock = VirtualClock()
     job, server = await silent(checkpoints=checkpoints(MemoryStore(), alignment_timeout_s=5.0), clock=clock)
     timers = clock.timers
@@ -149,7 +149,7 @@ async def test_a_suspension_that_finds_workers_apart_ends_in_time_and_says_so() 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=1)], ids=repr)
 async def test_a_drained_job_has_counted_all_that_was_read(consistency: Consistency) -> None:
-    """The inputs of workers end at different moments."""
+    """A drained job lost counts of records because the inputs of its workers ended at different moments."""
     flow, server = counting_flow(consistency=consistency, records=10_000, workers=3)
     job = await flow.start()
     await handled(job, 5)
@@ -163,7 +163,7 @@ async def test_a_drained_job_has_counted_all_that_was_read(consistency: Consiste
 
 
 class _Slow(Counts):
-    """Works for some turns of the event loop before it asks the server."""
+    """Works for some turns of the event loop before it calls the server."""
 
     async def process(self, record: int, out: Output) -> None:
         for _ in range(2 + record % 3):
@@ -210,7 +210,7 @@ STEPS: list[tuple[type[Counts], Any]] = [
 async def test_a_step_may_wait_for_others_in_the_middle_of_a_record(
     step: Callable[[Any], Operator], consistency: Any
 ) -> None:
-    """It came further than those that stood still for a barrier, and waited for them: no suspension ever ended."""
+    """A step was ahead of workers that had stopped for a barrier, and waited for them: no suspension ever ended."""
     for turns in range(0, 45, 2):
         flow, server = counting_flow(lambda: step(consistency))
         job = await flow.start()
@@ -225,7 +225,7 @@ async def test_a_step_may_wait_for_others_in_the_middle_of_a_record(
 
 
 class Misled(Counts):
-    """Does at its third record what a test wants."""
+    """Runs the test's callback at record 3."""
 
     def __init__(self, mislead: Callable[[Any], Any]) -> None:
         super().__init__(BSP())
@@ -258,7 +258,7 @@ async def _clocks_twice(client: Any) -> None:
 async def test_an_error_of_the_server_names_the_step_and_the_record(
     mislead: Callable[[Any], Any], kind: type[Exception], said: str
 ) -> None:
-    """Whose call it was is what one has to know."""
+    """An error of the server did not name the step and the record whose call had failed."""
     flow, _ = counting_flow(lambda: Misled(mislead))
     with pytest.raises(JobFailed) as failed:
         await ended(await flow.start())
@@ -276,14 +276,14 @@ class LeavesByItself(Counts):
 
 
 async def test_a_client_used_after_leaving_names_the_step() -> None:
-    """A step that lets its client leave cannot go on."""
+    """A step used its client after it had left, and the error did not name the step."""
     flow, _ = counting_flow(lambda: LeavesByItself(ASP()))
     with pytest.raises(JobFailed, match=r"step 'count'.* it has had enough; make a new one"):
         await ended(await flow.start())
 
 
 async def test_a_server_that_is_closed_meanwhile_ends_the_job() -> None:
-    """Its workers would wait for ever."""
+    """Workers of a closed server waited forever."""
     job, server = await waiting(asyncio.Event())
     await server.close()
     with pytest.raises(JobFailed, match=r"step 'count'.*closed"):

@@ -1,4 +1,4 @@
-"""Epochs, wanted inputs, timers, threads and keyed state in steps that work with a parameter server."""
+"""Epochs, wanted inputs, timers, batches and keyed state in steps that use a parameter server."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ KINDS = [ASP(), BSP(), SSP(staleness=1)]
 
 
 async def counted_once(make: Callable[[], tuple[Flow, ParameterServer]], turns: int) -> None:
-    """However it is cut off."""
+    """Check that each record counts once, however the flow is cut off."""
     server = await cut_off_again_and_again([make] * 4, turns=turns)
     assert await count_of_each(server) == [1.0] * RECORDS
 
 
 class ClocksByEpoch(Counts, IterationListener):
-    """Adds with each record, clocks when an epoch is over, then reads what all have added in it."""
+    """Adds with each record, clocks at the end of an epoch, then reads the adds of all workers in it."""
 
     def __init__(self, consistency: Consistency) -> None:
         super().__init__(consistency, columns=RECORDS)
@@ -70,12 +70,12 @@ def _by_epoch(
 @pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_clock_may_be_the_end_of_an_epoch(consistency: Consistency, turns: int) -> None:
-    """Mini-batch, epoch and clock are one thing in training; the callback waits for the other workers."""
+    """A callback that clocked at the end of an epoch waited for other workers, and records were lost or repeated."""
     await counted_once(lambda: _by_epoch(consistency), turns)
 
 
 async def test_under_bsp_all_workers_read_the_same_after_each_epoch() -> None:
-    """The sums of an epoch were read by one worker with, by another without what a third had added."""
+    """After an epoch, workers read different sums, because some read before all had added."""
     results: list[Any] = []
     flow, _ = _by_epoch(BSP(), results.append)
     await ended(await flow.start())
@@ -88,7 +88,7 @@ async def test_under_bsp_all_workers_read_the_same_after_each_epoch() -> None:
 
 
 class InTurn(Counts):
-    """Takes a record of one input, then one of the other."""
+    """Takes a record of one input, then a record of the other."""
 
     def __init__(self, consistency: Consistency) -> None:
         super().__init__(consistency, columns=RECORDS)
@@ -111,7 +111,7 @@ class InTurn(Counts):
 
 
 class Half(Dealt):
-    """Records of one half, each subtask every n-th."""
+    """Gives each subtask every n-th record of one half."""
 
     def __init__(self, first: int) -> None:
         super().__init__(first + RECORDS // 2)
@@ -138,12 +138,12 @@ def _in_turn(consistency: Consistency) -> tuple[Flow, ParameterServer]:
 async def test_a_step_that_wants_one_input_after_the_other_counts_each_record_once(
     consistency: Consistency, turns: int
 ) -> None:
-    """What it leaves waiting lies before its barrier, and must neither be lost nor keep the barrier waiting."""
+    """Records that the step left waiting before its barrier were lost, or blocked the barrier."""
     await counted_once(lambda: _in_turn(consistency), turns)
 
 
 class AddsByTimer(Operator):
-    """Adds what came when its timer comes."""
+    """Adds the collected records when its timer fires."""
 
     def __init__(self, consistency: Consistency) -> None:
         self._consistency = consistency
@@ -178,7 +178,7 @@ class AddsByTimer(Operator):
 
 @pytest.mark.parametrize("consistency", [ASP(), SSP(staleness=1)], ids=repr)
 async def test_a_timer_may_add(consistency: Consistency) -> None:
-    """A timer comes at any moment, also while its step stands still for a barrier."""
+    """A timer fired while its step had stopped for a barrier, and its add was lost or counted twice."""
     clock, store = VirtualClock(), MemoryStore()
     flow, server = counting_flow(lambda: AddsByTimer(consistency), records=RECORDS)
     job = await flow.start(clock=clock, checkpoints=checkpoints(store))
@@ -194,7 +194,7 @@ async def test_a_timer_may_add(consistency: Consistency) -> None:
 
 
 class CountsByKey(Counts):
-    """Has state for each key beside the counts of all."""
+    """Keeps state for each key in addition to the shared counts."""
 
     def __init__(self, consistency: Consistency) -> None:
         super().__init__(consistency, columns=RECORDS)
@@ -210,7 +210,7 @@ class CountsByKey(Counts):
 
 @pytest.mark.parametrize("turns", [3, 8, 13])
 async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
-    """State by key and parameters come from the same checkpoint."""
+    """Keyed state and parameters were restored from different checkpoints."""
 
     def make() -> tuple[Flow, ParameterServer]:
         server, flow = ParameterServer(shards=2), Flow("keyed")
@@ -226,7 +226,7 @@ async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
 
 
 class HandlesBatches(Counts):
-    """A whole batch is one clock."""
+    """Counts a whole batch and then clocks once."""
 
     def __init__(self, consistency: Consistency) -> None:
         super().__init__(consistency, columns=RECORDS)
@@ -240,12 +240,12 @@ class HandlesBatches(Counts):
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_many_small_batches_count_each_record_once(consistency: Consistency, turns: int) -> None:
-    """A step that handles whole batches is stopped between two of them."""
+    """A step that handles whole batches was stopped between two of them, and records were lost or repeated."""
     await counted_once(lambda: counting_flow(lambda: HandlesBatches(consistency), records=RECORDS), turns)
 
 
 async def test_a_step_behind_another_of_the_same_server_counts_each_record_once() -> None:
-    """Workers of both wait for each other, and the barrier comes to the second by way of the first."""
+    """The barrier reached the second step through the first, and workers of both steps waited for each other."""
 
     def make() -> tuple[Flow, ParameterServer]:
         server, flow = ParameterServer(shards=2), Flow("one behind the other")
@@ -275,7 +275,7 @@ class _Passes(Counts):
 
 
 async def test_a_job_goes_on_by_itself_behind_a_checkpoint() -> None:
-    """Workers that had stood still for it stood still for ever."""
+    """Workers that stopped for a checkpoint never resumed."""
     flow, server = counting_flow(consistency=BSP(), records=200)
     job = await flow.start(checkpoints=checkpoints(MemoryStore()))
     await handled(job, 10)

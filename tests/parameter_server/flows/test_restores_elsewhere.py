@@ -1,4 +1,4 @@
-"""Checkpoints of a flow with a server, gone on from with other workers, other shards or other settings."""
+"""Checkpoints of a flow with a server, restored with other workers, other shards or other settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = [ASP(), BSP(), SSP(staleness=2)]
 async def test_another_number_of_workers_goes_on(
     consistency: Consistency, workers: tuple[int, ...], turns: int
 ) -> None:
-    """A worker that was not there stood at clock 0, and all waited for it; one that is gone was waited for."""
+    """A new worker started at clock 0 and all waited for it, or the others waited for a removed worker."""
     makes = [
         lambda count=count: counting_flow(consistency=consistency, workers=count, records=60)  # type: ignore[misc]
         for count in workers
@@ -45,7 +45,7 @@ async def test_another_number_of_workers_goes_on(
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 async def test_another_number_of_shards_goes_on_with_the_same_blocks(sparse: bool) -> None:
-    """A server that is to hold more is given more shards."""
+    """A server that needed more memory could not resume with more shards."""
     makes = [
         lambda shards=shards: counting_flow(  # type: ignore[misc]
             consistency=BSP(), shards=shards, records=60, block=(1, 7), sparse=sparse
@@ -57,7 +57,7 @@ async def test_another_number_of_shards_goes_on_with_the_same_blocks(sparse: boo
 
 
 async def suspended(store: MemoryStore, **options: Any) -> None:
-    """A run that has taken its checkpoint."""
+    """Run a flow and suspend it with a checkpoint."""
     flow, _ = counting_flow(**options)
     job = await flow.start(checkpoints=checkpoints(store))
     await handled(job, 6)
@@ -82,7 +82,7 @@ async def suspended(store: MemoryStore, **options: Any) -> None:
 async def test_what_does_not_fit_the_checkpoint_is_refused(
     before: dict[str, Any], now: dict[str, Any], said: str
 ) -> None:
-    """Half of a matrix, or numbers read as others, would go on as if nothing were wrong."""
+    """A run resumed with half of a matrix, or with numbers read as another type, without an error."""
     store = MemoryStore()
     shards = [options.pop("shards", 2) for options in (before, now)]
     await suspended(store, operator=counts_with(**before), shards=shards[0])
@@ -119,7 +119,7 @@ async def test_adds_that_wait_for_a_clock_are_part_of_the_checkpoint(turns: int)
 
 @pytest.mark.parametrize("now", [ASP(), SSP(staleness=0)], ids=repr)
 async def test_adds_that_waited_for_a_clock_count_under_another_consistency(now: Consistency) -> None:
-    """They were in the snapshot, and nobody took them over."""
+    """Adds in the snapshot that waited for a clock were lost under another consistency."""
     before, after = ParameterServer(shards=2), ParameterServer(shards=3)
     await before.create_matrix(MATRIX, rows=1, columns=6, consistency=BSP(), block=(1, 2))
     await before.client(worker=0).add(MATRIX, row=0, values=[1.0] * 6)
@@ -130,7 +130,7 @@ async def test_adds_that_waited_for_a_clock_count_under_another_consistency(now:
 
 
 async def test_a_server_of_another_name_is_not_given_the_state() -> None:
-    """Where a name was mistyped, training would begin anew without a word."""
+    """A server's name was mistyped, and training silently restarted from the initial values."""
     store = MemoryStore()
     await suspended(store)
     flow, _ = counting_flow(server=ParameterServer(name="weights"))
@@ -141,7 +141,7 @@ async def test_a_server_of_another_name_is_not_given_the_state() -> None:
 
 
 async def test_a_server_that_is_new_in_the_flow_begins_anew_when_told_to() -> None:
-    """As for any step that keeps state."""
+    """A server that was new in a flow could not start without state, unlike other steps with state."""
     store = MemoryStore()
     await suspended(store)
     flow, _ = counting_flow(server=ParameterServer(name="weights"))
@@ -151,7 +151,7 @@ async def test_a_server_that_is_new_in_the_flow_begins_anew_when_told_to() -> No
 
 
 async def test_a_snapshot_of_a_flow_without_the_server_is_refused() -> None:
-    """The parameters would be missing in the middle of a training."""
+    """A flow resumed from a snapshot without its parameters in the middle of a training."""
     flow = Flow("counting")
     flow.from_items(list(range(4)), name="numbers").map(str, name="count").collect(name="results")
     job = await flow.start()

@@ -1,4 +1,4 @@
-"""Steps with a parameter server: each subtask is a worker, from before its ``open`` until its input ends."""
+"""Steps with a parameter server: each subtask is a worker from before its ``open`` until its input ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TellsItsWorker(Operator):
 
 
 def test_each_subtask_is_a_worker_numbered_through_over_all_steps() -> None:
-    """Two steps that both began with worker 0 would have been one worker with two places."""
+    """Two steps both started with worker 0 and were one worker for the server."""
     flow, server = Flow("numbered"), ParameterServer()
     numbers = flow.from_items(list(range(12)), name="numbers", parallelism=2)
     first = numbers.process(TellsItsWorker, name="first", parallelism=2, parameter_server=server).collect()
@@ -58,7 +58,7 @@ def test_each_subtask_is_a_worker_numbered_through_over_all_steps() -> None:
 
 
 def test_keyed_and_connected_streams_take_a_parameter_server() -> None:
-    """State by key beside parameters of all is what training by user needs."""
+    """Keyed and connected streams did not accept a parameter server, which training by user needs."""
     flow, server = Flow("kinds"), ParameterServer()
     left, right = flow.from_items([1, 2], name="left"), flow.from_items([3], name="right")
     keyed = left.key_by(lambda n: n).process(TellsItsWorker, name="keyed", parameter_server=server).collect()
@@ -72,7 +72,7 @@ def test_keyed_and_connected_streams_take_a_parameter_server() -> None:
 
 
 def test_a_flow_has_several_servers() -> None:
-    """What is told of one must not be looked for on the other."""
+    """Statistics and counts of one server were taken from the other."""
     users, items = ParameterServer(name="users"), ParameterServer(name="items", shards=2)
     flow = Flow("two servers")
     numbers = flow.from_items(list(range(RECORDS)), name="numbers")
@@ -85,7 +85,7 @@ def test_a_flow_has_several_servers() -> None:
 
 
 async def test_statistics_of_the_job_tell_of_the_server() -> None:
-    """Where workers wait for each other was to be seen nowhere."""
+    """The statistics of a job did not show the server, so waiting workers could not be seen."""
     flow, _ = counting_flow(consistency=SSP(staleness=1), workers=3)
     job = await flow.start()
     await handled(job, 3)
@@ -103,7 +103,7 @@ async def test_statistics_of_the_job_tell_of_the_server() -> None:
 
 
 class UnequallyDealt(Dealt):
-    """The first subtask brings the first three numbers, the second all others."""
+    """Gives the first three numbers to the first subtask and all others to the second."""
 
     def open(self, context: Context, positions: dict[Any, Any] | None) -> None:
         super().open(context, positions)
@@ -116,7 +116,7 @@ class UnequallyDealt(Dealt):
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1), SSP(staleness=0)], ids=repr)
 async def test_a_worker_leaves_at_the_end_of_its_input_and_the_others_go_on(consistency: Consistency) -> None:
-    """They waited for ever for a worker that had nothing more to do."""
+    """The others waited forever for a worker whose input had ended."""
     flow, server = Flow("unequal", parallelism=2), ParameterServer()
     numbers = flow.from_source(lambda: UnequallyDealt(RECORDS), name="numbers")
     numbers.process(lambda: Counts(consistency), name="count", parameter_server=server).collect()
@@ -134,7 +134,7 @@ class ReadsAtTheEnd(Counts):
 
 
 async def test_a_step_may_still_read_when_its_input_has_ended() -> None:
-    """The worker left before the step had told its result."""
+    """The worker left before the step had emitted its result."""
     flow, _ = counting_flow(lambda: ReadsAtTheEnd(SSP(staleness=3)), workers=2)
     collected = flow.steps[-1]
     assert collected.shape == "sink"
@@ -143,7 +143,7 @@ async def test_a_step_may_still_read_when_its_input_has_ended() -> None:
 
 
 async def test_matrices_outlive_the_flow_and_serve_the_next_one() -> None:
-    """A model is trained by one flow, and then by another."""
+    """Matrices were lost with the flow that had made them, so no other flow could train them further."""
     flow, server = counting_flow()
     await ended(await flow.start())
     again, _ = counting_flow(server=server)
@@ -151,7 +151,7 @@ async def test_matrices_outlive_the_flow_and_serve_the_next_one() -> None:
     assert await count_of_each(server) == [2.0] * RECORDS
 
 
-# -- what is refused -----------------------------------------------------------------------------------------
+# -- refused servers -----------------------------------------------------------------------------------------
 
 
 class WantsAClient(Operator):
@@ -162,7 +162,7 @@ class WantsAClient(Operator):
 
 
 def test_a_step_without_a_server_is_told_how_to_get_one() -> None:
-    """An AttributeError of None says nothing."""
+    """A step without a server failed with an AttributeError on None."""
     flow = Flow("without")
     flow.from_items([1]).process(WantsAClient, name="train").collect()
     with pytest.raises(JobFailed) as failed:
@@ -180,7 +180,7 @@ def test_a_step_without_a_server_is_told_how_to_get_one() -> None:
 )
 @pytest.mark.parametrize("kind", ["process", "key_by", "connect"])
 def test_what_is_no_server_is_refused_at_the_line_of_the_step(kind: str, given: Any, said: str) -> None:
-    """The class instead of a server was found out when the job started, somewhere in the engine."""
+    """A class given instead of a server was found only when the job started, somewhere in the engine."""
     numbers = Flow("refused").from_items([1], name="numbers")
     streams: dict[str, Any] = {
         "process": numbers,
@@ -194,7 +194,7 @@ def test_what_is_no_server_is_refused_at_the_line_of_the_step(kind: str, given: 
 
 
 async def test_two_servers_of_one_name_are_refused() -> None:
-    """The state of one of them would be restored into the other."""
+    """The state of one server was restored into the other."""
     flow = Flow("twins")
     numbers = flow.from_items([1], name="numbers")
     for name in ("one", "other"):
@@ -204,7 +204,7 @@ async def test_two_servers_of_one_name_are_refused() -> None:
 
 
 async def test_a_server_named_like_a_step_is_refused() -> None:
-    """Checkpoints find states by these names."""
+    """A server and a step had the same name, and a checkpoint mixed up their states."""
     flow = Flow("same")
     numbers = flow.from_items([1], name="numbers")
     numbers.process(TellsItsWorker, name="train", parameter_server=ParameterServer(name="train")).collect()
@@ -213,7 +213,7 @@ async def test_a_server_named_like_a_step_is_refused() -> None:
 
 
 async def test_a_server_serves_one_flow_at_a_time() -> None:
-    """Two flows with a worker 0 each; the second is refused, and the first is not disturbed."""
+    """A second flow used the workers of a server whose first flow was still running."""
     flow, server = counting_flow(records=400)
     other = Flow("other")
     other.from_items([1]).process(TellsItsWorker, name="train", parameter_server=server).collect()
@@ -227,7 +227,7 @@ async def test_a_server_serves_one_flow_at_a_time() -> None:
 
 
 async def test_a_server_with_clients_of_its_own_is_refused() -> None:
-    """A client beside the flow would be waited for."""
+    """Workers of a flow waited for a client outside of the flow."""
     flow, server = counting_flow()
     client = server.client(worker=0)
     with pytest.raises(JobFailed, match="given 1; one flow at a time, and no other clients"):
@@ -238,7 +238,7 @@ async def test_a_server_with_clients_of_its_own_is_refused() -> None:
 
 
 async def test_a_server_that_was_closed_is_refused() -> None:
-    """Its workers would wait for nobody."""
+    """Workers on a closed server waited forever."""
     flow, server = counting_flow()
     await server.close()
     with pytest.raises(JobFailed, match="expected a server that is open, given one that was closed"):
@@ -246,7 +246,7 @@ async def test_a_server_that_was_closed_is_refused() -> None:
 
 
 async def test_a_job_that_is_not_opened_leaves_no_worker_behind() -> None:
-    """The next flow was refused because of workers that nobody had any more."""
+    """The next flow was refused because workers of a failed start were still registered."""
 
     class CannotBeOpened(Operator):
         def open(self, context: Context) -> None:

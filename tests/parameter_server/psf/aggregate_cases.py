@@ -1,4 +1,4 @@
-"""Every aggregate, beside the same in plain numpy on the whole matrix."""
+"""Every aggregate, with the same computation in plain numpy on the whole matrix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Array = np.ndarray[Any, Any]
 class Case(NamedTuple):
     function: GetFunction
     expected: Callable[[Array, float | None], Any]
-    """From the whole matrix, and its default if it is sparse."""
+    """Computes the expected result from the whole matrix and its default, which is None for a dense matrix."""
 
 
 def exact(row: Array) -> Array:
-    """What sums are taken in."""
+    """Return the row in the type in which sums are computed."""
     return row if row.dtype.kind == "i" else row.astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""A matrix in blocks, without a server: what a psf does to it, as clients and shards take it there."""
+"""A matrix in blocks without a server, on which psfs run as they do on clients and shards."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SHAPES: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Fixture:
-    """What the matrix holds at first. Rows 0 to 4 lie in one row block in all shapes; the result goes to row 3."""
+    """The initial values of the matrix. In all shapes, rows 0 to 4 are in one row block; results go to row 3."""
 
     name: str
     dtype: DType
     default: float | None = None
-    """Of a sparse matrix."""
+    """The default of a sparse matrix, or None for a dense one."""
     density: float = 1.0
     special: bool = False
 
     def values(self) -> np.ndarray[Any, Any]:
-        """Row 0 ~ U(0, 1), row 1 ~ N(0, 1), row 2 = 1; the others are there to be left alone."""
+        """Return the values: row 0 ~ U(0, 1), row 1 ~ N(0, 1), row 2 = 1, all other rows ~ N(0, 9)."""
         random = np.random.default_rng(5)
         values = random.normal(size=(ROWS, COLUMNS)) * 3.0
         values[0] = random.uniform(size=COLUMNS)
@@ -70,7 +70,7 @@ class Fixture:
 
 
 def fixtures(dtype: DType) -> Iterator[Fixture]:
-    """Dense, and sparse at several densities with both kinds of default."""
+    """Yield dense fixtures, and sparse ones of several densities with both kinds of default."""
     yield Fixture("dense", dtype)
     if dtype != "int64":
         yield Fixture("dense with NaN, infinities and zeros", dtype, special=True)
@@ -82,7 +82,7 @@ def fixtures(dtype: DType) -> Iterator[Fixture]:
 
 
 class OnBlocks:
-    """The blocks of one matrix that is cut in one way."""
+    """The blocks of one matrix, all of one shape."""
 
     def __init__(self, fixture: Fixture, shape: tuple[int, int] | None) -> None:
         self.fixture = fixture
@@ -101,7 +101,7 @@ class OnBlocks:
         self.reset(range(ROWS))
 
     def reset(self, rows: Any) -> None:
-        """The fixture's values, and its default."""
+        """Restore the initial values and the default of these rows."""
         nothing = SparseRow(
             np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0
         )
@@ -117,7 +117,7 @@ class OnBlocks:
                     )
 
     def values(self) -> np.ndarray[Any, Any]:
-        """The whole matrix, dense."""
+        """Return the whole matrix as a dense array."""
         values = np.empty((ROWS, COLUMNS), self.matrix.numpy_dtype)
         for block in self.blocks:
             for row in block.rows:
@@ -125,7 +125,7 @@ class OnBlocks:
         return values
 
     def update(self, function: UpdateFunction) -> None:
-        """As client and shards do it: check, split, ask all blocks, then change them."""
+        """Update the blocks as client and shards do: check, split, ask all blocks, then change them."""
         self._check(function)
         parts = [
             (self.blocks[block.number], part)
@@ -137,7 +137,7 @@ class OnBlocks:
             function.partition_update(block, part)
 
     def aggregate(self, function: GetFunction) -> Any:
-        """What the blocks give, merged."""
+        """Return the merged results of the blocks."""
         self._check(function)
         parts = function.split(self.matrix, self.partitioning)
         return function.merge(

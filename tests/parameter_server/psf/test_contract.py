@@ -28,12 +28,12 @@ Zip3MapWithIndex
 """
 
 TESTED_ELSEWHERE = {"Optimize", "InitialSlots"}
-"""With the optimizers."""
+"""Psfs that are tested with the optimizers."""
 
 
 @pytest.fixture(scope="module")
 def on_blocks() -> Any:
-    """Makes each matrix once; a test resets it after each psf."""
+    """Make each matrix once; a test resets it after each psf."""
     return cache(lambda fixture, shape: OnBlocks(fixture, SHAPES[shape]))
 
 
@@ -48,7 +48,7 @@ def ids(cases: Any) -> list[str]:
 
 
 def pairs(dtypes: Iterable[DType]) -> Iterator[tuple[Fixture, str]]:
-    """Each fixture of each dtype with one shape of blocks: all pairs of two of the three occur."""
+    """Yield each fixture of each dtype with one shape of blocks; every pair of two of the three occurs."""
     for first, dtype in enumerate(dtypes):
         for number, fixture in enumerate(fixtures(dtype), first):
             yield fixture, CUT[number % len(CUT)]
@@ -73,7 +73,7 @@ def test_an_update_gives_what_numpy_gives_however_the_matrix_is_stored(
 
 
 def updated(driver: OnBlocks, function: psf.UpdateFunction) -> Any:
-    """The matrix after the update; then the blocks are reset."""
+    """Return the matrix after the update, and reset the blocks."""
     driver.update(function)
     values = driver.values()
     driver.reset(function.rows(driver.matrix) or range(ROWS))
@@ -105,7 +105,7 @@ def test_an_aggregate_gives_what_numpy_gives_however_the_matrix_is_stored(
 
 
 def test_every_psf_has_a_case() -> None:
-    """A psf without one would be compared with nothing."""
+    """A psf without a case was compared with nothing."""
     exported = {
         name
         for name in psf.__all__
@@ -116,6 +116,6 @@ def test_every_psf_has_a_case() -> None:
 
 
 def test_all_37_functions_of_the_table_are_there() -> None:
-    """They are known by these names elsewhere."""
+    """A function that users know by its name from other systems was missing."""
     assert len(TABLE.split()) == 37
     assert set(TABLE.split()) <= set(psf.__all__)

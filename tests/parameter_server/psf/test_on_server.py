@@ -1,4 +1,4 @@
-"""Psfs through a server: client, shards and all."""
+"""Psfs on a server with clients and shards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings(fixture: Fixture, **others: Any) -> dict[str, Any]:
     ids=lambda value: getattr(value, "name", None),
 )
 async def test_every_psf_gives_on_shards_what_numpy_gives(fixture: Fixture, shards: int) -> None:
-    """A psf that is right on blocks may be split, sent and merged wrongly."""
+    """A psf that was right on blocks was split, sent or merged wrongly."""
     async with ParameterServer(shards=shards) as server:
         client = server.client(worker=0)
         for name, case in zip(ids(update_cases.CASES), update_cases.CASES, strict=True):
@@ -74,7 +74,7 @@ def _on(function: Any, matrix: str) -> Any:
 
 
 async def test_blocks_on_different_shards_must_agree_before_one_changes() -> None:
-    """Each shard asked its own blocks only, and both found one default each."""
+    """Each shard compared only its own blocks, and each found one default."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=2, columns=10, sparse=True)
         client = server.client(worker=0)
@@ -98,7 +98,7 @@ async def test_missing_rows_and_rows_in_different_blocks_are_refused() -> None:
 
 @dataclass(frozen=True)
 class NamesNoRows(psf.UpdateFunction):
-    """It runs on all blocks."""
+    """Runs on all blocks, and changes row 0."""
 
     matrix: str
 
@@ -111,7 +111,7 @@ class NamesNoRows(psf.UpdateFunction):
 
 @dataclass(frozen=True)
 class NamesOneColumn(psf.UpdateFunction):
-    """It runs on all blocks of a row."""
+    """Runs on all blocks of row 0, and changes columns 0 and 1."""
 
     matrix: str
 
@@ -139,7 +139,7 @@ class NamesOneColumn(psf.UpdateFunction):
 async def test_a_function_of_a_user_cannot_change_other_blocks(
     function: psf.UpdateFunction, message: str, sparse: bool
 ) -> None:
-    """Row 0, asked of the block of rows 2 and 3, was row 2; column 0 was column 2. Nobody heard of it."""
+    """In the block of rows 2 and 3, row 0 silently meant row 2, and column 0 meant column 2."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=4, columns=4, sparse=sparse, block=(2, 2))
         with pytest.raises(OutOfRange, match=message):
@@ -150,7 +150,7 @@ async def test_a_function_of_a_user_cannot_change_other_blocks(
 
 
 async def test_functions_of_a_user_work_on_their_block() -> None:
-    """The first column of each block, by its number in the matrix; and an optimizer of the user's counts its steps."""
+    """A user's optimizer addressed the wrong columns of its block, or did not count its steps."""
 
     class Second(psf.Optimize):
         def partition_update(self, block: Block, part: Any) -> None:
@@ -177,10 +177,7 @@ async def test_functions_of_a_user_work_on_their_block() -> None:
 def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(
     function: Any, at_most: int
 ) -> None:
-    """Each of four shards was sent the whole array of the function, next to its own part of it.
-
-    What a compressed array had saved was lost with that.
-    """
+    """Each shard received the whole array of a function in addition to its part, so compression saved nothing."""
     matrix = Matrix("w", rows=1, columns=10_000)
     partitioning = MatrixPartitioning(matrix, shards=4)
     sent_bytes = 0

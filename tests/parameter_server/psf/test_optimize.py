@@ -1,4 +1,4 @@
-"""Optimizers as psfs, on real blocks of many shapes, against the same rule on whole rows."""
+"""Optimizers as psfs on blocks of many shapes, compared with the same rule on whole rows."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ WIDTHS = [COLUMNS, 12, 5, 1]
 
 
 class Blocks:
-    """All blocks of one matrix; psfs run on them as they are split."""
+    """All blocks of one matrix; psfs run on the blocks that they are split over."""
 
     def __init__(self, rows, *, width=COLUMNS, block_rows=None, dtype="float64", sparse=False, **settings):
         block = (block_rows or rows, width)
@@ -71,7 +71,7 @@ class Blocks:
 
 @pytest.fixture
 def gradients():
-    """Steps × columns; about half of the columns have a gradient in each step."""
+    """Return an array of steps × columns; about half of the columns have a gradient in each step."""
     random = np.random.default_rng(8)
     return random.normal(size=(15, COLUMNS)) * (random.random((15, COLUMNS)) < 0.5)
 
@@ -81,7 +81,7 @@ def start(dtype="float64"):
 
 
 def on_whole_rows(rule, gradients, *, named_only, dtype="float64"):
-    """The weights, and all slots one after the other, when the rule itself is called."""
+    """Return the weights and then all slots after direct calls of the rule."""
     weights = start(dtype)
     slots = rule.new_slots(weights)
     for step, gradient in enumerate(gradients.astype(dtype), start=1):
@@ -94,7 +94,7 @@ def on_whole_rows(rule, gradients, *, named_only, dtype="float64"):
 
 
 def on_blocks(rule, gradients, **settings):
-    """The same by way of blocks; settings of both."""
+    """Return the same after updates of blocks; ``settings`` are those of ``Blocks``, and ``named_only``."""
     named_only = settings.pop("named_only", False)
     blocks = Blocks(Optimize.rows_needed(rule), **settings)
     optimize = Optimize("w", rule, sparse=named_only)
@@ -103,7 +103,7 @@ def on_blocks(rule, gradients, **settings):
         at = np.flatnonzero(gradient)
         half = gradient[at] / 2
         blocks.add(optimize.gradient_row(), half, at)
-        blocks.add(optimize.gradient_row(), half, at)  # of another worker
+        blocks.add(optimize.gradient_row(), half, at)  # the gradient of another worker
         blocks.run(optimize)
     assert not blocks.row(optimize.gradient_row()).any()
     assert blocks.updates() == [len(gradients)] * len(blocks.blocks)
@@ -111,7 +111,7 @@ def on_blocks(rule, gradients, **settings):
 
 
 def pairs(rule):
-    """Each width of blocks with a dtype and a kind of matrix: over all rules, all pairs of two of the four occur."""
+    """Yield each width of blocks with a dtype and a kind of matrix; over all rules, each pair of these four occurs."""
     number = RULES.index(rule)
     for place, width in enumerate(WIDTHS):
         yield width, ("float64", "float32")[(number + place) % 2], bool((number // 2 + place) % 2)
@@ -119,7 +119,7 @@ def pairs(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_blocks_of_any_shape_give_what_the_rule_gives_on_the_whole_row(rule, gradients):
-    """A block that counted its own steps, or took the l2 of other columns, learned something else."""
+    """A block that counted its own steps, or took the l2 of other columns, learned other weights."""
     for width, dtype, _ in pairs(rule):
         given = on_blocks(rule, gradients, width=width, dtype=dtype)
         expected = on_whole_rows(rule, gradients, named_only=False, dtype=dtype)
@@ -137,7 +137,7 @@ def test_sparse_updates_touch_only_columns_with_a_gradient(rule, gradients):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_numbers_are_those_of_the_formula(sparse, gradients):
-    """Blocks and the rule may agree with each other and be wrong together."""
+    """Blocks and the rule agreed with each other and were both wrong."""
     given = on_blocks(Adam(0.1, l2=0.2), gradients, width=7, sparse=sparse)
     with_gaps = [[float(g) if g or not sparse else None for g in row] for row in gradients]
     weights, slots = written_out.learn(
@@ -149,7 +149,7 @@ def test_the_numbers_are_those_of_the_formula(sparse, gradients):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_longer_than_what_is_updated_at_once_are_updated_to_their_end(sparse):
-    """The last, shorter piece of a row, and pieces without any gradient."""
+    """The last, shorter piece of a row, or a piece without any gradient, was updated wrongly."""
     columns = 100_000
     matrix = Matrix("w", 4, columns, "float32")
     block = make_block(matrix, MatrixPartitioning(matrix, 1).blocks[0])
@@ -178,7 +178,7 @@ def test_each_row_of_weights_has_slots_and_gradients_of_its_own(sparse):
     assert [optimize.gradient_row(row) for row in range(3)] == [9, 10, 11]
     assert [optimize.slot_row("m", row) for row in range(3)] == [3, 4, 5]
     assert [optimize.slot_row("v", row) for row in range(3)] == [6, 7, 8]
-    blocks = Blocks(14, width=5, sparse=sparse)  # two rows more, for something else
+    blocks = Blocks(14, width=5, sparse=sparse)  # two more rows, for other uses
     blocks.add(12, np.ones(COLUMNS))
     alone = [Blocks(4, sparse=sparse) for _ in range(3)]
     random = np.random.default_rng(2)
@@ -213,7 +213,7 @@ def test_the_gradient_is_divided_by_the_scale(sparse, named_only):
 
 
 def test_a_step_that_is_given_counts_in_place_of_the_block_s_own():
-    """Where workers count epochs, the rate is to decay with these."""
+    """The rate decayed with the number of updates although the workers counted epochs."""
     blocks = Blocks(2)
     rule = SGD(InverseSquareRoot(1.0, decay=1.0))
     for step, expected in ((8, -1 / 3), (None, -1 / 3 - 1 / np.sqrt(3.0))):
@@ -225,7 +225,7 @@ def test_a_step_that_is_given_counts_in_place_of_the_block_s_own():
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_block_without_gradients_counts_its_updates_too(sparse):
-    """Its columns would come to another t than those of other blocks, and depend on the partitioning."""
+    """Columns of a block without gradients had another t than other blocks, so results depended on the partitioning."""
     blocks = Blocks(4, width=5, sparse=sparse)
     optimize = Optimize("w", Adam(0.1), sparse=True)
     for _ in range(3):
@@ -241,7 +241,7 @@ def test_a_block_without_gradients_counts_its_updates_too(sparse):
 
 
 def test_the_count_of_updates_goes_on_after_a_restore():
-    """Adam began at t = 1 again with the slots of thousands of updates, and made a huge first step."""
+    """Adam started at t = 1 again with the slots of thousands of updates, and made a huge first step."""
     whole, first, second = Blocks(4), Blocks(4), Blocks(4)
     optimize = Optimize("w", Adam(0.1))
     for blocks in (whole, first):
@@ -260,7 +260,7 @@ def test_the_count_of_updates_goes_on_after_a_restore():
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_gradients_whose_sum_is_0_count_as_none_in_sparse_updates(sparse):
-    """As documented: whether somebody has added a 0 is not to be seen in a sum. A dense update goes on there."""
+    """A sparse update changed a column whose gradients had cancelled out, against its documentation."""
     blocks = Blocks(3, sparse=sparse)
     blocks.add(2, [1.0], [4])
     blocks.run(Optimize("w", Momentum(1.0), sparse=True))
@@ -275,7 +275,7 @@ def test_gradients_whose_sum_is_0_count_as_none_in_sparse_updates(sparse):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_numbers_too_large_become_infinite_and_fail_no_worker(sparse):
-    """A warning of numpy, made an error, ended the job of a worker that had done nothing wrong."""
+    """A numpy warning, raised as an error, ended the job of a worker without a fault."""
     blocks = Blocks(4, dtype="float32", sparse=sparse)
     for value in (1e30, np.nan):  # the square of the first is too large for float32
         blocks.add(3, [value], [2])
@@ -286,7 +286,7 @@ def test_numbers_too_large_become_infinite_and_fail_no_worker(sparse):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_slots_begin_as_the_rule_wants_them_for_the_weights_that_are_there(sparse, gradients):
-    """``FTRL(keep_start=True)`` lost its start with the first gradient when z began at 0."""
+    """``FTRL(keep_start=True)`` lost its start weights with the first gradient when z began at 0."""
     rule = FTRL(0.3, 0.5, l1=0.1, l2=0.1, keep_start=True)
     blocks = Blocks(4, width=5, sparse=sparse)
     weights = start()
@@ -307,7 +307,7 @@ def test_slots_begin_as_the_rule_wants_them_for_the_weights_that_are_there(spars
 
 
 def test_weights_of_a_sparse_matrix_may_have_a_default():
-    """A column that nobody had touched yet began its learning at 0."""
+    """A column that no worker had touched started its learning at 0 instead of the default."""
     blocks = Blocks(4, width=5, sparse=True)
     rule = FTRL(0.3, 0.5, keep_start=True)
     for block in blocks.blocks.values():
@@ -324,7 +324,7 @@ def test_weights_of_a_sparse_matrix_may_have_a_default():
 
 
 def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
-    """It was dropped without a word: no column was named."""
+    """The gradient was dropped silently, because no column was named."""
     blocks = Blocks(2, width=5, sparse=True)
     blocks.add(1, [1.0], [3])
     for block in blocks.blocks.values():
@@ -378,7 +378,7 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
     ],
 )
 def test_a_matrix_that_does_not_fit_is_refused_with_what_would(psf, settings, error, message):
-    """The gradients of a matrix with one row too few were taken from a slot."""
+    """A matrix had one row too few, and its gradients were read from a slot."""
     blocks = Blocks(**settings)
     with pytest.raises(error, match=message):
         blocks.run(psf)
@@ -386,7 +386,7 @@ def test_a_matrix_that_does_not_fit_is_refused_with_what_would(psf, settings, er
 
 
 async def test_a_server_refuses_too_few_rows_with_the_number_that_is_needed():
-    """It said that row 2 is not there, and left the user to guess how many there should be."""
+    """The error said that row 2 does not exist, but not how many rows are needed."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=2, columns=COLUMNS)
         client = server.client(worker=0)
@@ -397,7 +397,7 @@ async def test_a_server_refuses_too_few_rows_with_the_number_that_is_needed():
 
 
 async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
-    """The way it is meant to be used: under BSP, with the clock, over two shards."""
+    """Two workers under BSP with two shards did not make one update of the sum of their gradients."""
     rule = Adam(0.1)
     optimize = Optimize("w", rule, scale=2)
     rows = Optimize.rows_needed(rule)
@@ -451,13 +451,13 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(make, error, message):
-    """A scale of 0 makes every weight infinite."""
+    """A scale of 0 made every weight infinite."""
     with pytest.raises(error, match=message):
         make()
 
 
 def test_equal_settings_are_equal():
-    """A matrix is made again by every worker, and compared with the one that is there, ``on_clock`` included."""
+    """A second worker made the same matrix, and its equal ``on_clock`` was refused as different."""
     assert Optimize("w", Adam(0.1), scale=2) == Optimize("w", Adam(0.1), scale=2.0)
     assert Optimize("w", SGD(0.1, l2=[0.1, 0.2])) == Optimize("w", SGD(0.1, l2=[0.1, 0.2]))
     assert Optimize("w", Adam(0.1)) != Optimize("w", Adam(0.2))
@@ -468,7 +468,7 @@ class OfThisTest(SGD):
 
 
 def test_an_optimizer_that_another_process_cannot_import_is_refused_where_it_is_given():
-    """It failed in the shard's process, far from the line that was wrong."""
+    """The import failed in the shard's process, far from the line that was wrong."""
 
     class OfThisFunction(SGD):
         pass

@@ -1,4 +1,4 @@
-"""Random psfs: distributions, and what a number depends on."""
+"""Random psfs: their distributions, and the inputs that determine each number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = range(200_000)
 
 
 def test_normal_numbers_are_normal() -> None:
-    """The moments and the tails; Box and Muller's other half, the sine, would be correlated with these."""
+    """Normal numbers had wrong moments or tails, or neighbouring numbers were correlated."""
     numbers = normals(11, 0, COLUMNS)
     # Four standard errors: of the mean 1/√n, of the variance √(2/n), of the skewness √(6/n), of the kurtosis √(24/n).
     bound = 4.0 / np.sqrt(len(numbers))
@@ -26,7 +26,7 @@ def test_normal_numbers_are_normal() -> None:
 
 
 def test_uniform_numbers_are_uniform() -> None:
-    """Each of 100 equal ranges has about the same share."""
+    """Uniform numbers fell into some of 100 equal ranges more often than into others."""
     numbers = uniforms(11, 0, COLUMNS)
     counts = np.bincount((numbers * 100).astype(int), minlength=100)
     assert ((counts - 2000) ** 2 / 2000).sum() < 170  # χ² of 99: mean 99, exceeds 170 once in 10⁵ seeds
@@ -36,7 +36,7 @@ def test_uniform_numbers_are_uniform() -> None:
 
 @pytest.mark.parametrize("draw", [normals, uniforms])
 def test_a_number_depends_on_seed_row_and_column_only(draw: object) -> None:
-    """Shards drew from where the last block had ended, and a matrix on 2 shards began as another than on 1."""
+    """Each shard drew from where the last block had ended, so a matrix had other values on 2 shards than on 1."""
     assert callable(draw)
     row = draw(3, 1, range(0, 101))
     for start in (1, 2, 3, 4, 5, 50):
@@ -47,7 +47,7 @@ def test_a_number_depends_on_seed_row_and_column_only(draw: object) -> None:
 
 
 def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
-    """The variants for a row and for all rows had streams of their own."""
+    """The functions for one row and for all rows drew from different streams."""
     for one, all_rows in (
         (psf.RandomNormal("w", 6, 0.0, 1.0, seed=2), psf.RandomNormal("w", None, 0.0, 1.0, seed=2)),
         (psf.KaimingNormal("w", 1.0, 9, seed=2, row=6), psf.KaimingNormal("w", 1.0, 9, seed=2)),
@@ -60,7 +60,7 @@ def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
 
 
 def test_a_long_row_is_drawn_in_pieces_of_one_sequence() -> None:
-    """Numbers are drawn in pieces, and each piece began anew."""
+    """Each piece of a long row restarted the sequence of random numbers."""
     from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block
 

@@ -1,4 +1,4 @@
-"""How psfs are written, compared, sent, and what is refused where they are written."""
+"""How psfs are written, compared and sent, and which settings are refused where they are written."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] =
 
 @pytest.mark.parametrize("name", WRONG_WHERE_WRITTEN)
 def test_wrong_settings_are_refused_where_they_are_written(name: str) -> None:
-    """The error came from a shard in another process, and pointed at no line of the user's."""
+    """The error came from a shard in another process and named no line of the user's code."""
     write, error, message = WRONG_WHERE_WRITTEN[name]
     with pytest.raises(error) as refusal:
         write()
@@ -135,7 +135,7 @@ def test_wrong_settings_are_refused_where_they_are_written(name: str) -> None:
 
 
 def test_a_random_psf_needs_a_seed() -> None:
-    """Nobody could have repeated what it did."""
+    """A run with random initial values could not be repeated."""
     with pytest.raises(TypeError, match="seed"):
         psf.RandomNormal("w", 0, 0.0, 1.0)  # type: ignore[call-arg]
 
@@ -236,7 +236,7 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", WRONG_FOR_THE_MATRIX)
 def test_settings_that_do_not_fit_the_matrix_are_refused_before_it_changes(name: str) -> None:
-    """A row of another width was cut off silently; half of the blocks had changed when the error came."""
+    """A row of another width was cut off silently, or half of the blocks had changed when the error came."""
     function, error, message = WRONG_FOR_THE_MATRIX[name]
     driver = OnBlocks(Fixture("dense", "int64"), (5, 50))
     run: Any = driver.aggregate if isinstance(function, psf.GetFunction) else driver.update
@@ -247,7 +247,7 @@ def test_settings_that_do_not_fit_the_matrix_are_refused_before_it_changes(name:
 
 
 def test_rows_must_exist_in_one_row_block() -> None:
-    """A row that did not exist was a silent no-op; rows of two shards cannot be added where they are."""
+    """A row that did not exist was a silent no-op. Rows on different shards cannot be combined on a shard."""
     driver = OnBlocks(Fixture("dense", "float64"), (5, 50))
     with pytest.raises(OutOfRange, match="from 0 to 9, given 10"):
         driver.update(psf.Copy("w", 0, 10))
@@ -261,7 +261,7 @@ ALL_CASES = (*update_cases.CASES, *aggregate_cases.CASES)
 
 
 def test_psfs_are_compared_by_their_settings() -> None:
-    """Making a matrix once more with the same on_clock was refused as another matrix."""
+    """A matrix that was made again with the same on_clock was refused as another matrix."""
     for case in ALL_CASES:
         function = case.function
         settings = {name: _copied(value) for name, value in vars(function).items()}
@@ -280,7 +280,7 @@ def _copied(value: Any) -> Any:
 
 
 def test_settings_are_plain_and_their_own() -> None:
-    """Scalars of numpy could not be sent; and an array that its owner filled anew changed what was under way."""
+    """A numpy scalar could not be sent, and a change of the caller's array changed a function already under way."""
     values = np.ones(100)
     function = psf.Put("w", np.int64(1), values)  # type: ignore[arg-type]
     values.fill(5.0)
@@ -292,7 +292,7 @@ def test_settings_are_plain_and_their_own() -> None:
 
 
 def test_every_psf_can_go_to_another_process() -> None:
-    """What goes there is found by its name; Ray sends it pickled."""
+    """A psf could not be pickled, or contained a function that another process does not have."""
     for case in ALL_CASES:
         sent = case.function.require_importable()
         assert all(not callable(value) for value in vars(sent).values())
@@ -303,7 +303,7 @@ def test_every_psf_can_go_to_another_process() -> None:
 
 
 def test_a_function_that_another_process_cannot_import_is_refused() -> None:
-    """It failed over there, with an error about a module nobody had heard of."""
+    """The import failed in the other process, with an error about an unknown module."""
 
     def local(x: Any) -> Any:
         return x
@@ -338,7 +338,7 @@ def test_a_function_that_another_process_cannot_import_is_refused() -> None:
 
 
 def test_numbers_too_large_for_float32_are_infinite() -> None:
-    """They were a warning, and warnings were an error."""
+    """Numbers too large for float32 caused a numpy warning, which was raised as an error."""
     driver = OnBlocks(Fixture("dense", "float32"), (5, 50))
     driver.update(psf.Fill("w", 3, 1e300))
     assert (driver.values()[3] == np.inf).all()
@@ -366,7 +366,7 @@ def test_whole_numbers_are_exact_and_wrap_around() -> None:
 
 
 def test_a_setting_of_a_derived_psf_may_have_a_type_that_only_type_checkers_know() -> None:
-    """The checks of settings are found by their annotations, and evaluated those of the user's class, too."""
+    """Checks of settings evaluated annotations of a user's class that exist only for type checkers."""
 
     @dataclass(frozen=True)
     class WithReason(psf.Copy):

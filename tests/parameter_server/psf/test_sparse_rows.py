@@ -1,4 +1,4 @@
-"""Functions of the column's number on sparse rows, and what is refused there before anything changes."""
+"""Functions of the column's number on sparse rows, and functions that are refused before any change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(driver: OnBlocks, function: Any) -> str:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_function_of_the_column_must_give_absent_columns_one_number(shape: str) -> None:
-    """There is one default: it stood for the last block's number, and other columns read wrong."""
+    """The number for the last block's absent columns became the default, and other absent columns read wrong."""
     driver = OnBlocks(SPARSE, SHAPES[shape])
     absent = np.flatnonzero(driver.initial[1] == 0)
     message = refused(driver, psf.MapWithIndex("w", 1, 3, lambda i, x: x + i))
@@ -38,14 +38,14 @@ def test_a_function_of_the_column_must_give_absent_columns_one_number(shape: str
 
 
 def test_blocks_must_agree_on_the_new_default() -> None:
-    """With blocks as wide as the function's steps each block had one default, and the whole matrix none."""
+    """Each block had one default, because blocks were as wide as the function's steps; the whole matrix had none."""
     steps = psf.MapWithIndex("w", 1, 3, lambda i, x: i // 50 + 0 * x)
     message = refused(OnBlocks(SPARSE, (5, 50)), steps)
     assert "given 0.0 for column 0 and 1.0 for column 50" in message
 
 
 def test_all_blocks_are_checked_before_one_is_changed() -> None:
-    """The first blocks had the new values, the last the old."""
+    """The first blocks had the new values and the last block the old ones."""
 
     def fails_at_the_end(index: Array, x: Array) -> Array:
         if index.max() == 99:
@@ -60,7 +60,7 @@ def test_all_blocks_are_checked_before_one_is_changed() -> None:
 
 
 def test_maps_without_column_numbers_check_all_blocks_first() -> None:
-    """A function that fails on one value left the blocks before it changed."""
+    """A function that failed on one value left the blocks before it changed."""
     for fixture in (SPARSE, Fixture("dense", "float64")):
         driver = OnBlocks(fixture, (5, 50))
         bad = driver.initial[1, 50:].max()
@@ -74,7 +74,7 @@ def test_maps_without_column_numbers_check_all_blocks_first() -> None:
 
 
 def test_not_a_number_may_be_the_number_for_absent_columns() -> None:
-    """NaN is not equal to itself, and so was taken for two numbers."""
+    """NaN is not equal to itself, so two equal defaults of NaN were taken for different numbers."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: np.where(x == 0, np.nan, i)))
     expected = np.where(driver.initial[1] == 0, np.nan, np.arange(100))
@@ -83,7 +83,7 @@ def test_not_a_number_may_be_the_number_for_absent_columns() -> None:
 
 
 def test_a_row_without_absent_columns_may_become_anything() -> None:
-    """It was refused for the sake of columns that do not exist."""
+    """A function was refused because of absent columns that the row did not have."""
     driver = OnBlocks(Fixture("full", "float64", default=0.0), (5, 50))
     driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: i + x))
     np.testing.assert_array_equal(driver.values()[3], np.arange(100) + driver.initial[1])
@@ -100,7 +100,7 @@ def test_a_row_without_absent_columns_may_become_anything() -> None:
     ],
 )
 def test_values_equal_to_the_new_default_are_not_stored(function: Any, default: float) -> None:
-    """Log filled the row with −inf, column by column; and NaN beside a default of NaN was kept."""
+    """Log stored −inf for every column of the row, and NaN was stored although the default was NaN."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(function)
     pulled = driver.aggregate(psf.PullSparse("w", 3))
@@ -109,14 +109,14 @@ def test_values_equal_to_the_new_default_are_not_stored(function: Any, default: 
 
 
 def test_random_numbers_fill_all_columns_of_a_sparse_row() -> None:
-    """They were drawn for the columns that happened to be there."""
+    """Random numbers were drawn only for the stored columns."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(psf.RandomUniform("w", 3, 1.0, 2.0, seed=3))
     assert driver.aggregate(psf.Size("w", 3)) == 100
 
 
 def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
-    """A block without absent columns keeps its default; the other's was taken for its columns, too."""
+    """One block's default was used for the columns of another block."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(psf.Fill("w", 1, 0.0))
     driver.update(psf.Increment("w", 1, np.ones(50), columns=np.arange(50)))
@@ -128,7 +128,7 @@ def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
 
 
 def test_a_wide_sparse_row_is_computed_in_pieces() -> None:
-    """Arguments for all absent columns at once took more memory than the matrix was made sparse to save."""
+    """Arguments for all absent columns at once took more memory than the sparse matrix saved."""
     from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block
 

@@ -1,4 +1,4 @@
-"""Every psf that changes parameters, beside the same in plain numpy on the whole matrix."""
+"""Every psf that changes parameters, with the same computation in plain numpy on the whole matrix."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ALL = (*FLOATS, "int64")
 class Case(NamedTuple):
     function: UpdateFunction
     expected: Callable[[Array], None]
-    """Does the same to the whole matrix, a numpy array of its dtype."""
+    """Makes the same change to the whole matrix, a numpy array of its dtype."""
     dtypes: tuple[str, ...] = ALL
-    """For the others it is refused."""
+    """The dtypes that the psf accepts; it is refused for others."""
 
 
 def to(row: int, formula: Callable[[Array], Any]) -> Callable[[Array], None]:
@@ -41,7 +41,7 @@ def whole(formula: Callable[[Array], Any]) -> Callable[[Array], None]:
 
 
 def round_up(values: Array) -> Array:
-    """Ties go up; of what is not finite, itself."""
+    """Round ties up, and keep values that are not finite."""
     half = values.dtype.type(0.5)
     return np.array([math.floor(x + half) if np.isfinite(x) else x for x in values])
 
@@ -59,7 +59,7 @@ def sparse_push(matrix: Array) -> None:
 
 
 def compressed(delta: Any, bits: int) -> Callable[[Array], None]:
-    """Adds each number as the nearest of the points, one by one."""
+    """Return a change that adds each number rounded to the nearest point, one by one."""
     largest, last = max(map(abs, delta)), 2 ** (bits - 1) - 1
     return to(
         1, lambda m: m[1] + np.array([round(x / largest * last) / last * largest for x in delta], m.dtype)
@@ -72,7 +72,7 @@ def fill_two(matrix: Array) -> None:
 
 
 def box_muller(seed: int, row: int) -> Array:
-    """Of the raw words of the row, two for each of its columns, one by one."""
+    """Return normal numbers from the raw words of the row, two words for each column, one by one."""
     words = np.random.Philox(key=np.array([seed, row], np.uint64)).random_raw(200).tolist()
     return np.array(
         [
@@ -102,7 +102,7 @@ ROW_OF_FRACTIONS = np.linspace(-2.0, 2.0, 100)
 XAVIER = 1.5 * math.sqrt(2.0 / (30 + 20))
 
 CASES: tuple[Case, ...] = (
-    # Of one row.
+    # Functions of one row.
     Case(psf.Abs("w", 1, 3), to(3, lambda m: np.abs(m[1]))),
     Case(psf.Abs("w", source=1, to=1), to(1, lambda m: np.abs(m[1]))),
     Case(psf.Ceil("w", 1, 3), to(3, lambda m: np.ceil(m[1]))),
@@ -119,7 +119,7 @@ CASES: tuple[Case, ...] = (
     Case(psf.Round("w", 0, 0), to(0, lambda m: round_up(m[0]))),
     Case(psf.Signum("w", 1, 3), to(3, lambda m: np.sign(m[1]))),
     Case(psf.Sqrt("w", 1, 3), to(3, lambda m: np.sqrt(m[1])), FLOATS),
-    # Of two rows.
+    # Functions of two rows.
     Case(psf.Add("w", 0, 1, to=3), to(3, lambda m: m[0] + m[1])),
     Case(psf.Add("w", 1, 1, to=1), to(1, lambda m: m[1] + m[1])),
     Case(psf.Sub("w", 0, 1, to=3), to(3, lambda m: m[0] - m[1])),
@@ -129,7 +129,7 @@ CASES: tuple[Case, ...] = (
     Case(psf.Div("w", 0, 0, to=0), to(0, lambda m: m[0] / m[0]), FLOATS),
     Case(psf.MaxV("w", 0, 1, to=3), to(3, lambda m: np.maximum(m[0], m[1]))),
     Case(psf.MinV("w", 0, 1, to=0), to(0, lambda m: np.minimum(m[0], m[1]))),
-    # Of a row and a number.
+    # Functions of a row and a number.
     Case(psf.AddS("w", 1, 3, 2.0), to(3, lambda m: m[1] + m.dtype.type(2))),
     Case(psf.AddS("w", source=1, to=1, scalar=0.25), to(1, lambda m: m[1] + m.dtype.type(0.25)), FLOATS),
     Case(psf.SubS("w", 1, 3, 5), to(3, lambda m: m[1] - 5)),

@@ -1,4 +1,4 @@
-"""Functions for Map and Zip, at the top level of a module: they can be named, and imported elsewhere."""
+"""Functions for Map and Zip at the top level of a module, where they have a name and can be imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 DEFAULTS = (0.0, 2.0, 2.5)
-"""Those of the fixtures."""
+"""The defaults of the fixtures."""
 
 
 def twice_plus_one(x: Array) -> Array:
@@ -25,7 +25,7 @@ def median(x: Array, y: Array, z: Array) -> Array:
 
 
 def _or_seven(index: Array, rows: tuple[Array, ...]) -> Array:
-    """Depends on the column, except where all rows have a default."""
+    """Return values that depend on the column, except where all rows have a default."""
     is_default = np.logical_and.reduce([np.isin(row, DEFAULTS) for row in rows])
     return np.where(is_default, rows[0].dtype.type(7), sum(rows) + index.astype(rows[0].dtype))
 

@@ -1,4 +1,4 @@
-"""A Ray of the tests' own: one for each test process, started with the first test that needs it."""
+"""A Ray cluster of the tests' own: one for each test process, started with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import pytest
 from streamiter.clock import SystemClock
 from streamiter.parameter_server.ray.host import RayAddress
 
-# Enough for what tests keep, and little enough for two test processes side by side.
+# Enough for the objects of the tests, and small enough for two test processes at the same time.
 _OBJECT_STORE_BYTES = 256 << 20
 
-# A shard begins again in a second, on a busy machine in half a minute; some tests wait for several.
+# A shard restarts in a second, on a busy machine in half a minute; some tests wait for several restarts.
 _TIME_LIMIT_S = 400
 
 TESTS = Path(__file__).parents[2]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Processes that start and calls between them take far longer on a busy machine than anything in one process."""
+    """Give tests on Ray a longer time limit, as starting processes and calling them is slow on a busy machine."""
     for item in items:
         if {"ray_cluster", "shared_address"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """Ray without a dashboard, without fixed ports, in a folder of its own. Its path is short: sockets lie there."""
+    """Start Ray without a dashboard and without fixed ports, in a folder whose path is short enough for its sockets."""
     if importlib.util.find_spec("ray") is None:
         if os.environ.get("CI"):
             pytest.fail("these tests need the package ray, which must be there where CI is set: make test")
@@ -46,9 +46,9 @@ def ray_cluster() -> Iterator[None]:
     token.chmod(0o600)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray would write one into the home folder.
+        # Otherwise Ray writes a token into the home folder.
         environment.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        # Actors of tests are imported by name.
+        # Ray imports the actors of tests by name.
         environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         import ray
 
@@ -70,7 +70,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_address(ray_cluster: None) -> Iterator[RayAddress]:
-    """Two shards for all tests that do not end any; each has matrices of its own."""
+    """Yield the address of two shards for all tests that end no shard; each test makes its own matrices."""
     from streamiter.parameter_server.ray.hosting import RayHosting
 
     hosting = RayHosting(2, name="shared shards", clock=SystemClock())

@@ -14,14 +14,14 @@ __all__ = ["OtherProcess", "gradient", "train"]
 
 
 def gradient(worker: int, iteration: int, columns: int) -> Any:
-    """What a worker adds in an iteration: whole numbers, so that sums are exact in any order."""
+    """Return the values that a worker adds in an iteration: whole numbers, so that sums are exact in any order."""
     return np.random.default_rng((worker, iteration)).integers(-1000, 1000, columns).astype(float)
 
 
 async def train(client: Any, iterations: int, columns: int, before: Any = None) -> list[int]:
-    """Read, add, clock; after a loss go on from the snapshot. Gives the clocks that it has gone back to.
+    """Read, add and clock; after a loss, resume from the snapshot. Return the clocks of all rollbacks.
 
-    In the end it waits for the others: as long as they go on, it may have to go back.
+    At the end it waits for the others: while they train, a loss can still roll it back.
     """
     went_back: list[int] = []
     iteration = 0
@@ -44,14 +44,14 @@ async def train(client: Any, iterations: int, columns: int, before: Any = None) 
 
 
 class OtherProcess:
-    """An actor of Ray: its methods are called from a test, and run there."""
+    """An actor of Ray whose methods are called from a test and run in the actor's process."""
 
     def __init__(self, address: Any) -> None:
         self._server = ParameterServer.connect(address)
         self._clients: dict[int, Any] = {}
 
     async def process_id(self) -> int:
-        """To kill it."""
+        """Return the id of the process, so that a test can kill it."""
         return os.getpid()
 
     async def join(self, worker: int) -> None:
@@ -60,9 +60,9 @@ class OtherProcess:
         await client.join()
 
     async def call(self, worker: int, method: str, *args: Any, **options: Any) -> Any:
-        """One call of a client."""
+        """Make one call of a client."""
         return await getattr(self._clients[worker], method)(*args, **options)
 
     async def train(self, worker: int, iterations: int, columns: int) -> list[int]:
-        """All iterations of a worker."""
+        """Run all iterations of a worker."""
         return await train(self._clients[worker], iterations, columns)

@@ -1,4 +1,4 @@
-"""Ends of processes."""
+"""Kills processes of shards, and waits until a client receives the error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["asking_for_ever", "kill"]
 
 
 async def kill(server: ParameterServer, shard: int) -> None:
-    """End the process of a shard, by its own id."""
+    """Kill the process of a shard by its id."""
     process_id = await server.address().hosts[shard].__ray_call__.remote(lambda host: os.getpid())
     os.kill(process_id, signal.SIGKILL)
 
 
 async def asking_for_ever(client: Client) -> None:
-    """Until the client is told of the loss of a shard."""
+    """Call the server until the client receives the loss of a shard as an error."""
     while True:
         await client.aggregate(psf.Sum("w", row=0))

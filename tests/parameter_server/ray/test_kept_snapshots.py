@@ -1,4 +1,4 @@
-"""Which snapshot is gone back to."""
+"""Which snapshot a rollback restores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from streamiter.parameter_server.snapshots import KeptSnapshots, ShardSnapshot, 
 
 
 def part(number: int, state: str, workers: tuple[int, ...] = (0, 1)) -> ShardSnapshot[str]:
-    """What one shard gives."""
+    """Return the part of a snapshot that one shard gives."""
     return ShardSnapshot(number, workers, (CreateRequest(Matrix("w", rows=1, columns=2), 2),), state)
 
 
 def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:
-    """One half of the parameters from clock 10, the other from clock 20."""
+    """One half of the parameters came from clock 10, the other half from clock 20."""
     kept = KeptSnapshots[str](shards=2)
     assert not kept.add(0, part(1, "left 1"))
     assert not kept.add(0, part(2, "left 2"))
@@ -32,7 +32,7 @@ def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:
 
 
 def test_what_a_past_that_no_longer_counts_has_left_is_not_put_together_with_what_comes() -> None:
-    """After a loss the shards come to the same clock again; one half was from the first time."""
+    """After a loss the shards reached the same clock again, and one half came from before the loss."""
     kept = KeptSnapshots[str](shards=2)
     for shard in range(2):
         kept.add(shard, part(1, f"{shard}"))
@@ -46,7 +46,7 @@ def test_what_a_past_that_no_longer_counts_has_left_is_not_put_together_with_wha
 
 
 def test_a_worker_that_is_not_on_all_shards_yet_is_not_in_a_snapshot() -> None:
-    """A worker that came back on one shard only, whose clock the others waited for."""
+    """A worker rejoined on one shard only, and the others waited for its clock."""
     kept = KeptSnapshots[str](shards=2)
     kept.add(0, part(1, "left", workers=(0, 1, 2)))
     kept.add(1, part(1, "right", workers=(0, 2)))
@@ -56,6 +56,6 @@ def test_a_worker_that_is_not_on_all_shards_yet_is_not_in_a_snapshot() -> None:
 
 @pytest.mark.parametrize(("clocks", "of"), [(0, "w"), (1.5, "w"), (1, ""), (1, None)])
 def test_settings_that_make_no_sense_are_refused(clocks: Any, of: Any) -> None:
-    """A snapshot every 0 clocks."""
+    """A snapshot every 0 clocks was accepted."""
     with pytest.raises(ConfigurationError, match="SnapshotEvery"):
         SnapshotEvery(clocks=clocks, of=of)

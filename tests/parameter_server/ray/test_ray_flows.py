@@ -29,10 +29,10 @@ from streamiter.runtime.plan import ChannelLimits
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 RECORDS = 600
-"""More than a job counts before it is told to stop, on a busy machine, too."""
+"""More records than a job counts before it is stopped, even on a busy machine."""
 
 FEW = ChannelLimits(records=2)
-"""What waits in channels is counted before a job ends, and a call of Ray takes 40 ms on a busy machine."""
+"""Records waiting in channels are counted before a job ends, and a call of Ray takes 40 ms on a busy machine."""
 
 LOST = (
     r"step 'count' .*parameter server: expected all shards to run, given the loss of shard 0 \(process \d+ .*; no "
@@ -41,18 +41,18 @@ LOST = (
 
 
 async def test_each_record_counts_once_whatever_is_cut_off_and_wherever_it_goes_on() -> None:
-    """What came behind a barrier on one shard was before it on another; or a job waited for a shard that was lost."""
+    """Requests after a barrier on one shard were before it on another, or a job waited for a lost shard."""
     async with ParameterServer(shards=2, on="ray") as server:
         for consistency in (BSP(), SSP(staleness=2), ASP()):
             await counts_once(server, consistency)
 
 
 async def counts_once(server: ParameterServer, consistency: Consistency) -> None:
-    """Run jobs that are suspended or lose a shard, one after the other: in this process, on Ray, in this process."""
+    """Run jobs one after another, in this process and on Ray; all but the last are suspended or lose a shard."""
     store, matrix = MemoryStore(), repr(consistency)
 
     async def begun(server: ParameterServer) -> Job:
-        """A job that has counted some records since its last checkpoint."""
+        """Return a job that has counted some records since its last checkpoint."""
         flow, _ = counting_flow(
             server=server,
             consistency=consistency,
@@ -92,7 +92,7 @@ async def suspended(job: Job) -> None:
 
 
 class WaitsAtADoor(Counts):
-    """Worker 1 stands before its second record until the door is open; the others soon wait for it."""
+    """Stops worker 1 before its second record until the door is open; the others soon wait for it."""
 
     def __init__(self, door: asyncio.Event) -> None:
         super().__init__(BSP(), columns=RECORDS)
@@ -112,11 +112,11 @@ def waiting_gets(job: Job) -> int:
 
 
 async def test_a_job_ends_while_its_workers_wait_for_each_other() -> None:
-    """An abort, a drain and the loss of a shard that hung: nobody moved the clock any more."""
+    """An abort, a drain and the loss of a shard hung, because no worker moved the clock."""
     async with ParameterServer(shards=1, on="ray") as server:
 
         async def waiting(door: asyncio.Event) -> tuple[Flow, Job]:
-            """A job, two workers of which wait for the third."""
+            """Return a flow and its job, in which two workers wait for the third."""
             flow, _ = counting_flow(lambda: WaitsAtADoor(door), server=server, workers=3, records=RECORDS)
             job = await flow.start(channel_limits=FEW)
             await until(lambda: waiting_gets(job) == 2)

@@ -22,12 +22,12 @@ from streamiter.parameter_server.snapshots import SnapshotEvery
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-COLUMNS = 50_000  # 400 kB: by way of the object store
+COLUMNS = 50_000  # 400 kB, which go through the object store
 ITERATIONS = 8
 
 
 async def test_all_go_back_to_one_moment_and_nothing_counts_twice() -> None:
-    """A shard that comes back from an older moment than the others: updates are lost on one half of the parameters."""
+    """A shard was restored to an older moment than the others, and half of the parameters lost updates."""
     import ray
 
     async with trained(BSP()) as server:
@@ -45,7 +45,7 @@ async def test_all_go_back_to_one_moment_and_nothing_counts_twice() -> None:
 
 
 async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> None:
-    """Under ASP the fast worker's adds were in the snapshot, and once more after it had gone back. And two losses."""
+    """Under ASP a fast worker's adds were in the snapshot, and were added again after its rollback."""
     async with trained(ASP()) as server:
         fast, slow = server.client(worker=0), server.client(worker=1)
         await slow.join()
@@ -59,7 +59,7 @@ async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> N
 async def past_an_idle_worker(
     server: ParameterServer, consistency: Any, iterations: int
 ) -> tuple[Client, Client]:
-    """A busy worker, after so many iterations, and an idle one."""
+    """Return a busy worker after this many iterations, and an idle worker."""
     await server.create_matrix("w", rows=2, columns=4, consistency=consistency, init=[1.0, 2.0, 3.0, 4.0])
     busy, idle = server.client(worker=0), server.client(worker=1)
     await idle.join()
@@ -72,7 +72,7 @@ async def past_an_idle_worker(
 
 
 async def test_under_ssp_an_idle_worker_stops_no_other_at_a_snapshot() -> None:
-    """Worker 0 stood still at clock 2, as under BSP."""
+    """Worker 0 stopped at clock 2, as under BSP."""
     async with ParameterServer(shards=1, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
         await past_an_idle_worker(server, SSP(staleness=10), iterations=11)
 
@@ -80,9 +80,9 @@ async def test_under_ssp_an_idle_worker_stops_no_other_at_a_snapshot() -> None:
 async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_go_back_to_initial_values() -> (
     None
 ):
-    """Worker 0 stood still at clock 2, as under BSP; and a loss before the first snapshot ended the training for good.
+    """Worker 0 stopped at clock 2, as under BSP, and a loss before the first snapshot ended the training.
 
-    The message named neither the shard's process nor its matrices.
+    The error named neither the shard's process nor its matrices.
     """
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
         busy, idle = await past_an_idle_worker(server, ASP(), iterations=4)
@@ -109,10 +109,10 @@ async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_g
 
 
 async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_again_in_silence() -> None:
-    """The message said that there had been no snapshot. Initial values in place of hours of training are no answer.
+    """A lost snapshot was reported as no snapshot, and the training silently restarted from its initial values.
 
-    With one shard nobody else knows the workers: the first one to call again ran ahead of the others. And a worker that
-    left at that moment was held for one that takes part, and no snapshot was complete again.
+    With one shard, no other shard knew the workers, and the first one to call again ran ahead of the others.
+    A worker that left at that moment still counted, so no later snapshot became complete.
     """
     import ray
 
@@ -124,7 +124,10 @@ async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_
         await kill(server, 0)
         with pytest.raises(RolledBack, match="all shards went back to their initial values"):
             await asking_for_ever(client)
-        assert server.statistics().matrix("w").clocks == {"0": 0, "1": 0}  # the idle one has not called since
+        assert server.statistics().matrix("w").clocks == {
+            "0": 0,
+            "1": 0,
+        }  # the idle worker has not called since
         with pytest.raises(RolledBack):
             await idle.leave()
         await idle.leave()
@@ -143,13 +146,13 @@ async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_
 
 
 def gone() -> None:
-    """An object in Ray's store that cannot be had any more."""
+    """Fail like an object that Ray's store has lost."""
     raise OSError("gone")
 
 
 @asynccontextmanager
 async def trained(consistency: Any) -> AsyncIterator[ParameterServer]:
-    """A server, and in the end a look at its parameters: all that two workers have added, once each."""
+    """Yield a server, and check at the end that its parameters are the sum of all adds of two workers, once each."""
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
         await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=consistency)
         yield server
@@ -163,7 +166,7 @@ async def trained(consistency: Any) -> AsyncIterator[ParameterServer]:
 def killing(
     server: ParameterServer, client: Any, victims: dict[int, int]
 ) -> Callable[[int], Awaitable[None]]:
-    """Kills a shard the first time that a worker begins some iteration, once there is a snapshot: iteration → shard."""
+    """Return a hook that kills a shard when a worker first starts an iteration of ``victims`` after a snapshot."""
 
     async def before(iteration: int) -> None:
         if (victim := victims.pop(iteration, None)) is not None:

@@ -1,4 +1,4 @@
-"""A server that starts Ray itself, in a process that has not."""
+"""A server that starts Ray itself, in a process without Ray."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def main():
             await client.get("w", row=0)
         except ShardLost as error:
             told = str(error)
-    await clock.advance(10.0)  # heartbeats, and looks for those of others
+    await clock.advance(10.0)  # sends heartbeats, and checks those of other workers
     await second.close()
     print(json.dumps([values, address, ended, told, ray.is_initialized(), signal.getsignal(signal.SIGTERM) is before]))
 
@@ -50,9 +50,9 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_it_ends_with_the_server_that_started_it_and_is_not_started_again() -> None:
-    """Processes of Ray that outlive their program, started by a heartbeat after the end; a SIGTERM without effect.
+    """Processes of Ray outlived their program, a heartbeat restarted Ray after the end, and SIGTERM had no effect.
 
-    And shards that whoever reaches the machine may talk to.
+    Shards accepted connections from other machines.
     """
     folder = tempfile.mkdtemp(prefix="ray")
     try:

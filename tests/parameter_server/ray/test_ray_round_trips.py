@@ -1,4 +1,4 @@
-"""Calls to shards in Ray actors, beside the same calls in one process."""
+"""Calls to shards in Ray actors, compared with the same calls in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPEAT = 50
 async def test_fifty_pushes_and_push_pulls_of_ten_thousand_keys_add_up(
     place: str, request: pytest.FixtureRequest
 ) -> None:
-    """ps-lite's acceptance test: an add that is lost or doubled on its way shows in the sum."""
+    """An add was lost or counted twice on its way; ps-lite's acceptance test shows that in the sum."""
     random = np.random.default_rng(1)
     keys = np.sort(random.choice(1 << 20, KEYS, replace=False))
     values = random.normal(size=KEYS).astype("float32")
@@ -52,13 +52,13 @@ def _error(found: Any, expected: Any) -> float:
 async def test_whole_rows_some_columns_and_functions_come_back_as_numpy_has_them(
     shared_address: RayAddress,
 ) -> None:
-    """A slice that goes to the wrong shard, an array that comes back read-only, an aggregate merged twice."""
+    """A slice went to the wrong shard, an array came back read-only, or an aggregate was merged twice."""
     random = np.random.default_rng(2)
     expected = np.zeros((2, 300_000))
     async with ParameterServer.connect(shared_address) as server:
         await server.create_matrix("two rows", rows=2, columns=300_000, consistency=SSP(staleness=1))
         client = server.client(worker=0)
-        whole = random.normal(size=300_000)  # 2.4 MB: by way of the object store
+        whole = random.normal(size=300_000)  # 2.4 MB, which go through the object store
         some = random.integers(0, 300_000, 100)
         await client.add("two rows", row=0, values=whole)
         await client.add("two rows", row=1, columns=some, values=np.ones(100))
@@ -68,7 +68,7 @@ async def test_whole_rows_some_columns_and_functions_come_back_as_numpy_has_them
         await client.update(psf.Axpy("two rows", x=0, y=1, a=2.0))
         expected[1] += 2 * expected[0]
         one = await client.get("two rows", row=1, columns=[7])
-        one += 1.0  # the caller's own
+        one += 1.0  # the array belongs to the caller
         left = await client.get("two rows", row=1, columns=np.arange(100_000))  # of one shard
         left += 1.0
         np.testing.assert_array_equal(await client.get("two rows", row=1, columns=some), expected[1][some])
@@ -78,7 +78,7 @@ async def test_whole_rows_some_columns_and_functions_come_back_as_numpy_has_them
 
 
 async def test_errors_of_shards_are_what_they_are_in_one_process(shared_address: RayAddress) -> None:
-    """A worker elsewhere that cannot tell a misspelt matrix from a broken connection."""
+    """A worker in another process could not tell a misspelt matrix from a broken connection."""
     async with ParameterServer.connect(shared_address) as server:
         await server.create_matrix("errors", rows=1, columns=4)
         client = server.client(worker=0)
@@ -95,21 +95,21 @@ async def test_errors_of_shards_are_what_they_are_in_one_process(shared_address:
 
 @pytest.mark.usefixtures("ray_cluster")
 async def test_a_call_that_waits_as_the_server_is_closed_fails() -> None:
-    """A worker that waits for ever for a server that is gone."""
+    """A worker waited forever for a closed server."""
     server = ParameterServer(shards=1, on="ray")
     await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=0))
     client, other = server.client(worker=0), server.client(worker=1)
     await other.join()
     await client.clock("w")
     waiting = await client.start_get("w", row=0)
-    await client.aggregate(psf.Sum("w", row=0))  # so that the shard has both
+    await client.aggregate(psf.Sum("w", row=0))  # the shard has both requests after this reply
     await server.close()
     with pytest.raises(ServerReset, match="closed"):
         await waiting
 
 
 def test_without_the_package_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ImportError from deep inside, for an extra that was left out."""
+    """A missing optional package raised an ImportError from deep inside."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[ray\]'"):
         ParameterServer(on="ray")

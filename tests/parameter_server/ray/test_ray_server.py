@@ -1,4 +1,4 @@
-"""What a server does beside calls, with shards on Ray: statistics, snapshots, functions, subscriptions."""
+"""Statistics, snapshots, functions and subscriptions of a server with shards on Ray."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_a_lost_shard() -> None:
-    """Statistics from before training began; a snapshot with one half of an add; a lambda that no shard can have.
+    """Statistics were from before the training, a snapshot held half of an add, and a lambda was sent to a shard.
 
-    And workers that wait for ever for a shard that cannot come back, or go on with half of the parameters gone.
+    Workers waited forever for a lost shard, or continued without half of the parameters.
     """
     async with ParameterServer(shards=2, on="ray", name="prices") as server:
         await server.create_matrix("w", rows=2, columns=6, consistency=ASP())
@@ -49,7 +49,7 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
                 row = await other.aggregate(psf.Pull("w", row=0))
             assert (row == row[0]).all()
             clocks = sum(state["matrices"]["w"]["clocks"]["progress"].values())
-            assert 3 * clocks <= row[0] <= 3 * clocks + 9  # of each worker, what it did since its last clock
+            assert 3 * clocks <= row[0] <= 3 * clocks + 9  # the adds of each worker since its last clock
             values.append(row[0])
         assert values == sorted(values)
         assert values[-1] > 0
@@ -87,14 +87,14 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
         server.checkpoint_begins(1)
         with pytest.raises(ShardLost):
             await server.take_state(1)
-        server.checkpoint_abandoned(1)  # has nothing to let go of
+        server.checkpoint_abandoned(1)  # no request is held
         await server.restore(states[0])
         assert (await clients[0].get("w", row=0)).tolist() == [values[0]] * 6
         assert clients[1].clock_of("w") == states[0]["matrices"]["w"]["clocks"]["progress"][1]
 
 
 async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_after_a_loss() -> None:
-    """A subscriber that was asked for a clock it does not have; a worker that was no longer known."""
+    """A subscriber was asked for a clock that it did not have, and a worker was unknown after the rollback."""
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=1, of="w")) as server:
         await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=1))
         first = server.client(worker=0)
@@ -107,7 +107,7 @@ async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_aft
                 await first.aggregate(psf.Sum("w", row=0))
         late = server.client(worker=1)
         await late.join()
-        await first.add("w", row=0, values=10.0)  # it is lost with the shard
+        await first.add("w", row=0, values=10.0)  # this add is lost with the shard
 
         await kill(server, 1)
         taking = asyncio.create_task(server.snapshot())
@@ -136,7 +136,7 @@ async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_aft
 
 
 async def iterate(client: Client) -> None:
-    """One iteration."""
+    """Run one iteration."""
     await client.add("w", row=0, values=1.0)
     await client.clock("w")
 
@@ -156,13 +156,13 @@ class Seen:
             self._has_changed.set()
 
     async def until(self, row: list[float]) -> None:
-        """Return when the row has been told with these values."""
+        """Return when the row has been received with these values."""
         async with asyncio.timeout(PATIENCE_S):
             while self._row != row:
                 self._has_changed.clear()
                 await self._has_changed.wait()
 
     async def end(self) -> None:
-        """The subscription has ended by itself, as the server was closed."""
+        """Wait until the subscription has ended, because the server was closed."""
         async with asyncio.timeout(PATIENCE_S):
             await self._task

@@ -1,4 +1,4 @@
-"""What tests of blocks share: blocks of all kinds, and their state through its encoding and back."""
+"""Blocks of all kinds for tests, and helpers that encode and decode their state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [(is_sparse, dtype) for is_sparse in (False, True) for dtype in ("float3
 
 
 def block_of(matrix: Matrix, row: int = 0, column: int = 0) -> tuple[Block, BlockRange]:
-    """The block of a matrix that a number lies in."""
+    """Return the block of a matrix that stores this row and column, and its range."""
     for place in MatrixPartitioning(matrix, shards=2).blocks:
         if row in place.rows and column in place.columns:
             return make_block(matrix, place), place
@@ -32,7 +32,7 @@ def columns_of(*columns: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def decoded(state: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-    """A frozen state as a restore is given it, and the frames it went through."""
+    """Return a frozen state as a restore receives it, and the frames of its encoding."""
     data, deferred = PLAIN.encode_state(state)
     frames: list[bytes] = []
 
@@ -44,20 +44,20 @@ def decoded(state: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def restored(matrix: Matrix, place: BlockRange, state: dict[str, Any]) -> Block:
-    """A new block that has taken over a frozen state."""
+    """Return a new block restored from a frozen state."""
     other = make_block(matrix, place)
     other.restore(decoded(state)[0])
     return other
 
 
 def deferred_of(state: dict[str, Any]) -> Deferred:
-    """The large piece of a frozen state."""
+    """Return the deferred part of a frozen state."""
     (deferred,) = (part for part in state.values() if isinstance(part, Deferred))
     return deferred
 
 
 def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames of a few numbers, so that small blocks have many."""
+    """Make frames hold only a few numbers, so that small blocks have many frames."""
     monkeypatch.setattr(block, "_FRAME_BYTES", 64)
     monkeypatch.setattr(sparse, "_FRAME_BYTES", 64)
     monkeypatch.setattr(sparse, "_FRAME_SEGMENTS", 2)

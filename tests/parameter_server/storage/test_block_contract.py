@@ -1,4 +1,4 @@
-"""What all blocks do, sparse or dense, of any dtype and shape, compared with an array of numpy."""
+"""The behaviour of all blocks, sparse or dense, of any dtype and shape, compared with a numpy array."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _ROWS = 5
 _SPECIAL = [0.0, -0.0, float("nan"), float("inf")]
 
 _shares = st.lists(st.floats(0, 1, exclude_max=True, width=32), max_size=70)
-"""Columns, as shares of the width of the block."""
+"""Columns, as fractions of the width of the block."""
 
 
 class _BlockMachine(RuleBasedStateMachine):
-    """Any sequence of what a block offers, on a block in the middle of a matrix."""
+    """Makes random calls on a block in the middle of a matrix."""
 
     is_sparse: bool
 
@@ -75,7 +75,7 @@ class _BlockMachine(RuleBasedStateMachine):
             block=(block_rows, -(-columns // parts)),
         )
         self.block, self.range = block_of(self.matrix, int(row_share * _ROWS), int(column_share * columns))
-        # As wide and high as the matrix: the block must not touch what lies outside of it.
+        # As wide and high as the matrix: the block must not touch columns and rows outside of it.
         self.expected = np.full((_ROWS, columns), self.matrix.default, self.dtype)
         self.frozen: list[tuple[dict[str, Any], np.ndarray[Any, Any], int]] = []
 
@@ -102,7 +102,7 @@ class _BlockMachine(RuleBasedStateMachine):
         assert out is None or values is out
         assert values.dtype == self.dtype
         np.testing.assert_array_equal(values, self.expected[row, columns])
-        values += 1  # It belongs to the caller.
+        values += 1  # The array belongs to the caller.
 
     @rule(row=st.integers(0, 9), shares=_shares, seed=st.integers(0, 99))
     def add(self, row: int, shares: list[float], seed: int) -> None:
@@ -140,7 +140,7 @@ class _BlockMachine(RuleBasedStateMachine):
         else:
             self.block.add(row, None, values)
             self.expected[row, within.start : within.stop] += values
-        values[:] = 77  # It is not kept.
+        values[:] = 77  # The block does not keep the array.
 
     @precondition(lambda self: self.is_sparse)
     @rule(
@@ -171,7 +171,7 @@ class _BlockMachine(RuleBasedStateMachine):
     def freeze(self, read: bool) -> None:
         self.block.updates += 1
         state = self.block.freeze(PLAIN.encode)
-        if read:  # The first frames are gone when the changes come.
+        if read:  # The first frame is read before the changes.
             state = _begun(state)
         self.frozen.append((state, self.expected.copy(), self.block.updates))
 
@@ -208,7 +208,7 @@ class _BlockMachine(RuleBasedStateMachine):
 
 
 def _begun(state: dict[str, Any]) -> dict[str, Any]:
-    """The same after a frame has been read."""
+    """Return the same state after one frame has been read."""
     deferred = deferred_of(state)
     frames = deferred.frames()
     first = next(frames, None)
@@ -228,7 +228,7 @@ def _begun(state: dict[str, Any]) -> dict[str, Any]:
 def test_any_sequence_of_calls_does_what_it_does_to_an_array(
     is_sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Duplicates that counted once, a column of the next block, an absent column that was 0 initially."""
+    """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default."""
     small_frames(monkeypatch)
     machine = type("Machine", (_BlockMachine,), {"is_sparse": is_sparse})
     run_state_machine_as_test(
@@ -238,7 +238,7 @@ def test_any_sequence_of_calls_does_what_it_does_to_an_array(
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
 def test_a_row_is_read_into_memory_that_is_given(is_sparse: bool, dtype: Any) -> None:
-    """A pull into the caller's array must not go through a second one, nor leave what was in it."""
+    """A pull into the caller's array went through a second array, or left old values in it."""
     block, _ = block_of(Matrix("w", rows=2, columns=1000, dtype=dtype, sparse=is_sparse))
     block.add(1, columns_of(3, 3), np.array([1, 2], dtype))
     out = np.full(500, 9, dtype)
@@ -248,7 +248,7 @@ def test_a_row_is_read_into_memory_that_is_given(is_sparse: bool, dtype: Any) ->
 
 
 def test_dense_and_sparse_blocks_refuse_calls_for_the_other_kind() -> None:
-    """A function that took a sparse row for a dense one would change a copy, and nobody would see it."""
+    """A function took a sparse row for a dense one and changed a copy."""
     dense, _ = block_of(Matrix("w", rows=1, columns=4))
     sparse, _ = block_of(Matrix("w", rows=1, columns=4, sparse=True))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The state of blocks: as it was at the barrier, in pieces, and refused where it does not belong."""
+"""The state of a block: frozen at the barrier, encoded in pieces, and refused by other blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_large_blocks_come_in_frames_of_about_a_megabyte(is_sparse: bool, dtype:
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
 def test_what_changes_between_two_frames_is_not_in_them(is_sparse: bool, dtype: Any) -> None:
-    """A snapshot with half of an add in it counts that half twice after a restart."""
+    """A snapshot held half of an add, which counted twice after a restart."""
     block, within = _block_with_much(matrix := _wide(is_sparse, dtype))
     expected = [block.get(row, None) for row in range(3)]
     state = block.freeze(PLAIN.encode)
@@ -63,7 +63,7 @@ def test_what_changes_between_two_frames_is_not_in_them(is_sparse: bool, dtype: 
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
 def test_a_restore_replaces_what_was_there(is_sparse: bool, dtype: Any) -> None:
-    """After a rollback, rows that had been changed since kept their changes."""
+    """After a rollback, rows that had changed since the snapshot kept their changes."""
     matrix = Matrix(
         "w", rows=4, columns=900, dtype=dtype, sparse=is_sparse, default=2.0 if is_sparse else 0.0
     )
@@ -82,7 +82,7 @@ def test_a_restore_replaces_what_was_there(is_sparse: bool, dtype: Any) -> None:
 
 
 def test_a_row_whose_default_has_changed_keeps_it() -> None:
-    """A row that was filled with 5 has no column of its own, and came back as zeros."""
+    """A row that was filled with 5 stored no columns and was restored as zeros."""
     matrix = Matrix("w", rows=2, columns=1000, sparse=True)
     block, within = block_of(matrix)
     block.replace_row(1, SparseRow(columns_of(), np.empty(0), 5.0))
@@ -92,7 +92,7 @@ def test_a_row_whose_default_has_changed_keeps_it() -> None:
 
 
 def test_many_small_rows_share_frames() -> None:
-    """A frame for each of 5,000 rows is 5,000 checksums and turns of the event loop; one for all holds it up."""
+    """One frame for each of 5,000 rows needed 5,000 checksums; one frame for all rows blocked the event loop."""
     matrix = Matrix("w", rows=5000, columns=1000, sparse=True, block=(5000, 1000))
     block, within = block_of(matrix)
     for row in range(5000):
@@ -107,7 +107,7 @@ def test_many_small_rows_share_frames() -> None:
 
 
 def test_rows_are_copied_only_while_a_snapshot_needs_them() -> None:
-    """Copies that nobody needs any more double the memory and the time of each add."""
+    """Copies that no snapshot needed any more doubled the memory and the time of each add."""
     block, _ = block_of(Matrix("w", rows=1, columns=1000, sparse=True))
     block.add(0, columns_of(1), np.ones(1))
     frozen = [deferred_of(block.freeze(PLAIN.encode)) for _ in range(2)]
@@ -126,7 +126,7 @@ def test_rows_are_copied_only_while_a_snapshot_needs_them() -> None:
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_state_that_was_released_is_not_taken_for_less_state(is_sparse: bool) -> None:
-    """A checkpoint given up halfway would be stored as whole."""
+    """A checkpoint that was aborted halfway was stored as complete."""
     block, _ = _block_with_much(_wide(is_sparse, "float64"))
     deferred = deferred_of(block.freeze(PLAIN.encode))
     frames = deferred.frames()
@@ -139,7 +139,7 @@ def test_state_that_was_released_is_not_taken_for_less_state(is_sparse: bool) ->
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_the_state_of_another_block_is_refused(is_sparse: bool) -> None:
-    """A matrix that was made with other blocks would take over numbers at other places."""
+    """A matrix made with other blocks restored numbers into wrong places."""
     block, _ = block_of(Matrix("w", rows=2, columns=8, sparse=is_sparse, block=(2, 8)))
     other, _ = block_of(Matrix("w", rows=2, columns=8, dtype="float32", sparse=is_sparse, block=(1, 4)), 1, 5)
     state, _ = decoded(block.freeze(PLAIN.encode))
@@ -161,7 +161,7 @@ def test_the_state_of_another_block_is_refused(is_sparse: bool) -> None:
     ],
 )
 def test_frames_of_another_dense_block_are_refused(frames: list[Any], given: str) -> None:
-    """Half of a block restored, and half left as it was, trains on without a word."""
+    """Only half of a block was restored, and the training continued without an error."""
     block, _ = block_of(Matrix("w", rows=2, columns=4, block=(2, 4)))
     state = block.freeze(PLAIN.encode)
     with pytest.raises(CheckpointError, match=given):
@@ -187,7 +187,7 @@ _FRAME = (columns_of(1), np.zeros(1), columns_of(2), columns_of(0, 3), np.ones(2
     ],
 )
 def test_frames_of_another_sparse_block_are_refused(frame: Any) -> None:
-    """A column outside of the block would be there for nobody, and stay for ever."""
+    """A column outside of the block was restored, where no call could read or clear it."""
     block, _ = block_of(Matrix("w", rows=2, columns=4, sparse=True, block=(2, 4)))
     state = block.freeze(PLAIN.encode)
     block.restore({**state, "cells": iter([_FRAME])})

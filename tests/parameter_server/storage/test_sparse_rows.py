@@ -1,4 +1,4 @@
-"""Sparse rows: what counts as absent, what they cost, and how they grow."""
+"""Sparse rows: which columns are absent, how much memory they take, and how they grow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from streamiter.parameter_server.storage import sparse
 from streamiter.parameter_server.storage.block import SparseRow
 
 _HUGE = 1 << 40
-"""Columns no memory holds."""
+"""More columns than any memory holds."""
 
 
 def test_only_columns_that_differ_are_in_a_sparse_row() -> None:
-    """A gradient that was cleared by hand made an optimizer walk over a million zeros."""
+    """A gradient that had been cleared by hand made an optimizer walk over a million zeros."""
     block, _ = block_of(Matrix("w", rows=1, columns=2000, sparse=True, default=1.5))
     block.put(0, columns_of(7, 5, 3), np.array([1.5, 2.0, 9.0]))
     block.add(0, columns_of(7, 6, 6), np.array([0.0, 1.0, -1.0]))
@@ -29,7 +29,7 @@ def test_only_columns_that_differ_are_in_a_sparse_row() -> None:
 
 @pytest.mark.parametrize("columns", [20, 20_000])
 def test_nan_and_negative_zero_are_kept_apart_from_the_default(columns: int) -> None:
-    """As NaN differs from itself, a default of NaN made a row of every column; 1 / −0.0 came out as +inf."""
+    """With a default of NaN, which differs from itself, a row stored every column; 1 / −0.0 came out as +inf."""
     block, _ = block_of(Matrix("w", rows=1, columns=columns, sparse=True), column=0)
     block.put(0, columns_of(1, 2), np.array([-0.0, 0.0]))
     assert block.sparse_row(0).columns.tolist() == [1]
@@ -40,7 +40,7 @@ def test_nan_and_negative_zero_are_kept_apart_from_the_default(columns: int) -> 
 
 
 def test_a_row_that_nobody_changed_takes_no_memory() -> None:
-    """A table of a million words must not cost a million empty rows."""
+    """A table of a million words took the memory of a million empty rows."""
     block, _ = block_of(Matrix("w", rows=1_000_000, columns=1000, sparse=True, default=0.5))
     assert block.get(999_999, columns_of(4)).tolist() == [0.5]
     assert block.get(999_998, None).tolist() == [0.5] * 500
@@ -49,7 +49,7 @@ def test_a_row_that_nobody_changed_takes_no_memory() -> None:
 
 
 def test_memory_goes_with_what_is_there_and_not_with_the_width() -> None:
-    """Hashed features have a range of 2⁴⁰, and only a few million are ever seen."""
+    """A row of hashed features took memory for its range of 2⁴⁰ instead of for the few million that occur."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, dtype="float32", sparse=True, block=(1, _HUGE)))
     columns = np.random.default_rng(1).integers(0, _HUGE, 50_000)
     for some in np.array_split(columns, 40):
@@ -62,7 +62,7 @@ def test_memory_goes_with_what_is_there_and_not_with_the_width() -> None:
 
 
 def test_a_row_that_has_filled_up_is_no_larger_than_a_dense_one() -> None:
-    """A hash table of all columns takes five times what the numbers take."""
+    """A full row was stored as a hash table, which takes five times the memory of its numbers."""
     block, within = block_of(
         Matrix("w", rows=1, columns=20_000, dtype="float32", sparse=True, block=(1, 20_000))
     )
@@ -80,7 +80,7 @@ def test_a_row_that_has_filled_up_is_no_larger_than_a_dense_one() -> None:
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_columns_that_came_to_equal_the_default_make_room_for_others(is_replaced: bool) -> None:
-    """An accumulator that sees other columns each round, and is cleared after it, grew without end."""
+    """An accumulator that got other columns in each round, and was cleared after it, grew without end."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     sizes = []
     for number in range(60):
@@ -96,7 +96,7 @@ def test_columns_that_came_to_equal_the_default_make_room_for_others(is_replaced
 
 
 def test_duplicates_need_room_once() -> None:
-    """A batch of one word said a thousand times made a table for a thousand words."""
+    """A batch with one word a thousand times made a table for a thousand words."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     for column in (9, 8):
         block.add(0, np.full(1000, column), np.ones(1000))
@@ -105,7 +105,7 @@ def test_duplicates_need_room_once() -> None:
 
 
 def test_a_row_that_holds_little_gives_back_what_it_took() -> None:
-    """A gradient that was large once made each later step fill a table of that size."""
+    """A gradient that had once been large made each later step fill a table of that size."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     block.add(0, np.arange(5000), np.ones(5000))
     block.replace_row(0, SparseRow(columns_of(3), np.ones(1), 0.0))
@@ -114,7 +114,7 @@ def test_a_row_that_holds_little_gives_back_what_it_took() -> None:
 
 
 def test_a_row_that_is_added_to_as_a_whole_keeps_its_default() -> None:
-    """Its columns would all be named from then on, those too that nothing was added to."""
+    """After an add to a whole row, all of its columns were stored, also columns without an add."""
     block, _ = block_of(Matrix("w", rows=1, columns=1000, sparse=True, block=(1, 1000)))
     block.replace_row(0, SparseRow(columns_of(), np.empty(0), 2.0))
     values = np.ones(1000)
@@ -136,7 +136,7 @@ def test_columns_at_regular_distances_are_found(step: int) -> None:
 
 
 def test_columns_that_all_want_the_same_slot_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that goes over some slots only does not end where these are taken."""
+    """A search that probed only some slots did not end when these were taken."""
     monkeypatch.setattr(sparse, "_MULTIPLIER", 0)
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     for count in range(1, 40):
@@ -160,7 +160,7 @@ def test_whole_numbers_are_exact_beyond_what_a_float_holds() -> None:
 
 @pytest.mark.parametrize("columns", [30, 30_000])
 def test_what_a_sparse_row_gave_stays_as_it_was(columns: int) -> None:
-    """A function reads one row, and writes another, or the same."""
+    """A function read one row and wrote the same row, and the values that it had read changed."""
     matrix = Matrix("w", rows=1, columns=columns, sparse=True)
     block, _ = block_of(matrix)
     block.add(0, columns_of(2, 1), np.array([2.0, 1.0]))

@@ -28,7 +28,7 @@ __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]
 
 
 class Connection:
-    """A shard with its sessions, and links to it."""
+    """A shard with its sessions, and the links to it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Connection:
     def link(
         self, client: str = "worker 0", incarnation: int = 0, lost_after_s: float = LOST_AFTER_S
     ) -> tuple[RemoteLink, NetworkCarrier]:
-        """A new link, with what carries its messages."""
+        """Return a new link and the carrier of its messages."""
         carrier = NetworkCarrier(self.network, self.sessions)
         session = SessionId(client, incarnation)
         link = RemoteLink(
@@ -56,11 +56,11 @@ class Connection:
         return link, carrier
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let simulated time pass."""
         self.time.pass_until(self.time.now_s + seconds)
 
     def ask(self, link: RemoteLink, request: Any) -> Any:
-        """Send a request, and give its reply; raises what it fails with."""
+        """Send a request and return its reply, or raise the error of the call."""
         waiting = link.send(request)
         self.pass_s(1.0)
         assert waiting.is_settled, f"{request} is not answered within a second"

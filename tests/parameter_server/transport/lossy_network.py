@@ -1,4 +1,4 @@
-"""Calls in simulated time that are delayed, overtake each other, and are repeated, all from one seed."""
+"""Calls in simulated time that are delayed, reordered and repeated, all from one seed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["CALM", "EVERYTHING", "LossyNetwork", "NetworkCarrier", "NetworkFault
 
 @dataclass(frozen=True)
 class NetworkFaults:
-    """How likely each fault is, for each way of a call; a call that lingers is overtaken by many others."""
+    """The probability of each fault for each direction of a call; many calls overtake a call that lingers."""
 
     drop: float = 0.0
-    """The call, or its result, is lost: the call is made again."""
+    """The probability that a call or its result is lost; the call is then made again."""
     repeat: float = 0.0
     linger: float = 0.0
     delay_s: float = 0.01
     linger_s: float = 5.0
     again_s: float = 1.0
-    """How long after a loss the call is made again."""
+    """The time after a loss until the call is made again."""
 
 
 CALM = NetworkFaults()
@@ -35,7 +35,7 @@ EVERYTHING = NetworkFaults(drop=0.25, repeat=0.25, linger=0.2, delay_s=0.5)
 
 
 class LossyNetwork:
-    """Delays and loses what it carries."""
+    """Delays and loses messages."""
 
     def __init__(self, time: SimulatedTime, chances: random.Random, faults: NetworkFaults) -> None:
         self.time = time
@@ -43,14 +43,14 @@ class LossyNetwork:
         self._chances = chances
 
     def copies(self) -> int:
-        """How often a call arrives that is made once."""
+        """Return how often a call arrives that is made once."""
         copies = 1
         while self._chances.random() < self.faults.repeat:
             copies += 1
         return copies
 
     def carry(self, arrives: Callable[[], None], lost: Callable[[], None]) -> None:
-        """Have one way of a call arrive some time, or be lost."""
+        """Deliver one direction of a call after a delay, or lose it."""
         faults, chances = self.faults, self._chances
         if chances.random() < faults.drop:
             self.time.call_later(faults.again_s, lost)
@@ -60,9 +60,9 @@ class LossyNetwork:
 
 
 class NetworkCarrier:
-    """Between one link and one shard, as another process: nothing of what arrives is the sender's.
+    """Carries messages between one link and one shard as between two processes: no object is shared.
 
-    ``partitioned``: nothing gets through.
+    While ``partitioned``, no message arrives.
     """
 
     def __init__(self, network: LossyNetwork, sessions: ShardSessions) -> None:
@@ -91,7 +91,7 @@ class NetworkCarrier:
 
     def _at_the_shard(self, call: _NetworkCall) -> None:
         message: ClientMessage = pickle.loads(call.sent)
-        if message.session.generation > self._sessions.generation:  # The shard has yet to go back.
+        if message.session.generation > self._sessions.generation:  # The shard has not been rolled back yet.
             self._network.time.call_later(self._network.faults.again_s, lambda: self.attempt(call))
             return
         outcome: Any = self._sessions.receive(message)
@@ -102,7 +102,9 @@ class NetworkCarrier:
             self._send_back(call, message, outcome)
 
     def _send_back(self, call: _NetworkCall, message: ClientMessage, outcome: Any) -> None:
-        if message.session.generation == self._sessions.generation:  # Others are told to go back.
+        if (
+            message.session.generation == self._sessions.generation
+        ):  # Clients of other generations receive the rollback.
             reply = pickle.dumps(outcome, protocol=5)
             self._network.carry(lambda: call.end(reply), lambda: self.attempt(call))
 
@@ -117,7 +119,7 @@ class _NetworkCall:
         self.is_over = False
 
     def end(self, reply: bytes) -> None:
-        """Its result has come."""
+        """Take the result of the call, unless it has one already."""
         if self._carrier.partitioned:
             self._carrier.attempt(self)
         elif not self.is_over:

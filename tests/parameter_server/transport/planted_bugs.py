@@ -1,4 +1,4 @@
-"""Bugs put into the sessions on purpose, each of a kind that is easily made there."""
+"""Bugs planted in the sessions, each of a kind that is easily made there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamiter.parameter_server.transport import RemoteLink, _OpenSession, _Sen
 
 
 def handle_every_message(patch: pytest.MonkeyPatch) -> None:
-    """A shard that looks at no numbers: a request that arrives twice is handled twice."""
+    """The shard ignores the numbers of requests and handles a request twice that arrives twice."""
 
     def receive(self: _OpenSession, message: ClientMessage) -> Any:
         if message.number == 0:
@@ -28,7 +28,7 @@ def handle_every_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def handle_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
-    """A shard that handles each request once, but the one that has arrived, not the one whose turn it is."""
+    """The shard handles each request once, but in order of arrival instead of in order of numbers."""
     receive = _OpenSession.receive
 
     def receive_next(self: _OpenSession, message: ClientMessage) -> Any:
@@ -42,7 +42,7 @@ def handle_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledge_before_the_reply_has_come(patch: pytest.MonkeyPatch) -> None:
-    """A client that says it has the replies to all that it has sent."""
+    """The client acknowledges replies to all requests that it has sent."""
     send_call = RemoteLink._send_call
 
     def too_early(self: RemoteLink, call: _SentCall) -> None:
@@ -53,7 +53,7 @@ def acknowledge_before_the_reply_has_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_acknowledge(patch: pytest.MonkeyPatch) -> None:
-    """A client that has its replies, and does not say so."""
+    """The client has its replies and does not acknowledge them."""
     take = RemoteLink._take_outcome
 
     def take_and_forget(self: RemoteLink, number: int, outcome: Any) -> None:
@@ -64,7 +64,7 @@ def never_acknowledge(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_only_the_newest_outcomes(patch: pytest.MonkeyPatch) -> None:
-    """A cache of outcomes with a size of its own, in place of what the client has yet to acknowledge."""
+    """The shard keeps a fixed number of outcomes instead of all that the client has not acknowledged."""
     receive = _OpenSession.receive
 
     def receive_and_drop(self: _OpenSession, message: ClientMessage) -> Any:
@@ -78,7 +78,7 @@ def keep_only_the_newest_outcomes(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_reply_that_was_sent(patch: pytest.MonkeyPatch) -> None:
-    """A reply to a request that waited is sent when it is there, and not kept."""
+    """The shard sends the reply to a request that waited, and does not keep it."""
     settle = _OpenSession._settle
 
     def settle_and_forget(self: _OpenSession, number: int, reply: WaitingReply[Any]) -> None:
@@ -89,7 +89,7 @@ def forget_a_reply_that_was_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def settle_with_each_reply(patch: pytest.MonkeyPatch) -> None:
-    """A link that takes the next reply for the one to its oldest request."""
+    """The link takes the next reply for the reply to its oldest request."""
     take = RemoteLink._take_outcome
 
     def take_any(self: RemoteLink, number: int, outcome: Any) -> None:
@@ -99,12 +99,12 @@ def settle_with_each_reply(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_give_up(patch: pytest.MonkeyPatch) -> None:
-    """A link that keeps to itself what is given up: the shard waits on."""
+    """The link does not report a cancelled call to the shard, which continues to wait."""
     patch.setattr(RemoteLink, "_give_up", lambda self, call: None)
 
 
 def number_given_up_calls_apart(patch: pytest.MonkeyPatch) -> None:
-    """A link that says at once what is given up, by the side of its requests: it may arrive before the request."""
+    """The link reports a cancelled call outside of the order of requests, possibly before the request arrives."""
     handle = _OpenSession._handle
     receive = _OpenSession.receive
 
@@ -132,4 +132,4 @@ PLANTED = [
     (never_give_up, "these hang"),
     (number_given_up_calls_apart, "these hang"),
 ]
-"""What is planted, and what is then said to be broken."""
+"""The planted bugs, and a part of the error that finds each of them."""

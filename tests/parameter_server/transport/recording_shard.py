@@ -1,4 +1,4 @@
-"""A shard that writes down what it is asked, and lets some requests wait."""
+"""A shard that records its requests and lets some of them wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Ask", "RecordingShard"]
 
-# A request that waits is answered by then, or by a later one of anybody.
+# A waiting request is answered after at most this time, or by a later request of any client.
 _LONGEST_WAIT_S = 40.0
 
 
@@ -26,7 +26,7 @@ class Ask:
 
 
 class RecordingShard:
-    """Answers with the place of the request in the order of all, so that each reply is another one."""
+    """Answers with the position of the request among all requests, so that all replies differ."""
 
     def __init__(self, time: SimulatedTime, chances: random.Random) -> None:
         self._time = time
@@ -47,12 +47,12 @@ class RecordingShard:
         if request.kind == "answered":
             return reply
         self.parked[request] = waiting = WaitingReply(lambda: self._given_up(request))
-        if request.kind == "waits":  # The other kind waits until it is given up.
+        if request.kind == "waits":  # The other kind waits until its call is cancelled.
             self._time.call_later(self._chances.random() * _LONGEST_WAIT_S, lambda: self.release(request))
         return waiting
 
     def release(self, request: Ask) -> None:
-        """Answer a request that waits, if it still does."""
+        """Answer a request if it still waits."""
         if (waiting := self.parked.pop(request, None)) is not None:
             waiting.succeed(self.replies[request])
 

@@ -1,4 +1,4 @@
-"""One random run of several clients on one shard over a lossy network, and what must be true of it."""
+"""One random run of several clients on one shard over a lossy network, and its checks."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from streamiter.testing.simulated_time import SimulatedTime
 
 __all__ = ["Broken", "Schedule", "check_schedule"]
 
-# Virtual seconds within which everything must be answered: three times as long as it takes with the worst faults here.
+# Simulated seconds within which all calls must be answered: three times the time with the worst faults here.
 _BOUND_S = 1_500.0
-# What lingers in the network, and what a link still wants to say, is through by then.
+# After this time, lingering messages and the last messages of the links have arrived.
 _AFTERWARDS_S = 60.0
 
 
 class Broken(AssertionError):
-    """What must hold does not."""
+    """A check of a run has failed."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is drawn from a seed beforehand."""
+    """The settings of a run."""
 
     seed: int
     faults: NetworkFaults = EVERYTHING
@@ -82,11 +82,11 @@ class _Run:
     def _one_is_settled(self) -> None:
         self.to_be_settled -= 1
 
-    # -- what must be true -----------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     def check_bounds(self) -> None:
         for link in self.links:
-            # Beside those of the window, each call that is given up may have a message of its own under way.
+            # In addition to the window, each cancelled call may have a message of its own under way.
             self.require(link.unanswered <= 2 * self.window, "more is unanswered than the window")
 
     def require(self, holds: bool, what: str) -> None:
@@ -104,7 +104,7 @@ class _Run:
                 self._check_replies()
                 raise self.broken(f"these hang: {hanging[:3]}")
             self.time.pass_until(due_s)
-        while any(link.unanswered for link in self.links):  # Of calls that were given up.
+        while any(link.unanswered for link in self.links):  # These belong to cancelled calls.
             self.require(self.time.now_s < _BOUND_S, "calls that were given up stay open")
             self.time.pass_until(self.time.now_s + 1.0)
         self.time.pass_until(self.time.now_s + _AFTERWARDS_S)
@@ -134,7 +134,7 @@ class _Run:
         try:
             reply = waiting.result()
         except asyncio.CancelledError:
-            return  # Given up.
+            return  # The call was cancelled.
         except OutOfTurn as error:
             if ask.kind != "refused" or str(error) != refusal:
                 raise self.broken(f"{ask} failed with {error!r}") from error
@@ -146,7 +146,7 @@ class _Run:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Play it; raises Broken where something does not hold that must."""
+    """Play a schedule and check it; raise Broken where a check fails."""
     run = _Run(schedule)
     run.play()
     run.check()

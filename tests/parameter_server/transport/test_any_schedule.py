@@ -29,7 +29,7 @@ SEEDS_TO_FIND_A_BUG = range(30)
 def test_each_request_is_handled_once_and_in_order_whatever_becomes_of_its_messages(
     faults: NetworkFaults,
 ) -> None:
-    """A gradient that is added twice, or after the clock it was sent before, spoils a model and nobody is told."""
+    """A gradient was added twice, or after a clock that was sent later, and spoiled a model without an error."""
     for seed in SEEDS:
         check_schedule(Schedule(seed, faults))
 
@@ -38,7 +38,7 @@ def test_each_request_is_handled_once_and_in_order_whatever_becomes_of_its_messa
 def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network that disturbs too little, or a check that compares too little, lets everything pass."""
+    """The network disturbed too little, or the check compared too little, and every bug passed."""
     plant(monkeypatch)
     for seed in SEEDS_TO_FIND_A_BUG:
         for faults in (EVERYTHING, CALM):
@@ -52,5 +52,5 @@ def test_a_planted_bug_is_found(
 
 @pytest.mark.soak
 def test_sessions_hold_for_many_more_seeds(for_each_soak_seed: ForEachSeed) -> None:
-    """Some orders of messages are rare."""
+    """A rare order of messages was missed by the seeds of the short test."""
     for_each_soak_seed(lambda seed: check_schedule(Schedule(seed, clients=seed % 5 + 1, requests=30)))

@@ -32,12 +32,12 @@ from streamiter.testing.simulated_time import SimulatedTime
 
 WORKERS = (0, 1, 2)
 SEEDS = range(18)
-# More turns than it takes from a reply to the next message.
+# More turns of the event loop than pass between a reply and the next message.
 TURNS = 12
 
 
 class _Handler:
-    """A shard whose states can be sent."""
+    """A shard that answers a request for its state with its value."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -48,7 +48,7 @@ class _Handler:
 
 
 class _Case:
-    """Two shards, each with one number, and the links of three workers to them."""
+    """Two shards with one number each, and the links of three workers to them."""
 
     def __init__(self, seed: int) -> None:
         self.chances = random.Random(seed)
@@ -68,7 +68,7 @@ class _Case:
                 shard.handle(JoinRequest(worker))
 
     def _links(self, name: str) -> list[RemoteLink]:
-        # Windows of one: requests wait in the queues of the links, too.
+        # With a window of one, requests also wait in the queues of the links.
         window = self.chances.choice([1, 8])
         return [
             RemoteLink(
@@ -87,7 +87,7 @@ class _Case:
         self.replies.extend(link.send(barrier) for link in self.workers[worker])
 
     async def take(self) -> list[float]:
-        """The values on both shards."""
+        """Return the values on both shards."""
 
         async def states() -> list[float]:
             return await Call([link.send(TakeState()) for link in self.server], list)
@@ -95,12 +95,12 @@ class _Case:
         return await between_calls([link for of_worker in self.workers for link in of_worker], states)
 
     def act(self) -> None:
-        """Some worker does something, before anything else arrives."""
+        """Make a call of a random worker before any message arrives."""
         worker = self.chances.choice(WORKERS)
         (self.add if self.chances.random() < 0.7 else self.pass_barrier)(worker)
 
     async def until(self, task: asyncio.Future[Any], *, acts: float) -> None:
-        """Let time pass until a task is done; workers go on meanwhile."""
+        """Let time pass until a task is done, while workers make calls."""
         while not task.done():
             for _ in range(TURNS):
                 await asyncio.sleep(0)
@@ -111,7 +111,7 @@ class _Case:
                 self.time.pass_until(self.time.next_timer_s)
 
     def settle(self) -> None:
-        """Bring all workers to the last barrier, and let everything arrive."""
+        """Bring all workers to the last barrier, and let all messages arrive."""
         last = max(self.barriers.values())
         for worker in WORKERS:
             while self.barriers[worker] < last:
@@ -144,9 +144,9 @@ def value_in(state: Any) -> float:
 
 @pytest.mark.parametrize("seeds", [SEEDS[start::3] for start in range(3)], ids=str)
 async def test_an_add_is_in_the_states_of_both_shards_or_of_none(seeds: range) -> None:
-    """One half of an add to two shards was in the snapshot, and the whole of it was sent once more after going back.
+    """One half of an add to two shards was in the snapshot, and the whole add was sent again after the rollback.
 
-    And one in the middle of a snapshot at clocks: what a shard held for that had been acknowledged, and was not in it.
+    A snapshot taken during a snapshot at clocks lacked adds that a shard had acknowledged and held.
     """
     for seed in seeds:
         case = _Case(seed)
@@ -162,14 +162,14 @@ async def test_an_add_is_in_the_states_of_both_shards_or_of_none(seeds: range) -
 
 
 async def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above would pass where no call is ever under way while the states are taken."""
+    """No call was under way while the states were taken, so the check above passed with a bug."""
     monkeypatch.setattr(RemoteLink, "_may_send", lambda self: True)
     with pytest.raises(AssertionError, match="seed"):
         await test_an_add_is_in_the_states_of_both_shards_or_of_none(SEEDS)
 
 
 async def test_a_snapshot_that_is_given_up_stalls_nobody() -> None:
-    """A snapshot whose caller was cancelled, with its pings still on their way."""
+    """A snapshot was cancelled while its pings were on their way, and the workers stayed paused."""
     for seed in range(20):
         case = _Case(seed)
         for _ in range(4):
@@ -186,7 +186,7 @@ async def test_a_snapshot_that_is_given_up_stalls_nobody() -> None:
 
 
 async def test_a_snapshot_under_which_shards_go_back_fails_and_stalls_nobody() -> None:
-    """A pause that waits for a ping to a shard of before the rollback."""
+    """A pause waited for a ping to a shard from before the rollback."""
     case = _Case(1)
     taking = asyncio.ensure_future(case.take())
     await asyncio.sleep(0)
@@ -205,7 +205,7 @@ async def test_a_snapshot_under_which_shards_go_back_fails_and_stalls_nobody() -
 
 
 async def test_a_get_that_waits_for_a_clock_holds_no_pause_up() -> None:
-    """The clock that it waits for came after the pause, and the pause after the get."""
+    """A pause waited for a get, and the get waited for a clock that was sent after the pause."""
     case = _Case(0)
     link = case.workers[0][0]
     filling = [link.send(add(0)) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""The clients that users have, with all their calls, on shards behind a network that loses messages."""
+"""Clients with all of their calls, on shards behind a network that loses messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamiter.testing.simulated_time import SimulatedTime
 _WORKERS = 3
 _ITERATIONS = 4
 _BOUND_S = 3_000.0
-# More turns than any call here takes from one message to the next.
+# More turns of the event loop than any call here takes between two messages.
 _TURNS = 30
 
 
@@ -50,7 +50,7 @@ class Cluster:
         return Client(worker, self.links(f"worker {worker}"), self.directory)
 
     async def run(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Their results, while simulated time passes whenever all of them wait."""
+        """Return the results of coroutines; simulated time passes whenever all of them wait."""
         tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         try:
             while True:
@@ -71,7 +71,7 @@ class Cluster:
 
 
 async def train(client: Client) -> None:
-    mine = np.array([client.worker + 9, client.worker])  # One on each shard, the further one first.
+    mine = np.array([client.worker + 9, client.worker])  # One on each shard, the higher column first.
     for iteration in range(_ITERATIONS):
         own = await client.get("w", row=0, columns=mine)
         assert own.tolist() == [iteration, iteration], "of its own adds"
@@ -95,7 +95,7 @@ async def train(client: Client) -> None:
 async def test_every_call_of_a_client_does_what_it_does_beside_its_shards(
     consistency: Consistency, seed: int
 ) -> None:
-    """A call that relies on shards of its own process works in every test, and not where it matters."""
+    """A call relied on shards in its own process, and failed with shards in other processes."""
     cluster = Cluster(seed)
     await cluster.run(
         cluster.directory.create(Matrix("w", rows=1, columns=12, consistency=consistency, dtype="float64"))

@@ -1,4 +1,4 @@
-"""Calls to a shard elsewhere that are given up: what only reads is taken back, all else is done."""
+"""Cancelled calls to a shard in another process: reads are taken back, all other calls are done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.parameter_server.requests import (
 
 
 def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
-    """Calls with a time limit leave gets behind on the shard, more with every try."""
+    """Calls with a time limit left gets on the shard, more with every try."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
     connection.ask(link, ClockRequest("w", 0))
@@ -32,7 +32,7 @@ def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
 
 
 def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
-    """Behind a shard that does not answer, tries with a time limit pile up."""
+    """Calls with a time limit piled up on a link whose shard did not answer."""
     connection, shard = with_matrix(BSP(), workers=2, window=1)
     link, _ = connection.link()
     connection.ask(link, ClockRequest("w", 0))
@@ -47,7 +47,7 @@ def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
 
 
 def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
-    """A worker would stand at one clock on some shards and at another on others, for ever."""
+    """A worker was at different clocks on different shards forever."""
     connection, shard = with_matrix(BSP(), window=1)
     link, _ = connection.link()
     link.send(ClockRequest("w", 0)).give_up()
@@ -60,7 +60,7 @@ def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
 
 
 def test_the_shard_hears_of_a_get_that_is_given_up_while_the_connection_is_broken() -> None:
-    """One lost message, and the get stays on the shard until its clock comes, or for ever."""
+    """A message was lost, and the cancelled get stayed on the shard until its clock came, or forever."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, carrier = connection.link()
     connection.ask(link, ClockRequest("w", 0))
@@ -74,7 +74,7 @@ def test_the_shard_hears_of_a_get_that_is_given_up_while_the_connection_is_broke
 
 
 def test_giving_up_a_call_from_before_a_rollback_leaves_those_after_it_alone() -> None:
-    """Numbers begin anew: a worker that cleans up after a rollback would cancel what it has just asked."""
+    """Numbers restart after a rollback, and a worker that cancelled an old call cancelled a new one."""
     connection, shard = recording()
     link, _ = connection.link()
     old = [link.send(Ask("old", index, "waits")) for index in range(2)]
@@ -94,7 +94,7 @@ def test_giving_up_a_call_from_before_a_rollback_leaves_those_after_it_alone() -
 
 
 def test_an_add_that_is_held_for_a_checkpoint_is_done_even_if_its_caller_gave_up() -> None:
-    """A worker whose call was cancelled, or whose client was replaced, would lose what the shard had taken."""
+    """A call of a cancelled task or a replaced client was lost, although the shard had accepted it."""
     connection, shard = with_matrix(SSP(staleness=1), workers=2)
     link, _ = connection.link()
     connection.ask(link, PassBarrier(0, 1))
@@ -107,7 +107,7 @@ def test_an_add_that_is_held_for_a_checkpoint_is_done_even_if_its_caller_gave_up
 
 
 async def test_a_cancelled_call_ends_at_once() -> None:
-    """A task that is cancelled while its shard does not answer could not be stopped."""
+    """A task could not be cancelled while its shard did not answer."""
     connection, _ = recording()
     link, carrier = connection.link()
     carrier.partitioned = True

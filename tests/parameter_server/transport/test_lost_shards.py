@@ -1,4 +1,4 @@
-"""A shard that is gone, or back from a snapshot; a client that is closed."""
+"""Links whose shard is lost or restored from a snapshot, and clients that are closed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from streamiter.parameter_server.requests import (
 
 
 class Unreachable:
-    """A carrier whose shard is gone."""
+    """A carrier whose shard has ended."""
 
     def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
         raise ConnectionResetError("the process has ended")
 
 
 def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
-    """A call to a shard whose function never ends waits for ever."""
+    """A call to a shard whose function never ended waited forever."""
     connection, _ = recording(window=1)
     link, carrier = connection.link(lost_after_s=20.0)
     carrier.partitioned = True
@@ -50,7 +50,7 @@ def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
 
 
 def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
-    """A worker that waits for a slow one would take its shard for dead."""
+    """A worker that waited for a slow worker took its shard for dead."""
     connection, shard = recording()
     shard.release = lambda request: None
     link, _ = connection.link(lost_after_s=20.0)
@@ -60,7 +60,7 @@ def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
 
 
 def test_silence_counts_from_when_something_was_asked() -> None:
-    """After a pause of some minutes the first call would find its shard lost."""
+    """After a pause of some minutes the first call found its shard lost."""
     connection, _ = recording()
     link, _ = connection.link(lost_after_s=20.0)
     connection.ask(link, Ask("worker 0", 0, "answered"))
@@ -69,7 +69,7 @@ def test_silence_counts_from_when_something_was_asked() -> None:
 
 
 def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
-    """An error without its cause says nothing about the process that ended."""
+    """An error without its cause said nothing about the process that had ended."""
     connection, _ = recording()
     link, _ = connection.link()
     waiting = link.send(Ask("worker 0", 0, "waits"))
@@ -85,7 +85,7 @@ def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
 
 
 def test_each_call_fails_with_an_error_of_its_own() -> None:
-    """One error raised in many tasks collects the tracebacks of all."""
+    """One error that was raised in many tasks collected the tracebacks of all."""
     connection, _ = recording()
     link, _ = connection.link()
     replies = [link.send(Ask("worker 0", index, "waits")) for index in range(2)]
@@ -99,7 +99,7 @@ def test_each_call_fails_with_an_error_of_its_own() -> None:
 
 
 def test_after_a_rollback_calls_fail_with_its_clocks_and_new_ones_are_answered() -> None:
-    """Workers that go on from where they were add twice what the snapshot lacks, or wait for what is gone."""
+    """Workers that continued after a rollback repeated or lost adds, or waited for replies that were gone."""
     connection, shard = recording(faults=NetworkFaults(delay_s=3.0))
     link, _ = connection.link()
     before = link.send(Ask("worker 0", 0, "answered"))
@@ -115,7 +115,7 @@ def test_after_a_rollback_calls_fail_with_its_clocks_and_new_ones_are_answered()
 
 
 def test_a_lost_shard_that_is_replaced_is_used_again() -> None:
-    """A worker would need a new client after each loss."""
+    """A worker needed a new client after each loss."""
     connection, _ = recording()
     link, _ = connection.link()
     link.lost(ConnectionResetError("gone"))
@@ -125,7 +125,7 @@ def test_a_lost_shard_that_is_replaced_is_used_again() -> None:
 
 
 def test_what_waits_on_a_shard_is_given_up_when_it_goes_back() -> None:
-    """A get of before the rollback would be answered to nobody, and keep its place among those that wait."""
+    """A get from before the rollback kept its place among the waiting gets of the shard."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
     connection.ask(link, ClockRequest("w", 0))
@@ -136,7 +136,7 @@ def test_what_waits_on_a_shard_is_given_up_when_it_goes_back() -> None:
 
 
 def test_a_closed_link_fails_its_calls_and_takes_no_more() -> None:
-    """A call that was forgotten when its client was closed waits for ever."""
+    """A call was forgotten when its client was closed, and waited forever."""
     connection, _ = recording()
     link, _ = connection.link()
     waiting = link.send(Ask("worker 0", 0, "waits"))
@@ -154,7 +154,7 @@ def test_a_closed_link_fails_its_calls_and_takes_no_more() -> None:
 
 
 def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> None:
-    """The shard has dropped all it knew of the client: to it a late first request looks like that of a new one."""
+    """A shard that had forgotten a closed client took a late first request for the request of a new client."""
     connection, shard = recording()
     session = SessionId("worker 0")
     message = ClientMessage(session, 1, (), Ask("worker 0", 0, "answered"))
@@ -167,7 +167,7 @@ def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> 
 
 
 def test_a_replaced_client_is_refused_after_a_rollback_too() -> None:
-    """All go back, and the worker that was taken for dead would be let in again beside its successor."""
+    """After a rollback, a worker that had been taken for dead took part again together with its successor."""
     connection, shard = recording()
     old, _ = connection.link()
     connection.ask(connection.link(incarnation=1)[0], Ask("new", 0, "answered"))

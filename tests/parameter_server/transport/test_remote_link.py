@@ -1,4 +1,4 @@
-"""A link to a shard elsewhere: errors, arrays, and what is under way at a time."""
+"""A link to a shard in another process: its errors, its arrays, and its bound on calls under way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamiter.parameter_server.requests import (
 
 
 class RaisesOn:
-    """A shard that fails in its own way."""
+    """A shard that raises a given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -35,7 +35,7 @@ class RaisesOn:
 
 
 def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() -> None:
-    """Whoever catches UnknownMatrix would not catch it from a shard elsewhere."""
+    """A handler for UnknownMatrix did not catch the error of a shard in another process."""
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
     with pytest.raises(UnknownMatrix, match="matrix 'v': expected one of 'w', given 'v'"):
@@ -43,7 +43,7 @@ def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() 
 
 
 def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> None:
-    """A mistake in a user's function on another machine shows as an error without a line to look at."""
+    """A mistake in a user's function on another machine gave an error without a line of code."""
     connection = Connection(RaisesOn(ZeroDivisionError("division by zero")))
     link, _ = connection.link()
     with pytest.raises(
@@ -55,7 +55,7 @@ def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> N
 
 
 def test_an_error_that_only_has_the_name_of_ours_does_not_pass_for_it() -> None:
-    """What a library calls OutOfRange is not for those who handle a wrong column."""
+    """An OutOfRange error of another library was taken for the error about a wrong column."""
     connection = Connection(RaisesOn(type("OutOfRange", (Exception,), {})("of something else")))
     link, _ = connection.link()
     with pytest.raises(ParameterServerError, match="a shard raised OutOfRange: of something else") as caught:
@@ -64,7 +64,7 @@ def test_an_error_that_only_has_the_name_of_ours_does_not_pass_for_it() -> None:
 
 
 def test_an_error_of_a_class_derived_from_ours_does_not_pass_for_it() -> None:
-    """Made from its message alone, a class of the user's own might raise another error while it is raised."""
+    """A user's error class was built from its message alone, which raised another error."""
 
     class OutOfMyRange(OutOfRange):
         def __init__(self, low: int, high: int) -> None:
@@ -77,7 +77,7 @@ def test_an_error_of_a_class_derived_from_ours_does_not_pass_for_it() -> None:
 
 
 def test_a_rollback_told_by_the_shard_has_its_clocks() -> None:
-    """A worker would go back to no clock at all."""
+    """A worker received a rollback without the clocks to resume from."""
     connection = Connection(RaisesOn(RolledBack("go back", {"w": 3})))
     link, _ = connection.link()
     with pytest.raises(RolledBack, match="go back") as caught:
@@ -86,7 +86,7 @@ def test_a_rollback_told_by_the_shard_has_its_clocks() -> None:
 
 
 def test_the_callers_array_is_filled_when_the_reply_comes() -> None:
-    """An array that was sent to be filled elsewhere stays as it was."""
+    """An array that was sent to be filled in another process was not filled."""
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
     connection.ask(link, add_ones())
@@ -103,7 +103,7 @@ def test_the_callers_array_is_filled_when_the_reply_comes() -> None:
 
 
 def test_an_array_is_not_filled_for_a_call_that_was_given_up() -> None:
-    """The caller has its array back, and something else in it by then."""
+    """A reply overwrote the array of a cancelled call, which the caller already used again."""
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
     out = np.full(4, 7.0)
@@ -115,7 +115,7 @@ def test_an_array_is_not_filled_for_a_call_that_was_given_up() -> None:
 
 @pytest.mark.parametrize("window", [1, 4], ids=["queued", "sent"])
 def test_an_add_that_is_given_up_is_done_with_the_values_it_had(window: int) -> None:
-    """Sent once more after its caller went on, it would add what the caller has in its array by then."""
+    """A repeated add sent the values that the caller had put into its array after it cancelled the call."""
     connection, shard = with_matrix(ASP(), window=window)
     link, carrier = connection.link()
     carrier.partitioned = True
@@ -129,7 +129,7 @@ def test_an_add_that_is_given_up_is_done_with_the_values_it_had(window: int) -> 
 
 
 def test_a_request_that_waits_is_not_sent_again() -> None:
-    """A gradient of many MB would go out every second while its worker waits for a clock."""
+    """A gradient of many MB was sent every second while its worker waited for a clock."""
     connection, shard = recording()
     link, carrier = connection.link()
     waiting = link.send(Ask("worker 0", 0, "waits"))
@@ -141,7 +141,7 @@ def test_a_request_that_waits_is_not_sent_again() -> None:
 
 
 def test_a_request_that_is_given_up_before_it_is_sent_keeps_no_place_on_the_shard() -> None:
-    """The shard was told of calls that were given up after they had been sent, and of no others."""
+    """The shard received cancellations only of calls that had already been sent."""
     connection, shard = recording(window=1)
     link, _ = connection.link()
     first = link.send(Ask("worker 0", 0, "endless"))
@@ -153,7 +153,7 @@ def test_a_request_that_is_given_up_before_it_is_sent_keeps_no_place_on_the_shar
 
 
 def test_requests_above_the_window_wait_in_the_client_and_follow_in_order() -> None:
-    """A client that sends without end fills the memory of the shard."""
+    """A client that sent without a bound filled the memory of the shard."""
     connection, shard = recording(window=2)
     link, _ = connection.link()
     waits = Ask("worker 0", 0, "waits")
@@ -165,7 +165,7 @@ def test_requests_above_the_window_wait_in_the_client_and_follow_in_order() -> N
 
 
 def test_a_request_that_waits_long_does_not_hold_up_those_behind_it() -> None:
-    """A subscription waits for the next change: with a window that counts from the oldest, none could be made."""
+    """A waiting subscription blocked all later requests, because the window counted from the oldest request."""
     connection, shard = recording(window=2)
     shard.release = lambda request: None
     link, _ = connection.link()
@@ -175,7 +175,7 @@ def test_a_request_that_waits_long_does_not_hold_up_those_behind_it() -> None:
 
 
 def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() -> None:
-    """Rows of many MB stay on the shard until their worker happens to ask again."""
+    """Rows of many MB stayed on the shard until their worker made its next call."""
     connection, _ = recording()
     link, _ = connection.link()
     connection.ask(link, Ask("worker 0", 0, "answered"))
@@ -186,7 +186,7 @@ def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() ->
 
 
 def test_subscriptions_leave_room_for_other_calls() -> None:
-    """As many as the window has places waited for changes: an add of the same client was never sent."""
+    """Subscriptions took all places of the window, and an add of the same client was never sent."""
     connection, _ = with_matrix(ASP(), window=4)
     link, _ = connection.link()
     for number in range(2):

@@ -1,4 +1,4 @@
-"""A client that is replaced by a newer one, or shards that go back, in the middle of a lossy network."""
+"""A client that is replaced, or shards that are rolled back, over a lossy network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOUND_S = 1_500.0
 
 
 class _Replaced:
-    """A client called "old" until it is replaced, "new" from then on, in what it asks."""
+    """A client that is called "old" in its requests until it is replaced, and "new" afterwards."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -57,7 +57,7 @@ class _Replaced:
 
 
 def clocks_told(call: WaitingReply[Any]) -> dict[str, int] | None:
-    """Those of the rollback that it failed with; None where it was answered before."""
+    """Return the clocks of the rollback that a call failed with, or None where it was answered before."""
     try:
         call.result()
     except RolledBack as error:
@@ -66,7 +66,7 @@ def clocks_told(call: WaitingReply[Any]) -> dict[str, int] | None:
 
 
 def check_newer_client(seed: int) -> None:
-    """Two clients of one worker: from the first message of the newer one on, the older one is refused."""
+    """Check that an older client of a worker is refused from the first message of a newer client on."""
     run = _Replaced(seed)
     old, _ = run.connection.link(incarnation=0)
     calls = run.ask_all(old, "old")
@@ -89,7 +89,7 @@ def check_newer_client(seed: int) -> None:
 
 
 def check_rollback(seed: int) -> None:
-    """Shards go back, and their clients are told, in any order, one of them perhaps some time later."""
+    """Check a rollback of shards and client in either order, the second one possibly some time later."""
     run = _Replaced(seed)
     link, _ = run.connection.link()
     calls = run.ask_all(link, "old")
@@ -116,19 +116,19 @@ def check_rollback(seed: int) -> None:
 
 
 def test_requests_of_an_older_client_of_the_same_worker_are_refused_once_there_is_a_newer_one() -> None:
-    """A worker that was taken for dead and was only slow adds its gradients beside the one that replaced it."""
+    """A slow worker that had been taken for dead added its gradients together with its successor's."""
     for seed in SEEDS:
         check_newer_client(seed)
 
 
 def test_nothing_sent_before_a_rollback_is_applied_after_it() -> None:
-    """An add that was on its way is in the parameters once more when its worker repeats it."""
+    """An add on its way was applied after the rollback, and again when its worker repeated it."""
     for seed in SEEDS:
         check_rollback(seed)
 
 
 def test_a_planted_bug_in_telling_clients_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above would pass where nothing of the older client is ever late."""
+    """No message of the older client was late, so the checks above passed with a bug."""
     receive = ShardSessions.receive
 
     def each_beside_the_other(self: ShardSessions, message: ClientMessage) -> Any:
@@ -142,7 +142,7 @@ def test_a_planted_bug_in_telling_clients_apart_is_found(monkeypatch: pytest.Mon
 
 
 def test_a_planted_bug_in_telling_generations_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above would pass where nothing from before the rollback is ever late."""
+    """No message from before the rollback was late, so the checks above passed with a bug."""
     receive = ShardSessions.receive
 
     def of_any_generation(self: ShardSessions, message: Any) -> Any:
@@ -156,6 +156,6 @@ def test_a_planted_bug_in_telling_generations_apart_is_found(monkeypatch: pytest
 
 @pytest.mark.soak
 def test_replacements_hold_for_many_more_seeds(for_each_soak_seed: ForEachSeed) -> None:
-    """Some orders of messages are rare."""
+    """A rare order of messages was missed by the seeds of the short tests."""
     for_each_soak_seed(check_newer_client)
     for_each_soak_seed(check_rollback)

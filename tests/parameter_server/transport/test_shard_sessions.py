@@ -1,4 +1,4 @@
-"""What a shard's sessions answer to calls as they arrive: early, repeated, or before a rollback."""
+"""The replies of a shard's sessions to calls that arrive early, repeatedly, or from before a rollback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION = SessionId("worker 0")
 
 
 def some_arrivals(random: Random) -> tuple[list[int], int]:
-    """Numbers of requests that arrive, in any order, some of them several times; and how many requests there are."""
+    """Return request numbers in random order, some of them repeated, and the number of requests."""
     count = random.randint(1, 12)
     numbers = [random.randint(1, count) for _ in range(random.randrange(40))] + list(range(1, count + 1))
     random.shuffle(numbers)
@@ -29,7 +29,7 @@ def some_arrivals(random: Random) -> tuple[list[int], int]:
 def test_any_arrivals_are_handled_once_in_order_and_repetitions_get_the_same_outcome(
     given: tuple[list[int], int],
 ) -> None:
-    """Methods of an actor interleave, and one whose connection broke is called again."""
+    """Calls of an actor interleave, or repeat after a lost connection, and were handled twice or out of order."""
     numbers, count = given
     shard = RecordingShard(SimulatedTime(), random.Random(0))
     sessions = ShardSessions(shard)
@@ -44,7 +44,7 @@ def test_any_arrivals_are_handled_once_in_order_and_repetitions_get_the_same_out
 
 
 def test_an_outcome_is_kept_until_the_client_has_it_and_no_longer() -> None:
-    """Forgotten too early, a lost reply is lost for good; too late, memory fills."""
+    """An outcome was forgotten before its lost reply was sent again, or was kept forever and filled the memory."""
     shard = RecordingShard(SimulatedTime(), random.Random(0))
     sessions = ShardSessions(shard)
     first = ClientMessage(SESSION, 1, (), Ask("worker 0", 1, "answered"))
@@ -56,7 +56,7 @@ def test_an_outcome_is_kept_until_the_client_has_it_and_no_longer() -> None:
 
 
 def test_calls_that_wait_for_an_outcome_return_when_the_shard_goes_back() -> None:
-    """The actor's calls of before the rollback would stay open for ever."""
+    """Calls of an actor from before the rollback stayed open forever."""
     sessions = ShardSessions(RecordingShard(SimulatedTime(), random.Random(0)))
     outcome = sessions.receive(ClientMessage(SESSION, 1, (), Ask("worker 0", 0, "waits")))
     early = sessions.receive(ClientMessage(SESSION, 3, (), Ask("worker 0", 2, "answered")))
@@ -67,7 +67,7 @@ def test_calls_that_wait_for_an_outcome_return_when_the_shard_goes_back() -> Non
 
 
 def test_calls_of_a_client_that_was_replaced_are_refused() -> None:
-    """An answer of None would let the old client continue as if its adds were applied."""
+    """A reply of None let the old client continue as if its adds had been applied."""
     sessions = ShardSessions(RecordingShard(SimulatedTime(), random.Random(0)))
     waiting = sessions.receive(ClientMessage(SESSION, 1, (), Ask("worker 0", 0, "waits")))
     newer = SESSION._replace(incarnation=SESSION.incarnation + 1)
@@ -77,7 +77,7 @@ def test_calls_of_a_client_that_was_replaced_are_refused() -> None:
 
 
 def test_a_request_that_was_answered_is_not_given_up_any_more() -> None:
-    """A client that gives up may cross the answer on its way, and the session may end after both."""
+    """A cancellation arrived after the reply had been sent, and the shard cancelled a finished request."""
     shard = RecordingShard(SimulatedTime(), random.Random(0))
     sessions = ShardSessions(shard)
     asked = Ask("worker 0", 0, "waits")

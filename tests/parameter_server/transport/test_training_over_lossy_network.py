@@ -30,7 +30,7 @@ def _play_all(seeds: Iterable[int], consistency: Consistency) -> None:
 def test_workers_read_what_their_consistency_promises_whatever_becomes_of_messages(
     consistency: Consistency,
 ) -> None:
-    """A get that overtakes the clock before it reads another iteration, and the training is not the one asked for."""
+    """A get overtook the clock before it and read another iteration than its consistency allows."""
     _play_all(SEEDS, consistency)
 
 
@@ -41,7 +41,7 @@ def test_workers_read_what_their_consistency_promises_whatever_becomes_of_messag
 def test_a_planted_bug_is_found_by_what_workers_read(
     consistency: Consistency, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers that read too little of the matrix would not see that an add was done twice."""
+    """Workers read too little of the matrix to notice that an add was done twice."""
     plant(monkeypatch)
     with pytest.raises((AssertionError, ParameterServerError)):
         _play_all(range(10), consistency)
@@ -49,6 +49,6 @@ def test_a_planted_bug_is_found_by_what_workers_read(
 
 @pytest.mark.soak
 def test_training_holds_for_many_more_seeds(for_each_soak_seed: ForEachSeed) -> None:
-    """Some orders of messages are rare."""
+    """A rare order of messages was missed by the seeds of the short test."""
     kinds = (ASP(), BSP(), SSP(staleness=0), SSP(staleness=2))
     for_each_soak_seed(lambda seed: Training(seed, kinds[seed % 4], EVERYTHING).play())

@@ -1,4 +1,4 @@
-"""Workers that get, add and clock on two real shards over a lossy network, and what each of them must read."""
+"""Workers that get, add and clock on two real shards over a lossy network, and the values that each must read."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _BOUND_S = 3_000.0
 _SHARDS = 2
 
 Step = Generator[list[WaitingReply[Any]], None, None]
-"""A worker: gives what it waits for, and goes on when all of it is settled."""
+"""A worker: it yields the replies that it waits for, and continues when all of them are settled."""
 
 
 class Training:
-    """Each worker has a column on each shard, and adds 1 to both in every iteration: a read says which adds count."""
+    """Each worker adds 1 to its column on each shard in every iteration, so a read shows whose adds it contains."""
 
     def __init__(self, seed: int, consistency: Consistency, faults: NetworkFaults) -> None:
         chances = random.Random(seed)
@@ -62,13 +62,13 @@ class Training:
         self.finished = 0
         self.added: list[WaitingReply[Any]] = []
         self.begun = [0] * self.workers
-        """Iterations whose add has been sent."""
+        """The number of iterations of each worker whose add has been sent."""
 
     def _link(self, worker: int, sessions: ShardSessions, window: int) -> RemoteLink:
         carrier = NetworkCarrier(self.network, sessions)
         return RemoteLink("a shard", SessionId(f"worker {worker}"), carrier, self.time, window=window)
 
-    # -- what workers do -------------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------------
 
     def _everywhere(self, worker: int, request: Any) -> list[WaitingReply[Any]]:
         return [link.send(request) for link in self.links[worker]]
@@ -92,7 +92,7 @@ class Training:
             clocked = self._everywhere(worker, ClockRequest("w", worker, observed))
             if (
                 self.chances.random() < 0.5
-            ):  # Otherwise the next get follows at once, and must not overtake it.
+            ):  # Otherwise the next get follows at once, and must not overtake the clock.
                 yield clocked
                 observed = max(observed, *(waiting.result() for waiting in clocked))
             yield self._pause()
@@ -133,7 +133,7 @@ class Training:
     # -- playing ---------------------------------------------------------------------------------------
 
     def play(self) -> None:
-        """Until all workers are done; raises Broken where something is not as it must be."""
+        """Run until all workers are done; raise Broken where a check fails."""
         for part in (self._meet, self._train):
             self.finished = 0
             for worker in range(self.workers):
