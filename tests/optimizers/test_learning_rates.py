@@ -19,7 +19,7 @@ def test_rates_count_updates_from_1():
 
 
 @pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
-def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
+def test_the_correction_equals_its_formula(lr, alpha, beta):
     """With t from 0 the first rate divided by 0; with t from 2 the first steps were half as large as they should be."""
     rate = Correction(lr, decay=alpha, beta=beta)
     for t in [1, 2, 3, 10, 1000, 100_000]:
@@ -39,7 +39,7 @@ def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
 @pytest.mark.parametrize(
     ("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)]
 )
-def test_warm_restarts_are_those_of_a_scheduler_that_counts(lr, alpha, interval):
+def test_warm_restarts_equal_a_scheduler_that_counts(lr, alpha, interval):
     """The pure function found a wrong interval, or did not divide again at each restart."""
     rate = WarmRestarts(lr, decay=alpha, interval=interval)
     expected = list(written_out.warm_restarts(lr, alpha, interval, steps=3000))
@@ -59,7 +59,7 @@ def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_start_again():
     assert WarmRestarts(0.5).at(1) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_rates_know_nothing_of_what_they_were_asked_before():
+def test_rates_do_not_depend_on_earlier_calls():
     """A rate depended on earlier calls, and a restored model, whose first call is for step 250, got a wrong rate."""
     for rate in (Correction(0.5), WarmRestarts(0.5, interval=10), InverseSquareRoot(0.5)):
         late = rate.at(250)
@@ -67,7 +67,7 @@ def test_rates_know_nothing_of_what_they_were_asked_before():
         assert rate == type(rate)(0.5, **({"interval": 10} if isinstance(rate, WarmRestarts) else {}))
 
 
-def test_defaults_are_those_of_angel():
+def test_defaults_are_the_values_of_angel():
     """A default was changed by accident and changed every model that relied on it."""
     assert Correction(0.5) == Correction(0.5, decay=0.001, beta=0.9)
     assert WarmRestarts(0.5) == WarmRestarts(0.5, decay=0.001, interval=100)
@@ -89,7 +89,7 @@ def test_defaults_are_those_of_angel():
         (lambda: WarmRestarts(0.5, interval=2.5), "interval: expected a whole number .* given 2.5"),
     ],
 )
-def test_rates_that_cannot_be_are_refused_by_name(make, message):
+def test_impossible_rates_are_refused_by_name(make, message):
     """A beta of 1 divided by 0 at the first step."""
     with pytest.raises(ConfigurationError, match=message):
         make()

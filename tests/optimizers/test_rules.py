@@ -69,7 +69,7 @@ def gradients():
 
 @pytest.mark.parametrize(("l1", "l2"), REGULARIZED)
 @pytest.mark.parametrize(("rule", "formula", "given", "settings"), CASES)
-def test_a_rule_does_what_its_formula_says(gradients, rule, formula, given, settings, l1, l2):
+def test_a_rule_equals_its_formula(gradients, rule, formula, given, settings, l1, l2):
     """A slot was wrong, which showed in the weights only many steps later."""
     optimizer = rule(RATE, l1=l1, l2=l2, **given)
     weights, slots = run(optimizer, START, gradients)
@@ -99,7 +99,7 @@ def test_float32_differs_from_the_formula_by_rounding_only(gradients, rule, form
 
 @pytest.mark.parametrize(("rule", "formula", "given", "settings"), CASES)
 @pytest.mark.parametrize("few", [False, True])
-def test_a_sparse_gradient_touches_what_it_names_and_nothing_else(
+def test_a_sparse_gradient_changes_only_the_weights_that_it_names(
     gradients, rule, formula, given, settings, few
 ):
     """Momentum, decay of slots and l2 changed weights whose features did not occur."""
@@ -127,7 +127,7 @@ def test_a_sparse_gradient_touches_what_it_names_and_nothing_else(
         assert slots[name] == pytest.approx(expected_slots[name], rel=1e-10)
 
 
-def test_defaults_are_those_of_the_literature():
+def test_defaults_are_the_values_of_the_literature():
     """A default was changed by accident and changed every model that relied on it."""
     assert Momentum() == Momentum(Constant(0.01), momentum=0.9, l1=0.0, l2=0.0)
     assert AdaGrad() == AdaGrad(Constant(0.01), epsilon=1e-8, l1=0.0, l2=0.0)
@@ -179,7 +179,7 @@ def test_shrunk_weights_are_a_plain_0(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_no_weights_at_all_may_be_named(rule):
+def test_a_gradient_may_name_no_weights(rule):
     """An update without weights failed when all rows of a worker's step were on other shards."""
     weights = np.array([1.0, -2.0])
     slots = rule.new_slots(weights)
@@ -190,7 +190,7 @@ def test_no_weights_at_all_may_be_named(rule):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, FTRL)], ids=repr)
-def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
+def test_existing_weights_have_the_slots_of_new_ones(rule):
     """A warm start changed the slots of a rule other than FTRL, whose state depends on the given weights."""
     slots, new = rule.slots_for_warm_start(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
     assert slots.keys() == new.keys()

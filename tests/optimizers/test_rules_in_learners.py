@@ -93,7 +93,7 @@ def test_learning_resumes_after_a_restore_to_the_last_bit(rule, sparse, rows_at_
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_one_step_does_not_depend_on_the_way_the_features_come(rule):
+def test_one_step_does_not_depend_on_the_form_of_the_features(rule):
     """Rows one at a time are computed with plain floats, batches with arrays, and their results differed."""
     x, y = data(60)
     x[x == 0.0] = 0.1  # a sparse step updates only named weights: here all of them

@@ -30,7 +30,7 @@ def test_without_regularization_keeps_the_rest():
         assert rule(0.2, l1=1.0, l2=1.0, **other).without_regularization() == rule(0.2, **other)
 
 
-def test_numbers_for_each_weight_are_a_copy_that_nobody_changes():
+def test_numbers_for_each_weight_are_a_read_only_copy():
     """A restored learner shrank its weights by values that the caller had changed later."""
     given = np.array([0.1, 0.2])
     rule = SGD(l2=given)
@@ -92,7 +92,7 @@ def test_numbers_for_each_weight_are_a_copy_that_nobody_changes():
         (lambda: Adam(epsilon=0.0), r"Adam\(epsilon=\): expected a number above 0, given 0.0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(make, message):
+def test_impossible_settings_are_refused_by_name(make, message):
     """A rate of 0 silently learned nothing for weeks."""
     with pytest.raises(ConfigurationError, match=message):
         make()

@@ -34,7 +34,7 @@ def gradients():
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.3)])
 @pytest.mark.parametrize("rate", [Constant(0.5), InverseSquareRoot(0.5, decay=2.0), Inverse(0.5, decay=2.0)])
-def test_sgd_does_what_its_formula_says(gradients, rate, l1, l2):
+def test_sgd_equals_its_formula(gradients, rate, l1, l2):
     """l2 was applied after the step, or the soft threshold inside it."""
     start = [1.0, -1.0, 0.5, 0.0, 2.0, -0.1]
     weights, _ = run(SGD(rate, l1=l1, l2=l2), start, gradients)
@@ -43,7 +43,7 @@ def test_sgd_does_what_its_formula_says(gradients, rate, l1, l2):
 
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.3), (3.0, 0.3)])
-def test_ftrl_does_what_its_formula_says(gradients, l1, l2):
+def test_ftrl_equals_its_formula(gradients, l1, l2):
     """An accumulator was wrong, which showed in the weights only many steps later."""
     start = [0.4, -0.2, 0.0, 0.0, 0.0, 0.0]
     weights, slots = run(FTRL(0.1, 0.7, l1=l1, l2=l2), start, gradients)
@@ -54,7 +54,7 @@ def test_ftrl_does_what_its_formula_says(gradients, l1, l2):
     assert l1 < 3.0 or 0.0 in weights.tolist()
 
 
-def test_defaults_are_those_of_the_literature():
+def test_defaults_are_the_values_of_the_literature():
     """A default was changed by accident and changed every model that relied on it."""
     assert SGD() == SGD(Constant(0.5), l1=0.0, l2=0.0)
     assert FTRL() == FTRL(alpha=0.1, beta=1.0, l1=0.0, l2=0.0, keep_start=False)
@@ -94,7 +94,7 @@ def test_each_weight_may_have_an_l2_of_its_own(l1):
         optimizer.new_slots(np.zeros(3))
 
 
-def test_the_l2_of_each_weight_is_the_optimizer_s_own():
+def test_the_optimizer_copies_the_l2_of_each_weight():
     """The caller reused its array, which changed how a running model learned."""
     l2 = np.array([0.0, 1.0])
     optimizer = SGD(0.5, l2=l2)
@@ -103,7 +103,7 @@ def test_the_l2_of_each_weight_is_the_optimizer_s_own():
     assert weights.tolist() == [1.0, 0.5]
 
 
-def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
+def test_optimizers_are_compared_by_value_also_with_an_l2_for_each_weight():
     """A comparison of two optimizers, or one as a key, raised numpy's error about the truth of an array."""
     optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
     same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
@@ -128,7 +128,7 @@ def test_ftrl_discards_its_start_at_the_first_gradient_by_default():
 
 
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.02, 0.0), (0.0, 0.3), (0.02, 0.3)])
-def test_gradient_descent_is_that_of_its_formula(l1, l2):
+def test_gradient_descent_equals_its_formula(l1, l2):
     """The weights were shrunk before the step, and so differed from the weights in the papers."""
     optimizer = GradientDescent(InverseSquareRoot(0.5, decay=1.0), l1=l1, l2=l2)
     weights, expected = np.array([1.0, -1.0, 0.0, 0.5]), [1.0, -1.0, 0.0, 0.5]
@@ -146,7 +146,7 @@ def test_gradient_descent_takes_its_rate_as_a_number_or_a_rule():
     assert GradientDescent(0.5).learning_rate == Constant(0.5)
 
 
-def test_gradient_descent_that_would_turn_weights_round_is_refused():
+def test_gradient_descent_that_would_invert_weights_is_refused():
     """A decaying rate was not checked at its first and largest step."""
     rate = InverseSquareRoot(1.0, decay=1.0)
     assert GradientDescent(0.5, l2=2.0).l2 == 2.0

@@ -42,7 +42,7 @@ def test_the_three_ways_to_update_agree_to_the_last_bit(optimizer, gradients):
 
 
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
-def test_a_rule_without_a_quick_form_gets_the_same_from_the_general_one(optimizer, gradients):
+def test_the_inherited_update_of_few_weights_equals_the_quick_one(optimizer, gradients):
     """A new rule implements only ``update``, and an inherited method did not change the caller's arrays."""
     start = np.random.default_rng(2).normal(size=6)
     results = []

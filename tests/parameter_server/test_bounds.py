@@ -41,7 +41,7 @@ def test_whole_numbers_of_any_kind_are_columns(columns: Any) -> None:
 
 
 @pytest.mark.parametrize("columns", [[], (), np.empty(0, np.int64), np.empty(0, np.int32), range(0)])
-def test_no_columns_are_columns(columns: Any) -> None:
+def test_an_empty_list_of_columns_is_accepted(columns: Any) -> None:
     """An empty list becomes a numpy array of floats, which was refused."""
     checked = _PARTITIONING.checked_columns(columns)
     assert checked.dtype == np.int64
@@ -62,7 +62,7 @@ def test_no_columns_are_columns(columns: Any) -> None:
         ((1, 2, 1000), "given 1000 at position 2"),
     ],
 )
-def test_the_first_column_that_is_not_there_is_named(columns: Any, given: str | None) -> None:
+def test_the_first_column_out_of_range_is_named(columns: Any, given: str | None) -> None:
     """A negative column counts from the end in numpy: −1 from a hash function trained the last weight."""
     if given is None:
         assert _PARTITIONING.checked_columns(columns).tolist() == columns.tolist()
@@ -94,7 +94,7 @@ def test_the_first_column_that_is_not_there_is_named(columns: Any, given: str | 
         ({"a": 1}, "given {'a': 1}"),
     ],
 )
-def test_what_are_no_columns_is_refused(columns: Any, given: str) -> None:
+def test_values_that_are_no_columns_are_refused(columns: Any, given: str) -> None:
     """A mask given instead of column numbers read columns 0 and 1 again and again."""
     with pytest.raises(OutOfRange) as raised:
         _PARTITIONING.checked_columns(columns)
@@ -126,7 +126,7 @@ def test_a_row_is_a_whole_number(row: Any) -> None:
         ("x" * 200, "'" + "x" * 99 + "…"),
     ],
 )
-def test_what_is_no_row_of_the_matrix_is_refused(row: Any, given: str) -> None:
+def test_a_value_that_is_no_row_of_the_matrix_is_refused(row: Any, given: str) -> None:
     """A row out of range was a silent no-op, and the model never changed."""
     with pytest.raises(OutOfRange) as raised:
         _PARTITIONING.checked_row(row)

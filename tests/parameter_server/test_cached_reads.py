@@ -211,7 +211,7 @@ async def test_which_own_adds_a_read_shows_within_a_clock(
         assert (await client.get("w", row=0)).tolist() == [0.0, seen]
 
 
-async def test_a_row_that_was_being_read_as_its_worker_added_to_it_is_not_kept() -> None:
+async def test_a_row_read_while_its_worker_added_to_it_is_not_cached() -> None:
     """The cached row lacked the add, and so did every read of it while it was new enough."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=3))

@@ -110,7 +110,7 @@ async def test_a_matrix_that_one_shard_cannot_make_is_on_no_shard() -> None:
         assert (await server.aggregate(psf.Sum("w", row=1))) == 12
 
 
-async def test_what_is_no_function_is_refused_as_on_clock() -> None:
+async def test_an_aggregate_is_refused_as_on_clock() -> None:
     """The matrix was made, and each of its clocks failed."""
     async with ParameterServer() as server:
         with pytest.raises(ConfigurationError, match="on_clock=: expected a psf that changes parameters"):

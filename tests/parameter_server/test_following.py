@@ -51,7 +51,7 @@ async def _with_matrix(server: ParameterServer, consistency: Consistency, rows: 
     return server.client(worker=0)
 
 
-async def test_rows_are_told_first_as_they_are_and_then_as_they_become() -> None:
+async def test_a_subscription_gives_rows_first_and_then_their_changes() -> None:
     """A model that was served from its first change answered with zeros until then."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix(
@@ -74,7 +74,7 @@ async def test_rows_are_told_first_as_they_are_and_then_as_they_become() -> None
         assert await _is_waiting(changes)
 
 
-async def test_what_a_subscriber_does_with_its_row_is_seen_by_nobody() -> None:
+async def test_a_subscriber_may_change_its_copy_of_a_row() -> None:
     """A subscriber normalized its row in place, and after the next change of a block the rest was normalized twice."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, ASP())
@@ -96,21 +96,21 @@ async def test_a_slow_subscriber_holds_a_bounded_amount(shards: int) -> None:
         assert await _is_waiting(changes)
         for number in range(300):
             await client.add("w", row=number % 3, values=np.ones(7))
-        told: list[RowChange] = []
-        while not await _is_waiting_or_told(changes, told):
+        received: list[RowChange] = []
+        while not await _is_waiting_or_received(changes, received):
             pass
         # The reply of each shard to the waiting call, and the newest values at the next call.
-        assert len(told) <= 3 * (shards + 1)
-        last = {change.row: change.values.tolist() for change in told}
+        assert len(received) <= 3 * (shards + 1)
+        last = {change.row: change.values.tolist() for change in received}
         assert last == {row: [100.0] * 7 for row in range(3)}
 
 
-async def _is_waiting_or_told(subscription: Subscription, told: list[RowChange]) -> bool:
+async def _is_waiting_or_received(subscription: Subscription, received: list[RowChange]) -> bool:
     task = asyncio.ensure_future(anext(subscription))
     for _ in range(5):
         await asyncio.sleep(0)
     if task.done():
-        told.append(task.result())
+        received.append(task.result())
         return False
     task.cancel()
     await asyncio.wait([task])
@@ -133,7 +133,7 @@ _steps = st.one_of(
     rows=st.none() | st.lists(st.integers(0, 4), min_size=1, max_size=3),
     steps=st.lists(_steps, min_size=5, max_size=30),
 )
-def test_the_last_that_is_told_of_each_row_is_what_a_get_gives(
+def test_the_last_change_of_each_row_equals_a_get(
     consistency: Consistency,
     shards: int,
     block: tuple[int, int] | None,
@@ -166,15 +166,15 @@ async def _follow(
                     assert change.values[same].tolist() == earlier.values[same].tolist()
                 seen[worker][change.row] = change
 
-        def may_go_on(worker: int) -> bool:
+        def may_continue(worker: int) -> bool:
             lowest = min(client.clock_of("w") for client in clients)
             return not isinstance(consistency, BSP) or clients[worker].clock_of("w") == lowest
 
         tasks = [asyncio.ensure_future(follow(worker)) for worker in range(2)]
         for kind, first, second in steps:
-            if kind == "add" and may_go_on(second % 2):
+            if kind == "add" and may_continue(second % 2):
                 await clients[second % 2].add("w", row=first, columns=[second, 6], values=[1.0, 2.0])
-            elif kind == "clock" and may_go_on(first):
+            elif kind == "clock" and may_continue(first):
                 await clients[first].clock("w")
             elif kind == "turn":
                 await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def _follow(
         furthest = max(client.clock_of("w") for client in clients) + 1
         for _ in range(furthest):
             for worker, client in enumerate(clients):
-                if client.clock_of("w") < furthest and may_go_on(worker):
+                if client.clock_of("w") < furthest and may_continue(worker):
                     await client.clock("w")
         for _ in range(20):
             await asyncio.sleep(0)
@@ -258,7 +258,7 @@ async def test_a_client_that_leaves_ends_its_subscriptions_and_no_other() -> Non
         client.subscribe("w")
 
 
-async def test_a_worker_that_was_let_leave_hears_of_it_in_its_subscription() -> None:
+async def test_the_subscription_of_a_removed_worker_raises_an_error() -> None:
     """A subscriber of a worker taken for dead saw an ordinary end and continued to serve an old model."""
     shards, client, _ = await _on_shards()
     changes = client.subscribe("w", rows=[0])
@@ -287,7 +287,7 @@ async def test_a_server_that_closes_ends_all_subscriptions() -> None:
         await _next(busy)
 
 
-async def test_after_a_restore_all_rows_are_told_again() -> None:
+async def test_after_a_restore_subscribers_get_all_rows_again() -> None:
     """Rows that a restore had changed were not given to subscribers, because no worker had added to them."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, SSP(staleness=0), rows=2)
@@ -297,15 +297,15 @@ async def test_after_a_restore_all_rows_are_told_again() -> None:
         await client.clock("w")
         assert sorted([(await _next(changes)).values[0] for _ in range(2)]) == [0.0, 1.0]
         await server.restore(state)
-        told = [await _next(changes) for _ in range(2)]
-        assert {change.row: change.values.tolist() for change in told} == {0: [0.0] * 7, 1: [0.0] * 7}
-        assert {change.clock for change in told} == {0}
+        received = [await _next(changes) for _ in range(2)]
+        assert {change.row: change.values.tolist() for change in received} == {0: [0.0] * 7, 1: [0.0] * 7}
+        assert {change.clock for change in received} == {0}
 
 
 # -- errors ------------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_to_what_is_not_there_says_so() -> None:
+async def test_a_subscription_to_a_missing_matrix_or_row_is_refused() -> None:
     """A subscription to a missing matrix or row waited for changes that could not come."""
     async with ParameterServer(shards=2) as server:
         client = await _with_matrix(server, ASP())

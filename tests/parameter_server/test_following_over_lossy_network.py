@@ -89,7 +89,7 @@ async def _follow(subscription: Subscription, seen: dict[int, RowChange]) -> Non
 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=1)], ids=repr)
-async def test_subscribers_see_the_last_values_whatever_becomes_of_messages(consistency: Consistency) -> None:
+async def test_subscribers_see_the_last_values_over_a_lossy_network(consistency: Consistency) -> None:
     """A reply with changes was lost, and the shard did not send these changes again."""
     for seed in range(12):
         cluster = _Cluster(seed, consistency, EVERYTHING)
@@ -120,7 +120,7 @@ async def test_subscribers_see_the_last_values_whatever_becomes_of_messages(cons
         )
 
 
-async def test_after_a_lost_shard_is_back_its_rows_are_told_again() -> None:
+async def test_subscribers_get_the_rows_of_a_replaced_shard_again() -> None:
     """The subscriber kept the rows of a lost shard and never got the rows of its successor."""
     cluster = _Cluster(0, ASP(), NetworkFaults())
     await cluster.run(asyncio.ensure_future(cluster.begin()))
@@ -147,7 +147,7 @@ async def test_after_a_lost_shard_is_back_its_rows_are_told_again() -> None:
     changes.close()
 
 
-async def test_a_rollback_while_a_subscriber_waits_has_all_rows_told_again() -> None:
+async def test_after_a_rollback_a_waiting_subscriber_gets_all_rows_again() -> None:
     """Every loop over changes ended with RolledBack, an error that is meant for training code."""
     cluster = _Cluster(0, ASP(), NetworkFaults())
     await cluster.run(asyncio.ensure_future(cluster.begin()))

@@ -11,7 +11,7 @@ from streamiter.parameter_server.calls import Heartbeats, SilenceWatch
 from streamiter.testing import VirtualClock
 
 
-async def test_a_worker_is_silent_once_the_timeout_has_passed_since_it_was_last_heard_of() -> None:
+async def test_a_worker_is_silent_once_the_timeout_has_passed_since_its_last_message() -> None:
     """A worker taken for dead too early lost its clocks; a worker taken for dead too late kept all others waiting."""
     clock = VirtualClock()
     heartbeats = Heartbeats(clock, timeout_s=10.0)
@@ -72,7 +72,7 @@ class _Watched:
         self.reasons.append(reason)
 
 
-async def test_the_watch_has_silent_workers_leave_and_says_why() -> None:
+async def test_the_watch_removes_silent_workers_with_a_reason() -> None:
     """A silent worker was not removed, and all others waited for it forever."""
     watched = _Watched()
     watched.watch.start()
@@ -86,7 +86,7 @@ async def test_the_watch_has_silent_workers_leave_and_says_why() -> None:
     watched.watch.stop()
 
 
-async def test_the_watch_sees_a_worker_that_joins_while_nobody_was_there() -> None:
+async def test_the_watch_sees_a_worker_that_joins_after_a_time_without_workers() -> None:
     """A timer that ended with the last worker was not set again for the next worker."""
     watched = _Watched()
     watched.watch.start()
@@ -113,7 +113,7 @@ async def test_a_watch_that_is_stopped_leaves_no_timer_behind() -> None:
     assert watched.left == []
 
 
-async def test_the_watch_may_be_stopped_by_what_it_has_done() -> None:
+async def test_the_watch_may_be_stopped_by_its_own_callback() -> None:
     """The last worker left, its server closed and stopped the watch, and the watch set its timer again."""
     watched = _Watched()
     watched.heartbeats.joined(1)

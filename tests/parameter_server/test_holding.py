@@ -44,7 +44,7 @@ async def at_barrier(server: ParameterServer, taking: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
-async def test_a_snapshot_has_what_came_before_each_barrier_and_nothing_behind(
+async def test_a_snapshot_contains_the_requests_before_each_barrier_and_none_after(
     consistency: Consistency,
 ) -> None:
     """An add after the barrier was in the snapshot, and was added again when its record was replayed."""
@@ -63,7 +63,7 @@ async def test_a_snapshot_has_what_came_before_each_barrier_and_nothing_behind(
     assert (await first.get("w", row=0)).tolist() == [11.0, 0.0, 0.0, 11.0]
 
 
-async def test_gets_of_an_asynchronous_worker_go_on_behind_its_barrier_and_see_its_own_adds() -> None:
+async def test_gets_under_asp_continue_after_a_barrier_and_see_own_adds() -> None:
     """Under ASP a fast worker stopped until the slowest worker had its barrier."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
@@ -77,7 +77,7 @@ async def test_gets_of_an_asynchronous_worker_go_on_behind_its_barrier_and_see_i
     assert (await second.get("w", row=0)).tolist() == [2.0] * COLUMNS
 
 
-async def test_a_stale_worker_continues_behind_its_barrier_up_to_the_staleness() -> None:
+async def test_gets_under_ssp_continue_after_a_barrier_up_to_the_staleness() -> None:
     """Under SSP each checkpoint stopped every worker until the slowest had its barrier, as BSP would."""
     server, first, second = await server_of_two(SSP(staleness=2))
     server.checkpoint_begins(1)
@@ -99,7 +99,7 @@ async def test_a_stale_worker_continues_behind_its_barrier_up_to_the_staleness()
     assert server.statistics().matrix("w").clocks == {"0": 3, "1": 1}
 
 
-async def test_a_bulk_synchronous_read_shows_no_own_add_because_a_checkpoint_holds_it() -> None:
+async def test_a_read_under_bsp_does_not_show_an_own_add_that_a_checkpoint_holds() -> None:
     """Whether a worker under BSP read its own add depended on when a checkpoint was taken."""
     server, first, second = await server_of_two(BSP())
     first.pass_barrier(1)
@@ -110,7 +110,7 @@ async def test_a_bulk_synchronous_read_shows_no_own_add_because_a_checkpoint_hol
     await asyncio.wait_for(_awaited(adding), 5)
 
 
-async def test_a_snapshot_by_hand_holds_what_was_acknowledged_while_a_checkpoint_is_under_way() -> None:
+async def test_a_snapshot_by_hand_during_a_checkpoint_contains_acknowledged_adds() -> None:
     """A snapshot by hand lacked adds that had returned, until the last worker had passed its barrier."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
@@ -125,9 +125,7 @@ async def test_a_snapshot_by_hand_holds_what_was_acknowledged_while_a_checkpoint
     assert (await second.get("w", row=0)).tolist() == [2.0] * COLUMNS
 
 
-async def test_what_a_worker_added_behind_its_barrier_counts_though_it_leaves_before_the_others_have_passed() -> (
-    None
-):
+async def test_adds_after_a_barrier_count_though_their_worker_leaves_before_the_others_pass_it() -> None:
     """The last mini-batch of a worker whose input ended just after a barrier was acknowledged and then dropped."""
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
@@ -150,7 +148,7 @@ async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> No
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
-async def test_a_checkpoint_that_is_given_up_lets_go_of_what_was_held(consistency: Consistency) -> None:
+async def test_an_aborted_checkpoint_releases_held_requests(consistency: Consistency) -> None:
     """A worker waited forever for a barrier of an aborted checkpoint."""
     server, first, second = await server_of_two(consistency)
     server.checkpoint_begins(1)
@@ -167,7 +165,7 @@ async def test_a_checkpoint_that_is_given_up_lets_go_of_what_was_held(consistenc
     assert await at_barrier(server, server.take_state(2)) == [1.0] * COLUMNS
 
 
-async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> None:
+async def test_a_held_add_of_a_cancelled_caller_is_applied() -> None:
     """Shards differed forever: one had applied its part before the barrier, another had dropped its part."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)
@@ -183,7 +181,7 @@ async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> N
     assert (await first.get("w", row=0)).tolist() == [1.0] * COLUMNS
 
 
-async def test_a_get_behind_a_barrier_that_waits_for_a_clock_fails_when_its_worker_leaves() -> None:
+async def test_a_get_after_a_barrier_that_waits_for_a_clock_fails_when_its_worker_leaves() -> None:
     """The get waited until the checkpoint was complete: forever, if the other worker was idle."""
     server, first, second = await server_of_two(SSP(staleness=0))
     server.checkpoint_begins(1)
@@ -234,7 +232,7 @@ async def test_an_error_of_an_add_that_was_acknowledged_comes_with_the_workers_n
         await first.get("w", row=0)
 
 
-async def test_what_is_held_fails_when_the_server_goes_back() -> None:
+async def test_held_requests_fail_when_the_server_restores_a_snapshot() -> None:
     """A worker whose clock was held waited forever when a snapshot was restored."""
     server, first, second = await server_of_two(BSP())
     state = await server.snapshot()
@@ -251,7 +249,7 @@ async def test_what_is_held_fails_when_the_server_goes_back() -> None:
     assert (await first.get("w", row=0)).tolist() == [0.0] * COLUMNS
 
 
-async def test_what_is_held_fails_when_the_server_starts_over_but_what_was_acknowledged_counts() -> None:
+async def test_held_requests_fail_when_the_server_starts_over_but_acknowledged_ones_count() -> None:
     """A clock from before the reset counted after it on the shards, but not in its worker."""
     server, first, second = await server_of_two(ASP())
     first.pass_barrier(1)
@@ -269,7 +267,7 @@ async def test_what_is_held_fails_when_the_server_starts_over_but_what_was_ackno
     assert server.statistics().matrix("w").clocks == {"0": 0, "1": 0}
 
 
-async def test_a_state_that_is_waited_for_is_refused_when_the_server_is_closed() -> None:
+async def test_waiting_for_a_state_fails_when_the_server_is_closed() -> None:
     """A checkpoint never ended, because the server was closed before all workers had passed its barrier."""
     server, first, _ = await server_of_two(BSP())
     server.checkpoint_begins(1)
@@ -281,7 +279,7 @@ async def test_a_state_that_is_waited_for_is_refused_when_the_server_is_closed()
         await asyncio.wait_for(taking, 5)
 
 
-async def test_a_clock_whose_caller_has_given_up_counts_on_both_sides() -> None:
+async def test_a_clock_of_a_cancelled_caller_counts_on_both_sides() -> None:
     """A client was a clock behind its shards, and took cached rows for newer than they were."""
     server, first, second = await server_of_two(BSP())
     server.checkpoint_begins(1)

@@ -13,7 +13,7 @@ from streamiter.parameter_server import BSP, SSP, Client, ParameterServer
 from streamiter.testing import VirtualClock
 
 
-async def test_a_silent_worker_leaves_and_the_others_go_on() -> None:
+async def test_a_silent_worker_leaves_and_the_others_continue() -> None:
     """A worker that hung stopped the training of all others forever."""
     clock = VirtualClock()
     async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
@@ -76,7 +76,7 @@ async def test_a_worker_whose_calls_need_no_shard_is_not_silent(call: str) -> No
 
 
 @pytest.mark.parametrize("on", ["process", "ray"])
-def test_a_timeout_of_nothing_is_refused(on: Any) -> None:
+def test_a_timeout_of_zero_is_refused(on: Any) -> None:
     """Every worker was dead at once; on Ray no timeout was checked, and heartbeats followed without a pause."""
     with pytest.raises(
         ConfigurationError,

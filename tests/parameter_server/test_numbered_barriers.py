@@ -101,7 +101,7 @@ def some_clocks(random: Random) -> tuple[list[tuple[int, bool]], Consistency]:
 
 # The test takes a state at each step, which costs as much as a hundred steps.
 @random_examples(some_clocks, examples=1_000)
-def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
+def test_a_snapshot_contains_the_adds_of_each_worker_before_its_barrier(
     given: tuple[list[tuple[int, bool]], Consistency],
 ) -> None:
     """A fast worker reached its next barrier before the others had passed this one, and its adds were in the snapshot.
@@ -128,7 +128,7 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
 @random_examples(
     lambda random: ([random.randrange(3) for _ in range(random.randrange(25))], random.randrange(11))
 )
-def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_its_own_adds(
+def test_reads_after_a_barrier_wait_by_the_staleness_and_show_own_adds(
     given: tuple[list[int], int],
 ) -> None:
     """A read within the bound waited for the snapshot, or a read beyond it was answered too early."""
@@ -153,7 +153,7 @@ def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_
     [(ASP(), 2 * EVERY), (SSP(staleness=10), 11), (SSP(staleness=3), 4), (SSP(staleness=0), 1)],
     ids=repr,
 )
-def test_a_worker_with_an_idle_one_waits_at_no_barrier_before_its_consistency_has_it_wait(
+def test_an_idle_worker_stops_others_at_no_barrier_earlier_than_their_consistency_does(
     consistency: Consistency, iterations: int
 ) -> None:
     """Each snapshot stopped ASP and SSP as if they were BSP: no worker got past the first barrier."""
@@ -179,7 +179,7 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
     assert _value(case.shard) == 5.0
 
 
-def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_that_are_yet_to_be() -> None:
+def test_a_read_answered_while_held_requests_are_applied_shows_all_earlier_own_adds() -> None:
     """The clock that a read waited for was taken from the queue before an earlier add of its worker."""
     case = Case(2, SSP(staleness=0))
     case.shard.handle(JoinRequest(2))
@@ -208,7 +208,7 @@ def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
     assert [number for number, _ in case.taken] == [1]
 
 
-def test_a_worker_that_joins_behind_barriers_passes_them_with_its_next() -> None:
+def test_a_worker_that_joins_after_barriers_passes_them_with_its_next() -> None:
     """A shard waited for a barrier that a worker never passed, because it had joined after it on another shard."""
     case = Case(1)
     case.iterate(0)

@@ -27,7 +27,7 @@ async def test_room_is_taken_at_once_while_there_is_some() -> None:
     assert outstanding.statistics() == OutstandingStatistics(now=2, peak=2, waiting=0, waited=0)
 
 
-async def test_who_waits_comes_in_by_turns_and_nobody_gets_in_between() -> None:
+async def test_waiting_callers_get_room_in_order_and_no_other_caller_before_them() -> None:
     """A busy caller took the room that it had just released, and starved all others."""
     outstanding, order = Outstanding(limit=1), []
     assert outstanding.take() is None
@@ -50,7 +50,7 @@ async def test_who_waits_comes_in_by_turns_and_nobody_gets_in_between() -> None:
     assert outstanding.statistics() == OutstandingStatistics(now=0, peak=1, waiting=0, waited=6)
 
 
-async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_it_on() -> None:
+async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_the_room_on() -> None:
     """Room given to a task in the same turn in which it was cancelled was lost, and finally all calls hung."""
     outstanding = Outstanding(limit=1)
     assert outstanding.take() is None
@@ -64,7 +64,7 @@ async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_it_on() -> None
     assert outstanding.statistics().now == 0
 
 
-async def test_who_waits_when_the_client_leaves_is_told_so() -> None:
+async def test_callers_waiting_for_room_get_an_error_when_the_client_leaves() -> None:
     """A call that waited for room in a client that had left waited forever."""
     outstanding = Outstanding(limit=1)
     assert outstanding.take() is None

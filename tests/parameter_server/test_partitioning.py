@@ -48,7 +48,7 @@ def test_blocks_cover_each_number_once(given_settings: Settings) -> None:
 
 
 @random_examples(_settings)
-def test_neighbours_share_a_shard_and_all_shards_have_alike(given_settings: Settings) -> None:
+def test_neighbours_share_a_shard_and_shards_have_equal_numbers_of_blocks(given_settings: Settings) -> None:
     """One shard had twice the blocks of the others, and all calls waited for it."""
     shards = given_settings[2]
     blocks = _partitioning(*given_settings).blocks
@@ -84,7 +84,7 @@ def settings_and_keys(random: Random) -> tuple[Settings, int, list[int], str]:
 
 
 @random_examples(settings_and_keys)
-def test_keys_are_split_as_a_loop_would(example: tuple[Settings, int, list[int], str]) -> None:
+def test_keys_are_split_as_by_a_loop(example: tuple[Settings, int, list[int], str]) -> None:
     """A value went to the column of another value, because positions and columns were ordered differently."""
     given_settings, row, given_columns, order = example
     rows = given_settings[0]
@@ -172,7 +172,7 @@ def test_keys_in_order_are_not_copied(block: tuple[int, int] | None) -> None:
         assert isinstance(part.positions, slice)
 
 
-def test_no_keys_are_sent_nowhere() -> None:
+def test_an_empty_list_of_keys_is_sent_to_no_shard() -> None:
     """An empty batch sent an empty request to every shard and waited for all replies."""
     for shards in (1, 4):
         assert _partitioning(2, 1000, shards, None).split(1, np.empty(0, np.int64)) == []

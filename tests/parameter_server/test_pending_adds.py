@@ -31,7 +31,9 @@ async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
         assert (await client.get("w", row=0, columns=[0, 1, 2, 3])).tolist() == [334.0, 333.0, 333.0, 0.0]
 
 
-async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_add_is_not_summed_up_again_with_each_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each add of a few keys after an add of 10 M keys took 40 ms."""
     summed: list[int] = []
     sum_up = matrix_shard.summed_adds
@@ -48,7 +50,7 @@ async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch
         assert (await client.get("w", row=0)).tolist() == [4.0] * 100 + [2.0] * (COLUMNS - 100)
 
 
-def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
+def test_the_size_of_an_add_of_one_key_is_its_memory() -> None:
     """The bound counted numbers instead of memory."""
     request = AddRequest("w", 0, -1, (AddPart(0, 0, np.array([3]), np.array([1.0])),))
     tracemalloc.start()
@@ -62,7 +64,7 @@ def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
     assert 0.7 < said_bytes / (after_bytes - before_bytes) < 1.4
 
 
-async def test_a_read_behind_a_barrier_looks_through_few_of_the_workers_own_adds() -> None:
+async def test_a_read_after_a_barrier_searches_few_of_the_workers_own_adds() -> None:
     """Under ASP, each read of a fast worker that waited for a slow worker's barrier took 170 ms."""
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=2, columns=COLUMNS)

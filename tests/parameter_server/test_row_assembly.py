@@ -18,7 +18,7 @@ def _changes(block: int, clock: int, rows: list[int], values: list[list[float]])
     return Changes(1, clock, [ChangedRows(block, np.array(rows, np.int64), np.array(values))])
 
 
-def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
+def test_a_row_is_given_only_when_all_of_its_blocks_have_arrived() -> None:
     """A row was given with uninitialized memory in the parts that had not arrived."""
     rows = _assembly(columns_of_block=2)
     rows.take(_changes(2, 7, [1], [[5.0, 6.0]]))
@@ -31,7 +31,7 @@ def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
     assert not rows.has_news
 
 
-def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
+def test_parts_that_arrive_before_a_row_is_given_are_given_together() -> None:
     """A slow subscriber got each part of each row as a separate change."""
     rows = _assembly(columns_of_block=2)
     for block in range(3):
@@ -46,7 +46,7 @@ def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
     assert not rows.has_news
 
 
-def test_rows_in_one_block_are_not_kept_once_they_are_told_of() -> None:
+def test_rows_in_one_block_are_not_kept_once_they_are_given() -> None:
     """A subscriber stored a whole matrix twice, or a kept row held all rows that arrived with it in memory."""
     rows = _assembly(columns_of_block=6)
     changes = _changes(0, 1, [0, 1], [[1.0] * 6, [2.0] * 6])

@@ -77,7 +77,9 @@ def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
 
 
 @random_examples(_steps_and_staleness)
-def test_gives_and_keeps_what_a_brute_force_cache_would(example: tuple[_Steps, int]) -> None:
+def test_the_cache_returns_and_keeps_the_same_rows_as_a_brute_force_cache(
+    example: tuple[_Steps, int],
+) -> None:
     """The cache returned rows older than the allowed clocks, and training continued with outdated weights."""
     steps, staleness = example
     cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0
@@ -127,7 +129,7 @@ def _same(found: npt.NDArray[Any] | None, expected: list[float] | None) -> None:
     assert (None if found is None else found.tolist()) == expected
 
 
-def test_what_each_consistency_means_for_cached_rows() -> None:
+def test_each_consistency_has_its_rules_for_cached_rows() -> None:
     """Under ASP a read got an outdated cached row; under BSP it got own adds that were not in storage yet."""
     assert cache_rules(ASP()) == (None, False)
     assert cache_rules(ASP(), read_my_writes=True) == (None, False)
@@ -149,7 +151,7 @@ def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for(
     assert again.tolist() == [1, 2, 3]
 
 
-def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_drives_nothing_out() -> None:
+def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     """One row of a wide matrix emptied the cache of all other rows."""
     cache = RowCache(limit_bytes=64)
     cache.put(cache.begin("narrow", 0), np.zeros(4), clock=0)
@@ -166,7 +168,7 @@ def test_a_row_that_just_fills_the_cache_is_kept() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_what_was_read_before_the_cache_was_emptied_is_not_kept_however_often_that_was(before: int) -> None:
+def test_rows_read_before_the_cache_was_emptied_are_not_kept(before: int) -> None:
     """Rows read before a restore came into the cache that the restore had emptied."""
     cache = RowCache(limit_bytes=100)
     for _ in range(before):

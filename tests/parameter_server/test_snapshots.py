@@ -20,7 +20,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch
 COLUMNS = 3
 
 
-async def test_a_matrix_made_after_the_snapshot_begins_anew() -> None:
+async def test_a_matrix_made_after_the_snapshot_is_reset_by_the_restore() -> None:
     """Adds to the new matrix remained when the server was restored, and were counted twice."""
     server = ParameterServer(shards=2)
     worker = server.client(0)
@@ -49,7 +49,7 @@ async def test_the_state_of_a_matrix_that_is_not_made_again_yet_is_in_the_next_s
     assert (await another.client(0).get("w", row=1)).tolist() == [1.0, 2.0, 3.0]
 
 
-async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> None:
+async def test_workers_waiting_at_a_barrier_get_an_error_when_the_server_is_restored() -> None:
     """A restore took the other workers back to before a barrier, and the worker at the barrier waited forever."""
     server = ParameterServer(shards=2)
     early, late = server.client(0), server.client(1)
@@ -65,14 +65,14 @@ async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> Non
 
 
 @pytest.mark.parametrize("junk", [None, {}, {"matrices": 3}, {"matrices": {}}, {"matrices": {"w": 1}}, [1]])
-async def test_what_is_no_snapshot_is_refused(junk: Any) -> None:
+async def test_a_value_that_is_no_snapshot_is_refused(junk: Any) -> None:
     """The error was KeyError: 'matrices', without the name of the call."""
     with pytest.raises(ParameterServerError, match=r"restore: expected a result of snapshot\(\)"):
         await ParameterServer().restore(junk)
 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=3)], ids=repr)
-async def test_on_clock_runs_for_what_the_last_workers_have_added(consistency: Consistency) -> None:
+async def test_on_clock_runs_for_the_adds_of_the_last_workers(consistency: Consistency) -> None:
     """on_clock never ran for the last gradients, because the fast worker had ended and the slow one died."""
     server = ParameterServer(shards=2)
     await server.create_matrix(
@@ -110,7 +110,7 @@ async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, 
     assert server.statistics().matrix("v").clocks == {"1": 1}
 
 
-class MakesItsMatrixLate(Operator):
+class MakesItsMatrixWithARecord(Operator):
     """Makes its matrix with the first record, not when it opens."""
 
     def open(self, context: Context) -> None:
@@ -129,7 +129,7 @@ async def test_a_matrix_made_long_after_the_restart_finds_its_state(tmp_path: Pa
     for run in range(1, 4):
         server = ParameterServer(shards=2)
         flow = Flow("late")
-        flow.source(records).process(MakesItsMatrixLate, name="add", parameter_server=server)
+        flow.source(records).process(MakesItsMatrixWithARecord, name="add", parameter_server=server)
         job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=100))
         await job.checkpoint()
         writer = await records.open_writer()

@@ -128,7 +128,7 @@ _steps = st.one_of(
     st.tuples(st.just("fill"), st.integers(0, _ROWS - 1), st.just(0)),
     st.tuples(st.just("clock"), st.sampled_from(_WORKERS), st.just(0)),
     st.tuples(
-        st.sampled_from(["ask", "lose", "give up", "unsubscribe", "reload"]), st.integers(0, 1), st.just(0)
+        st.sampled_from(["ask", "lose", "cancel", "unsubscribe", "reload"]), st.integers(0, 1), st.just(0)
     ),
 )
 
@@ -139,7 +139,7 @@ _steps = st.one_of(
     steps=st.lists(_steps, min_size=10, max_size=50),
     rows=st.none() | st.lists(st.integers(0, _ROWS - 1), min_size=1, max_size=3, unique=True),
 )
-def test_what_subscribers_have_seen_last_is_what_is_stored(
+def test_the_last_values_that_subscribers_receive_are_the_stored_values(
     consistency: Consistency, steps: list[tuple[str, int, int]], rows: list[int] | None
 ) -> None:
     """A served model kept an old row forever: its last change fell between two pushes, or the reply was lost."""
@@ -158,7 +158,7 @@ def test_what_subscribers_have_seen_last_is_what_is_stored(
             subscriber = subscribers[first]
             if kind in {"ask", "lose"}:
                 subscriber.ask(is_lost=kind == "lose")
-            elif kind == "give up" and subscriber.waiting is not None:
+            elif kind == "cancel" and subscriber.waiting is not None:
                 subscriber.waiting.give_up()
                 subscriber.waiting = None
             elif kind == "unsubscribe":
@@ -178,7 +178,7 @@ def test_what_subscribers_have_seen_last_is_what_is_stored(
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=["BSP", "SSP"])
-def test_changes_are_told_when_the_minimum_clock_moves(consistency: Consistency) -> None:
+def test_changes_are_sent_when_the_minimum_clock_moves(consistency: Consistency) -> None:
     """A subscriber received half of an iteration and worked with weights that belong to no clock."""
     server = _OnShard(consistency)
     subscriber = _Subscriber(server, [0, 3])
@@ -198,7 +198,7 @@ def test_changes_are_told_when_the_minimum_clock_moves(consistency: Consistency)
     assert subscriber.row(0) == server.row(0) == [0.0, 1.0, 0.0, 0.0]
 
 
-def test_under_asp_changes_are_told_after_each_request() -> None:
+def test_under_asp_changes_are_sent_after_each_request() -> None:
     """Under ASP, changes waited for a clock that never moved."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
@@ -210,7 +210,7 @@ def test_under_asp_changes_are_told_after_each_request() -> None:
     assert not subscriber.ask()
 
 
-def test_a_fused_update_is_told_with_the_add_and_not_before_it() -> None:
+def test_a_fused_update_is_sent_with_the_add_and_not_before_it() -> None:
     """A subscriber saw the gradient in the row, and the weights without it."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, [0])
@@ -225,7 +225,7 @@ def test_a_fused_update_is_told_with_the_add_and_not_before_it() -> None:
     assert subscriber.row(0)[0] == 20.0
 
 
-def test_a_slow_subscriber_is_told_the_newest_values_once() -> None:
+def test_a_slow_subscriber_gets_the_newest_values_once() -> None:
     """A backlog for a slow subscriber filled the memory of the shard, and the subscriber never caught up."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
@@ -245,7 +245,7 @@ def test_a_slow_subscriber_is_told_the_newest_values_once() -> None:
     assert not subscriber.ask()
 
 
-def test_what_was_in_a_reply_that_did_not_come_is_told_once_more() -> None:
+def test_changes_of_a_lost_reply_are_sent_again() -> None:
     """A task was cancelled in the turn in which its reply came, and the row in the reply was not sent again."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
@@ -261,7 +261,7 @@ def test_what_was_in_a_reply_that_did_not_come_is_told_once_more() -> None:
         assert subscriber.row(row) == server.row(row)
 
 
-def test_rows_take_turns_where_more_change_all_the_time_than_a_reply_has() -> None:
+def test_rows_take_turns_when_more_change_than_fit_into_a_reply() -> None:
     """The last rows were never sent, because the first rows had changed again before each reply."""
     server = _OnShard(ASP())
     subscriber = _Subscriber(server, None)
@@ -271,11 +271,11 @@ def test_rows_take_turns_where_more_change_all_the_time_than_a_reply_has() -> No
         subscriber.ask()
     assert len(subscriber.seen) == 2 * _ROWS
     replies_for_all = -(-2 * _ROWS * _ROW_BYTES // _REPLY_BYTES)
-    oldest_told = min(values[0] for values in subscriber.seen.values())
-    assert oldest_told > server.adds - (replies_for_all + 1) * _ROWS
+    oldest_received = min(values[0] for values in subscriber.seen.values())
+    assert oldest_received > server.adds - (replies_for_all + 1) * _ROWS
 
 
-def test_a_shard_that_does_not_know_a_subscription_begins_it_anew() -> None:
+def test_a_shard_sends_all_rows_to_an_unknown_subscription() -> None:
     """A restarted shard waited for changes, and its subscribers missed the restored values."""
     server = _OnShard(SSP(staleness=1))
     changes = server.next(after=17)
@@ -331,7 +331,7 @@ def test_a_closed_shard_ends_subscriptions_and_takes_no_more() -> None:
     assert len(server.subscriptions) == 0
 
 
-def test_whoever_does_not_take_part_cannot_subscribe() -> None:
+def test_an_unknown_worker_cannot_subscribe() -> None:
     """A subscription of an unknown worker never ended, because the worker could not leave."""
     server = _OnShard(ASP())
     with pytest.raises(UnknownWorker):

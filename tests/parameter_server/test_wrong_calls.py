@@ -133,27 +133,27 @@ WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
         ParameterServerError,
         r"expected a psf such as psf\.Axpy.*given Sum",
     ),
-    "aggregate beside an add": (
+    "aggregate fused with an add": (
         lambda client: client.add("w", row=0, values=1, update=psf.Sum("w", row=0)),  # type: ignore[arg-type]
         ParameterServerError,
         r"expected a psf such as psf\.Axpy.*given Sum",
     ),
-    "no function beside an add": (
+    "no function fused with an add": (
         lambda client: client.add_get("w", row=0, values=1, update=abs),  # type: ignore[arg-type]
         ParameterServerError,
         r"expected a psf such as psf\.Axpy.*given <built-in function abs>",
     ),
-    "function of another matrix beside an add": (
+    "function of another matrix fused with an add": (
         lambda client: client.add("w", row=0, values=1, update=psf.Scale("v", row=0, scalar=2)),
         ParameterServerError,
         "expected matrix 'w', given 'v'",
     ),
-    "function that fails beside an add": (
+    "function that fails fused with an add": (
         lambda client: client.add("w", row=0, values=1, update=psf.Map("w", 0, 1, raise_value_error)),
         ParameterServerError,
         "given ValueError: not for these",
     ),
-    "function that fails on the last block beside an add": (
+    "function that fails on the last block fused with an add": (
         lambda client: client.start_add("w", row=1, values=1, update=psf.Map("w", 1, 0, only_small)),
         ParameterServerError,
         "given ValueError: not for these",
@@ -221,7 +221,7 @@ async def test_a_clock_does_not_fail_by_numbers_that_another_worker_added() -> N
         assert (await small.get("w", row=0)).tolist() == [1.0, np.inf]
 
 
-async def test_statistics_of_no_matrix_name_those_that_there_are() -> None:
+async def test_statistics_of_a_missing_matrix_name_the_existing_matrices() -> None:
     """The error was a KeyError, which callers that handle the errors of a server did not catch."""
     async with ParameterServer(name="ps") as server:
         with pytest.raises(
@@ -250,7 +250,7 @@ CALLS_OF_A_CLIENT: dict[str, Call] = {
 
 @pytest.mark.parametrize("used_before", [False, True], ids=["unused", "used"])
 @pytest.mark.parametrize("call", CALLS_OF_A_CLIENT)
-async def test_every_call_of_a_client_that_has_left_says_so(call: str, used_before: bool) -> None:
+async def test_every_call_of_a_client_that_has_left_raises_an_error(call: str, used_before: bool) -> None:
     """A gradient was added after its worker had left, and counted in a finished iteration."""
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=4)
@@ -276,7 +276,7 @@ async def test_every_call_of_a_client_that_has_left_says_so(call: str, used_befo
         ({"worker": "first"}, r"client\(worker=\): expected a whole number of at least 0, given 'first'"),
     ],
 )
-async def test_wrong_settings_of_a_client_are_named_as_the_caller_knows_them(
+async def test_wrong_settings_of_a_client_are_refused_by_their_public_name(
     settings: dict[str, Any], message: str
 ) -> None:
     """The message named Outstanding(limit=), which the caller had not used, and the worker was registered."""

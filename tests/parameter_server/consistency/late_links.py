@@ -87,4 +87,4 @@ class LateServer:
         for task in tasks:
             if task not in stuck:
                 task.result()
-        assert not stuck, f"{len(stuck)} workers wait for ever"
+        assert not stuck, f"{len(stuck)} workers wait forever"

@@ -60,7 +60,7 @@ def gets_are_parked_under_the_worker_s_own_clock(patch: pytest.MonkeyPatch) -> N
     patch.setattr(StaleSynchronousModel, "get", get)
 
 
-def what_was_observed_elsewhere_ends_the_wait_here(patch: pytest.MonkeyPatch) -> None:
+def a_clock_of_another_shard_ends_the_wait_here(patch: pytest.MonkeyPatch) -> None:
     def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted <= max(self.tracker.get_min_clock(), observed):
@@ -84,7 +84,7 @@ def gets_are_answered_before_the_adds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsistencyModel, "_released", released)
 
 
-def a_worker_that_leaves_releases_nobody(patch: pytest.MonkeyPatch) -> None:
+def a_worker_that_leaves_releases_no_get(patch: pytest.MonkeyPatch) -> None:
     for model in (ConsistencyModel, BulkSynchronousModel):
         patch.setattr(model, "leave", lambda self, worker: [][: self.tracker.leave(worker)])
 
@@ -163,7 +163,7 @@ def workers_join_ahead_of_the_minimum(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def a_raised_worker_releases_nobody(patch: pytest.MonkeyPatch) -> None:
+def a_raised_worker_releases_no_get(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ConsistencyModel, "raise_worker", lambda self, worker, to: [][: self.tracker.raise_to(worker, to)]
     )
@@ -191,7 +191,7 @@ def a_clock_counts_even_if_it_is_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BulkSynchronousModel, "clock", clock)
 
 
-def what_was_observed_elsewhere_is_not_believed(patch: pytest.MonkeyPatch) -> None:
+def a_clock_of_another_shard_is_ignored(patch: pytest.MonkeyPatch) -> None:
     original = BulkSynchronousModel._check_turn
     patch.setattr(
         BulkSynchronousModel,
@@ -249,7 +249,7 @@ def every_clock_of_a_slowest_worker_moves_the_minimum(patch: pytest.MonkeyPatch)
     patch.setattr(ProgressTracker, "advance_and_get_changed_min_clock", advance)
 
 
-def anybody_may_add(patch: pytest.MonkeyPatch) -> None:
+def any_worker_may_add(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProgressTracker, "check_worker_valid", lambda self, worker: None)
 
 
@@ -276,7 +276,7 @@ def the_shard_forgets_to_finish_the_iteration(patch: pytest.MonkeyPatch) -> None
     patch.setattr(MatrixShard, "_finish_iteration", lambda self: None)
 
 
-def the_shard_releases_nobody_when_a_worker_leaves(patch: pytest.MonkeyPatch) -> None:
+def the_shard_releases_no_get_when_a_worker_leaves(patch: pytest.MonkeyPatch) -> None:
     def leave(self: Any, worker: int, error: Any) -> None:
         for get, waiting in [waits for waits in self._waiting.values() if waits[0].worker == worker]:
             self._forget(get)
@@ -298,7 +298,7 @@ def gets_hang_across_a_reset(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MatrixShard, "fail_waiting", lambda self, error: None)
 
 
-def the_shard_swallows_what_is_out_of_turn(patch: pytest.MonkeyPatch) -> None:
+def the_shard_ignores_calls_out_of_turn(patch: pytest.MonkeyPatch) -> None:
     original = MatrixShard.add
 
     def add(self: Any, request: Any) -> Any:
@@ -323,10 +323,10 @@ PLANTED: tuple[tuple[Plant, Consistency], ...] = (
     (gets_wait_at_the_bound_of_staleness, SSP(1)),
     (gets_go_one_past_the_bound_of_staleness, SSP(1)),
     (gets_are_parked_under_the_worker_s_own_clock, SSP(1)),
-    (what_was_observed_elsewhere_ends_the_wait_here, SSP(0)),
+    (a_clock_of_another_shard_ends_the_wait_here, SSP(0)),
     (gets_are_answered_before_the_adds, BSP()),
-    (a_worker_that_leaves_releases_nobody, BSP()),
-    (a_worker_that_leaves_releases_nobody, SSP(0)),
+    (a_worker_that_leaves_releases_no_get, BSP()),
+    (a_worker_that_leaves_releases_no_get, SSP(0)),
     (a_worker_that_leaves_releases_its_last_clock_only, SSP(2)),
     (a_worker_that_leaves_takes_its_adds_with_it, BSP()),
     (a_worker_that_leaves_holds_the_others_back, ASP()),
@@ -336,27 +336,27 @@ PLANTED: tuple[tuple[Plant, Consistency], ...] = (
     (merged_adds_go_to_the_end, BSP()),
     (workers_join_at_the_start, ASP()),
     (workers_join_ahead_of_the_minimum, SSP(3)),
-    (a_raised_worker_releases_nobody, BSP()),
+    (a_raised_worker_releases_no_get, BSP()),
     (a_call_out_of_turn_is_dropped_in_silence, BSP()),
     (a_clock_counts_even_if_it_is_refused, BSP()),
-    (what_was_observed_elsewhere_is_not_believed, BSP()),
+    (a_clock_of_another_shard_is_ignored, BSP()),
     (early_adds_go_with_the_next_release, BSP()),
     (early_gets_are_answered_at_once, BSP()),
     (gets_are_never_forgotten, SSP(1)),
     (a_reset_loses_the_gets, SSP(0)),
     (a_snapshot_has_no_pending_adds, BSP()),
     (every_clock_of_a_slowest_worker_moves_the_minimum, ASP()),
-    (anybody_may_add, ASP()),
-    (anybody_may_add, SSP(0)),
+    (any_worker_may_add, ASP()),
+    (any_worker_may_add, SSP(0)),
 )
 
 PLANTED_IN_THE_SHARD: tuple[tuple[Plant, Consistency], ...] = (
     (the_shard_answers_before_it_adds, BSP()),
     (the_shard_forgets_to_finish_the_iteration, ASP()),
-    (the_shard_releases_nobody_when_a_worker_leaves, BSP()),
-    (the_shard_releases_nobody_when_a_worker_leaves, SSP(0)),
+    (the_shard_releases_no_get_when_a_worker_leaves, BSP()),
+    (the_shard_releases_no_get_when_a_worker_leaves, SSP(0)),
     (the_gets_of_a_worker_that_has_left_hang, SSP(0)),
     (gets_hang_across_a_reset, BSP()),
-    (the_shard_swallows_what_is_out_of_turn, BSP()),
+    (the_shard_ignores_calls_out_of_turn, BSP()),
     (buffered_adds_are_applied_at_once, BSP()),
 )

@@ -28,13 +28,13 @@ def calls(random: Random) -> Calls:
 
 
 @random_examples(calls)
-def test_any_sequence_of_calls_does_what_the_table_says(example: Calls) -> None:
+def test_any_sequence_of_calls_follows_the_table(example: Calls) -> None:
     """A model gave a wrong verdict, released calls in a wrong order or read wrong values for a rare sequence."""
     assert difference(*example) is None
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-def test_long_runs_do_what_the_table_says(consistency: Consistency) -> None:
+def test_long_runs_follow_the_table(consistency: Consistency) -> None:
     """Bugs that need workers far apart, or many joins and leaves, did not occur in short random sequences."""
     for seed in range(8):
         workers = 1 + seed % 4

@@ -29,7 +29,7 @@ steps = st.lists(st.builds(ClientStep, st.sampled_from(CLIENT_STEPS), st.integer
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.sampled_from(BLOCKS), st.booleans(), steps)
-def test_any_sequence_of_calls_by_clients_does_what_the_table_says(
+def test_any_sequence_of_calls_by_clients_follows_the_table(
     consistency: Consistency,
     workers: int,
     shards: int,
@@ -42,7 +42,7 @@ def test_any_sequence_of_calls_by_clients_does_what_the_table_says(
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-def test_long_runs_of_clients_do_what_the_table_says(consistency: Consistency) -> None:
+def test_long_runs_of_clients_follow_the_table(consistency: Consistency) -> None:
     """Bugs that need workers far apart, or restores while calls wait, did not occur in short random sequences."""
     for seed in range(6):
         run = ClientRun(consistency, 3, 1 + seed % 3, BLOCKS[seed // 2], read_my_writes=seed % 2 == 1)
@@ -50,7 +50,7 @@ def test_long_runs_of_clients_do_what_the_table_says(consistency: Consistency) -
 
 
 @pytest.mark.parametrize("restores", [False, True], ids=["leaves", "is left out of a restore"])
-def test_all_shards_agree_when_the_last_worker_goes_with_adds_on_one_of_them(restores: bool) -> None:
+def test_all_shards_agree_when_the_last_worker_leaves_with_adds_on_one_of_them(restores: bool) -> None:
     """The shard with the adds ended an iteration, and ran its on_clock; the others did not: minimum clocks [1, 0]."""
 
     async def main() -> None:

@@ -69,7 +69,7 @@ def test_every_clock_of_a_single_worker_finishes_an_iteration(consistency: Consi
 
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
-def test_a_worker_joins_where_the_slowest_is(consistency: Consistency) -> None:
+def test_a_worker_joins_at_the_clock_of_the_slowest(consistency: Consistency) -> None:
     """A worker that joined late was out of turn, or the others did not wait for it."""
     model = model_at(consistency, {0: 3, 1: 2})
     assert model.join(7) == 2
@@ -159,7 +159,7 @@ def test_bsp_refuses_a_get_more_than_one_ahead() -> None:
     assert model.waiting_gets == 0
 
 
-def test_bsp_takes_what_was_in_turn_on_another_shard_at_its_own_clock() -> None:
+def test_bsp_accepts_calls_in_turn_on_another_shard_at_their_own_clock() -> None:
     """A shard that received a clock late refused the call, or put its add into the previous iteration."""
     model = model_at(BSP(), {0: 1, 1: 0})
     model.add(1, "of clock 0")
@@ -181,7 +181,7 @@ def test_bsp_keeps_the_adds_of_a_worker_that_leaves() -> None:
     assert model.leave(0) == [Released(1, ["a", "b"], ["g"])]
 
 
-def test_bsp_applies_what_is_left_when_the_last_worker_leaves() -> None:
+def test_bsp_applies_the_remaining_adds_when_the_last_worker_leaves() -> None:
     """The last gradients of a training were lost, because the workers left and no worker clocked after them."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
@@ -206,7 +206,7 @@ def test_bsp_applies_an_unfinished_iteration_when_the_last_worker_leaves_and_doe
     assert model.join(2) == 0
 
 
-def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
+def test_bsp_sums_up_the_adds_of_one_worker_in_this_iteration() -> None:
     """Many small adds in one iteration took unbounded memory, or adds of two iterations were summed up together."""
     model = model_at(BSP(), {0: 0, 1: 0})
     model.add(0, "a")
@@ -221,7 +221,7 @@ def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
     assert model.clock(1) == [Released(1, ["a", "B", "C", "D"], [])]
 
 
-def test_bsp_gives_the_adds_of_a_worker_by_its_clocks() -> None:
+def test_bsp_returns_the_adds_of_a_worker_in_order_of_its_clocks() -> None:
     """A worker's own adds were summed in another order than they were later applied in, so the last digits differed."""
     model = model_at(BSP(), {0: 1, 1: 0, 2: 0})
     model.add(0, "of another worker, a clock ahead", 1)
@@ -231,7 +231,7 @@ def test_bsp_gives_the_adds_of_a_worker_by_its_clocks() -> None:
     assert list(model.pending_adds(1)) == ["of clock 0", "of clock 1"]
 
 
-def test_bsp_merges_nothing_where_nothing_is() -> None:
+def test_bsp_calls_no_merge_without_pending_adds() -> None:
     """A merge without adds failed, because an empty sum has no shape."""
     model = model_at(BSP(), {0: 0})
     model.merge_pending(0, lambda adds: pytest.fail("there is nothing to merge"))
@@ -268,7 +268,7 @@ def test_bsp_restores_the_adds_that_waited() -> None:
     assert restored.clock(1) == [Released(2, ["a"], [])]
 
 
-def test_bsp_applies_adds_of_a_clock_that_was_passed_without_them_with_the_next_move() -> None:
+def test_bsp_applies_adds_of_an_already_passed_clock_with_the_next_move() -> None:
     """A shard that restored the clocks of another shard lost adds of a clock that its minimum had passed."""
     model = model_at(BSP(), {})
     model.restore(
@@ -297,7 +297,7 @@ def test_ssp_never_blocks_an_add() -> None:
     assert model.clock(0) == []
 
 
-def test_ssp_answers_each_clock_what_was_parked_under_it_in_order_of_arrival() -> None:
+def test_ssp_releases_the_gets_parked_at_each_clock_in_order_of_arrival() -> None:
     """A get was released at the wrong clock and saw too few adds, or was released out of order and starved."""
     model = model_at(SSP(1), {0: 3, 1: 2, 2: 3, 3: 0})
     for worker in (2, 1, 0):
@@ -315,7 +315,7 @@ def test_ssp_0_reads_like_bsp_and_adds_at_once() -> None:
     assert model.clock(1) == [Released(1, [], ["g"])]
 
 
-def test_ssp_does_not_answer_by_what_was_observed_elsewhere() -> None:
+def test_ssp_does_not_answer_by_a_clock_observed_on_another_shard() -> None:
     """A get was answered by a clock seen on another shard before the slowest worker's adds had arrived here."""
     model = model_at(SSP(0), {0: 1, 1: 0})
     assert not model.get(0, "g", 1)
@@ -336,7 +336,7 @@ def test_a_move_by_several_clocks_releases_them_one_by_one(leave: bool) -> None:
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
-def test_a_get_that_nobody_waits_for_is_not_released(consistency: Consistency) -> None:
+def test_a_cancelled_get_is_not_released(consistency: Consistency) -> None:
     """A cancelled get was answered: the shard read its memory for a reply that no caller received."""
     model = model_at(consistency, {0: 1, 1: 0, 2: 1})
     model.get(0, "g0")
@@ -351,7 +351,7 @@ def test_a_get_that_nobody_waits_for_is_not_released(consistency: Consistency) -
 
 
 @pytest.mark.parametrize("consistency", ALL, ids=repr)
-def test_a_reset_gives_back_all_that_waits_and_starts_over(consistency: Consistency) -> None:
+def test_a_reset_returns_all_waiting_requests_and_starts_over(consistency: Consistency) -> None:
     """Requests parked before a reset waited forever, or were answered from the next run."""
     model = model_at(consistency, {0: 0, 1: 0})
     model.add(1, "b")
@@ -370,7 +370,7 @@ def test_a_reset_gives_back_all_that_waits_and_starts_over(consistency: Consiste
     assert model.clock(2) == [Released(1, [], [])]
 
 
-def test_a_restore_gives_back_the_gets_that_wait() -> None:
+def test_a_restore_returns_the_waiting_gets() -> None:
     """A get that waited during a restore was never answered, because it was not part of the restored state."""
     model = model_at(SSP(0), {0: 1, 1: 0})
     state = model.snapshot()

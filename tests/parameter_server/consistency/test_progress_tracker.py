@@ -24,7 +24,7 @@ def test_the_minimum_moves_only_with_the_last_of_the_slowest() -> None:
     assert (tracker.get_progress(2), tracker.get_progress(7), tracker.get_min_clock()) == (2, 3, 2)
 
 
-def test_all_begin_at_zero_and_nobody_is_the_unique_minimum() -> None:
+def test_all_workers_start_at_zero_and_no_worker_is_the_unique_minimum() -> None:
     """One of two workers at the same clock counted as the slowest, and the minimum became one too high."""
     tracker = ProgressTracker()
     tracker.init([3, 1, 2])
@@ -35,7 +35,7 @@ def test_all_begin_at_zero_and_nobody_is_the_unique_minimum() -> None:
     assert not any(tracker.is_unique_min(worker) for worker in (1, 2, 3))
 
 
-def test_the_unique_minimum_is_the_one_that_is_left_behind() -> None:
+def test_the_unique_minimum_is_the_only_worker_at_the_lowest_clock() -> None:
     """A worker alone at a higher clock was taken for the slowest worker."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 1, 3, 3)
@@ -47,7 +47,7 @@ def test_each_clock_of_a_single_worker_moves_the_minimum() -> None:
     assert advance(ProgressTracker([0]), 0, 0, 0) == [1, 2, 3]
 
 
-def test_init_once_more_starts_over() -> None:
+def test_a_second_init_starts_over() -> None:
     """Clocks of an earlier run held back the workers of the next run, or let them run ahead."""
     tracker = ProgressTracker([1, 2])
     advance(tracker, 1, 2, 2)
@@ -93,13 +93,13 @@ def test_an_error_names_only_the_first_of_many_workers() -> None:
 
 
 @pytest.mark.parametrize(("workers", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more")])
-def test_an_error_counts_those_that_it_does_not_name(workers: int, named: str) -> None:
+def test_an_error_counts_the_workers_that_it_does_not_name(workers: int, named: str) -> None:
     """The message said "and 0 more", or left out a worker that it did not count."""
     with pytest.raises(UnknownWorker, match=f"expected one of {named}; make"):
         ProgressTracker(range(workers)).get_progress(-1)
 
 
-def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
+def test_without_workers_an_error_says_that_no_worker_has_joined() -> None:
     """The message listed no expected workers and looked broken."""
     with pytest.raises(
         UnknownWorker, match="worker 0 takes no part: expected none, as no worker has joined; make a client"
@@ -148,7 +148,7 @@ def test_a_worker_that_takes_part_already_cannot_join() -> None:
     assert tracker.get_progress(1) == 1
 
 
-def test_leaving_raises_the_minimum_by_as_many_clocks_as_it_held_it_back() -> None:
+def test_leaving_raises_the_minimum_by_all_clocks_that_the_worker_was_behind() -> None:
     """A crashed worker still counted, and all others waited for it forever."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 1, 1, 1, 2, 2, 2, 2)
@@ -157,7 +157,7 @@ def test_leaving_raises_the_minimum_by_as_many_clocks_as_it_held_it_back() -> No
     assert tracker.workers == (1,)
 
 
-def test_leaving_beside_another_at_the_same_clock_moves_nothing() -> None:
+def test_leaving_does_not_move_the_minimum_while_another_worker_is_at_the_same_clock() -> None:
     """When one of the two slowest workers left, the minimum moved before the other had finished its iteration."""
     tracker = ProgressTracker([1, 2, 3])
     advance(tracker, 3)
@@ -175,7 +175,7 @@ def test_the_minimum_stays_when_the_last_worker_leaves_and_another_joins() -> No
     assert advance(tracker, 1) == [3]
 
 
-def test_the_first_worker_that_joins_higher_up_brings_the_minimum_with_it() -> None:
+def test_the_first_worker_that_joins_at_a_higher_clock_raises_the_minimum() -> None:
     """The minimum stayed at a clock that no worker could move."""
     tracker = ProgressTracker()
     assert tracker.join(1, at=4) == 4
@@ -192,7 +192,7 @@ def test_raising_a_worker_can_raise_the_minimum() -> None:
     assert tracker.get_progress(2) == 4
 
 
-def test_raising_a_worker_to_where_it_is_or_was_changes_nothing() -> None:
+def test_raising_a_worker_to_its_clock_or_a_lower_one_changes_nothing() -> None:
     """A repeated message set a worker back, and it did iterations twice."""
     tracker = ProgressTracker([1])
     advance(tracker, 1, 1)
@@ -200,7 +200,7 @@ def test_raising_a_worker_to_where_it_is_or_was_changes_nothing() -> None:
     assert tracker.get_progress(1) == 2
 
 
-def test_a_snapshot_goes_on_where_it_was_taken() -> None:
+def test_a_restored_tracker_continues_from_its_snapshot() -> None:
     """A restored shard had other clocks than its workers, which ran ahead or waited forever."""
     tracker = ProgressTracker([4, 2])
     advance(tracker, 4, 2, 2)
@@ -239,7 +239,7 @@ def some_calls(random: Random) -> Calls:
 
 
 @random_examples(some_calls)
-def test_any_sequence_of_calls_is_counted_as_a_scan_would(calls: Calls) -> None:
+def test_any_sequence_of_calls_is_counted_as_by_a_scan(calls: Calls) -> None:
     """A count of workers per clock was off by one, which showed only after many calls."""
     tracker, clocks, least, highest = ProgressTracker([0, 1]), {0: 0, 1: 0}, 0, 0
     for kind, worker, number in calls:
@@ -271,7 +271,7 @@ def test_any_sequence_of_calls_is_counted_as_a_scan_would(calls: Calls) -> None:
         ]
 
 
-def test_many_workers_that_come_go_and_clock_are_counted_as_a_scan_would() -> None:
+def test_many_workers_that_join_leave_and_clock_are_counted_as_by_a_scan() -> None:
     """The counts of many workers far apart drifted from a scan of all workers."""
     random = Random(1)
     tracker, clocks, least = ProgressTracker(range(50)), dict.fromkeys(range(50), 0), 0

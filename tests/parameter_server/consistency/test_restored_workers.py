@@ -42,7 +42,7 @@ async def test_a_worker_that_was_ahead_still_waits_for_the_other(consistency: Co
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
-async def test_a_worker_that_is_no_longer_there_holds_nobody_back(consistency: Consistency) -> None:
+async def test_a_worker_that_does_not_return_blocks_no_other(consistency: Consistency) -> None:
     """A worker that did not return after a restore was still waited for, or its adds were lost."""
     state = await state_in_which_worker_1_is_behind(consistency)
     server, [ahead] = await server_of(consistency, 0)
@@ -55,7 +55,7 @@ async def test_a_worker_that_is_no_longer_there_holds_nobody_back(consistency: C
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
-async def test_a_worker_that_was_not_there_stands_at_the_minimum(consistency: Consistency) -> None:
+async def test_a_worker_that_is_new_after_a_restore_joins_at_the_minimum(consistency: Consistency) -> None:
     """After a restore, a new worker did not start at the minimum clock, or the others did not wait for it."""
     state = await state_in_which_worker_1_is_behind(consistency)
     server, (ahead, behind, new) = await server_of(consistency, 0, 1, 2)

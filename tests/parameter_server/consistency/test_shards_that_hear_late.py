@@ -79,7 +79,7 @@ class Iterations:
 
 
 @pytest.mark.parametrize("shards", [2, 3])
-def test_bsp_reads_the_same_however_late_shards_hear(shards: int) -> None:
+def test_bsp_reads_the_same_however_late_requests_reach_a_shard(shards: int) -> None:
     """A late shard refused a call in turn, put an add into the wrong iteration or skipped a step, so runs differed."""
 
     async def main(seed: int) -> None:
@@ -136,7 +136,7 @@ def test_ssp_never_reads_older_than_its_bound_on_any_shard(staleness: int) -> No
         asyncio.run(main(seed))
 
 
-async def test_a_first_call_that_is_given_up_leaves_joining_to_the_next() -> None:
+async def test_a_cancelled_first_call_leaves_joining_to_the_next() -> None:
     """A timeout cancelled a client's first call, and every later call was cancelled too."""
     server = LateServer(shards=2, seed=1)
     await server.directory.create(Matrix("w", rows=1, columns=4))
@@ -153,7 +153,7 @@ async def test_a_first_call_that_is_given_up_leaves_joining_to_the_next() -> Non
     await server.run(read())
 
 
-async def test_a_worker_whose_leaving_is_given_up_leaves_all_shards() -> None:
+async def test_a_worker_whose_leave_is_cancelled_leaves_all_shards() -> None:
     """A program was cancelled while its worker left, and the second shard waited for that worker forever."""
     server = LateServer(shards=2, seed=1)
     await server.directory.create(Matrix("w", rows=1, columns=4, consistency=BSP()))
@@ -167,9 +167,9 @@ async def test_a_worker_whose_leaving_is_given_up_leaves_all_shards() -> None:
     await turns()
     leaving.cancel()
 
-    async def go_on() -> None:
+    async def continue_alone() -> None:
         await clients[0].clock("w")
         await clients[0].get("w", row=0)
 
-    await server.run(go_on())
+    await server.run(continue_alone())
     assert [list(shard.workers) for shard in server.shards] == [[0], [0]]

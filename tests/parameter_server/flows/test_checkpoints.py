@@ -48,7 +48,7 @@ async def test_each_record_counts_once_whenever_the_flow_is_cut_off(
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-async def test_a_run_on_the_same_server_goes_back_to_its_checkpoint(consistency: Consistency) -> None:
+async def test_a_run_on_the_same_server_resumes_from_its_checkpoint(consistency: Consistency) -> None:
     """A server that outlived a failed run kept the changes made after the last checkpoint."""
     server, store = ParameterServer(shards=2), MemoryStore()
     for turns in (5, 9):
@@ -64,7 +64,7 @@ async def test_a_run_on_the_same_server_goes_back_to_its_checkpoint(consistency:
     assert await count_of_each(server) == [1.0] * 100
 
 
-async def test_a_flow_goes_on_from_a_snapshot_in_memory() -> None:
+async def test_a_flow_resumes_from_a_snapshot_in_memory() -> None:
     """A job resumed from a snapshot in memory with changes that the first job had made after the snapshot."""
     flow, _ = counting_flow(records=200)
     job = await flow.start()
@@ -77,7 +77,7 @@ async def test_a_flow_goes_on_from_a_snapshot_in_memory() -> None:
         assert await count_of_each(server) == [1.0] * 200
 
 
-async def test_to_begin_anew_is_to_begin_with_a_new_server() -> None:
+async def test_a_restart_without_a_checkpoint_starts_with_a_new_server() -> None:
     """A restart without a checkpoint started with counts of the earlier run."""
     store = MemoryStore()
     flow, _ = counting_flow()
@@ -91,7 +91,7 @@ async def test_to_begin_anew_is_to_begin_with_a_new_server() -> None:
 
 @pytest.mark.parametrize("how", ["abort", "failure"])
 async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used_again(how: str) -> None:
-    """The next run used the server again, and the records that the aborted run had counted counted twice."""
+    """The next run used the server again, and the records of the aborted run counted twice."""
 
     class FailsLater(Counts):
         async def process(self, record: int, out: Output) -> None:
@@ -118,7 +118,7 @@ async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used
     assert await count_of_each(server) == [1.0] * RECORDS
 
 
-async def test_a_server_whose_next_run_went_well_may_be_used_again() -> None:
+async def test_a_server_whose_next_run_finished_may_be_used_again() -> None:
     """A server was refused forever after an abort, although a later run had restored a checkpoint and ended."""
     server, store = ParameterServer(), MemoryStore()
     flow, _ = counting_flow(server=server)
@@ -153,7 +153,7 @@ class HeldBack(Dealt):
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=3)], ids=repr)
-async def test_a_checkpoint_that_a_worker_without_data_holds_up_is_given_up_and_the_next_one_works(
+async def test_a_checkpoint_held_up_by_a_worker_without_data_is_aborted_and_the_next_one_works(
     consistency: Consistency,
 ) -> None:
     """Workers that had stopped for the checkpoint never resumed, or requests stayed held forever."""
@@ -196,7 +196,7 @@ def _clock(server: ParameterServer, worker: int) -> int:
     return min((of_one.clocks[str(worker)] for shard in shards for of_one in shard.matrices), default=0)
 
 
-class StandsAtABarrier(Counts):
+class WaitsInItsSnapshot(Counts):
     """Takes worker 1's snapshot when the door is open, so that a barrier passes worker 0 long before worker 1."""
 
     def __init__(self, door: asyncio.Event, consistency: Consistency) -> None:
@@ -212,10 +212,10 @@ class StandsAtABarrier(Counts):
 
 
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-async def test_what_is_held_for_a_checkpoint_that_is_given_up_goes_on(consistency: Consistency) -> None:
+async def test_requests_held_for_an_aborted_checkpoint_are_applied(consistency: Consistency) -> None:
     """Adds of the worker whose barrier had passed were dropped with the aborted checkpoint."""
     clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
-    flow, server = counting_flow(lambda: StandsAtABarrier(door, consistency))
+    flow, server = counting_flow(lambda: WaitsInItsSnapshot(door, consistency))
     job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
     await handled(job, 6)
     taking = asyncio.create_task(job.checkpoint())
@@ -242,7 +242,7 @@ class WorksLong(Counts):
         await super().process(record, out)
 
 
-async def test_where_nobody_waits_for_anybody_a_checkpoint_does_not_hold_up_the_others() -> None:
+async def test_under_asp_a_checkpoint_does_not_stop_the_other_workers() -> None:
     """Under ASP, fast workers stopped at every checkpoint until the slowest had finished its mini-batch."""
     door = asyncio.Event()
     flow, server = counting_flow(lambda: WorksLong(door), records=MANY)
@@ -258,7 +258,7 @@ async def test_where_nobody_waits_for_anybody_a_checkpoint_does_not_hold_up_the_
     assert await count_of_each(server) == [1.0] * MANY
 
 
-class Beside(Operator):
+class SlowSnapshot(Operator):
     """Takes its snapshot when the door is open; it uses no server."""
 
     def __init__(self, door: asyncio.Event) -> None:
@@ -270,12 +270,12 @@ class Beside(Operator):
         await self._door.wait()
 
 
-async def test_a_state_that_was_taken_for_a_checkpoint_that_is_given_up_is_let_go() -> None:
+async def test_a_state_taken_for_an_aborted_checkpoint_is_released() -> None:
     """Each state of an aborted checkpoint left its block copying every changed row forever."""
     clock, door, store, released = VirtualClock(), asyncio.Event(), MemoryStore(), []
     flow, server = counting_flow(consistency=ASP(), sparse=True)
     beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(
-        lambda: Beside(door), name="other"
+        lambda: SlowSnapshot(door), name="other"
     )
     beside.collect(name="nothing")
     with pytest.MonkeyPatch.context() as patch:
@@ -298,10 +298,10 @@ async def test_a_state_that_was_taken_for_a_checkpoint_that_is_given_up_is_let_g
     assert await count_of_each(server) == [1.0] * RECORDS
 
 
-async def test_a_wait_for_a_checkpoint_that_is_cancelled_leaves_nothing_held() -> None:
+async def test_a_cancelled_wait_for_a_checkpoint_leaves_no_requests_held() -> None:
     """A caller limited a snapshot with ``asyncio.wait_for``, and the timeout left requests held."""
     door = asyncio.Event()
-    flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()))
+    flow, server = counting_flow(lambda: WaitsInItsSnapshot(door, ASP()))
     job = await flow.start()
     await handled(job, 6)
     taking = asyncio.create_task(job.snapshot())
@@ -314,10 +314,10 @@ async def test_a_wait_for_a_checkpoint_that_is_cancelled_leaves_nothing_held() -
     assert await count_of_each(server) == [1.0] * RECORDS
 
 
-async def test_a_worker_whose_input_ends_behind_its_barrier_has_counted_everything() -> None:
+async def test_a_worker_whose_input_ends_after_its_barrier_has_counted_all_records() -> None:
     """A worker's adds after its barrier were dropped when it left before another worker had passed the barrier."""
     door, store = asyncio.Event(), MemoryStore()
-    flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()), records=RECORDS)
+    flow, server = counting_flow(lambda: WaitsInItsSnapshot(door, ASP()), records=RECORDS)
     job = await flow.start(checkpoints=checkpoints(store))
     await handled(job, 6)
     taking = asyncio.create_task(job.checkpoint())
@@ -331,7 +331,7 @@ async def test_a_worker_whose_input_ends_behind_its_barrier_has_counted_everythi
     assert server.statistics().matrix(MATRIX).waiting == 0
 
 
-async def test_a_worker_far_behind_its_barrier_waits_before_too_much_is_held(
+async def test_a_worker_far_past_its_barrier_waits_before_too_many_requests_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Held clocks of a fast worker filled the memory of a shard while another worker was slow."""

@@ -88,7 +88,7 @@ async def test_an_abort_does_not_wait_for_a_clock() -> None:
     assert server.workers == []
 
 
-async def test_a_suspension_lets_workers_come_to_the_same_clock() -> None:
+async def test_a_suspension_lets_workers_reach_the_same_clock() -> None:
     """A barrier stopped one worker a clock before the others, which then waited forever."""
     door = asyncio.Event()
     job, server = await with_checkpoints(door)
@@ -133,7 +133,7 @@ async def test_a_suspension_without_checkpoints_does_not_wait_for_a_worker_witho
     assert server.workers == []
 
 
-async def test_a_suspension_that_finds_workers_apart_ends_in_time_and_says_so() -> None:
+async def test_a_suspension_with_workers_at_different_clocks_ends_in_time_with_an_error() -> None:
     """A suspension with checkpoints hung because the last checkpoint could not be taken."""
     clock = VirtualClock()
     job, server = await silent(checkpoints=checkpoints(MemoryStore(), alignment_timeout_s=5.0), clock=clock)
@@ -282,7 +282,7 @@ async def test_a_client_used_after_leaving_names_the_step() -> None:
         await ended(await flow.start())
 
 
-async def test_a_server_that_is_closed_meanwhile_ends_the_job() -> None:
+async def test_a_server_that_is_closed_during_a_job_ends_the_job() -> None:
     """Workers of a closed server waited forever."""
     job, server = await waiting(asyncio.Event())
     await server.close()

@@ -60,10 +60,10 @@ def _by_epoch(
     server, flow = ParameterServer(shards=2), Flow("by epoch")
     numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
     stamped = epochs_every(numbers, records=6, name="epochs")
-    told = stamped.process(
+    results = stamped.process(
         lambda: ClocksByEpoch(consistency), name="count", parallelism=2, parameter_server=server
     )
-    collected(told.collect(name="results"))
+    collected(results.collect(name="results"))
     return flow, server
 
 
@@ -244,7 +244,7 @@ async def test_many_small_batches_count_each_record_once(consistency: Consistenc
     await counted_once(lambda: counting_flow(lambda: HandlesBatches(consistency), records=RECORDS), turns)
 
 
-async def test_a_step_behind_another_of_the_same_server_counts_each_record_once() -> None:
+async def test_a_step_after_another_of_the_same_server_counts_each_record_once() -> None:
     """The barrier reached the second step through the first, and workers of both steps waited for each other."""
 
     def make() -> tuple[Flow, ParameterServer]:
@@ -274,7 +274,7 @@ class _Passes(Counts):
         out.emit(record)
 
 
-async def test_a_job_goes_on_by_itself_behind_a_checkpoint() -> None:
+async def test_a_job_continues_by_itself_after_a_checkpoint() -> None:
     """Workers that stopped for a checkpoint never resumed."""
     flow, server = counting_flow(consistency=BSP(), records=200)
     job = await flow.start(checkpoints=checkpoints(MemoryStore()))

@@ -31,7 +31,7 @@ KINDS = [ASP(), BSP(), SSP(staleness=2)]
 @pytest.mark.parametrize("turns", [3, 11, 24])
 @pytest.mark.parametrize("workers", [(2, 4), (4, 2), (1, 3, 2)], ids=str)
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-async def test_another_number_of_workers_goes_on(
+async def test_a_checkpoint_resumes_with_another_number_of_workers(
     consistency: Consistency, workers: tuple[int, ...], turns: int
 ) -> None:
     """A new worker started at clock 0 and all waited for it, or the others waited for a removed worker."""
@@ -44,7 +44,7 @@ async def test_another_number_of_workers_goes_on(
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-async def test_another_number_of_shards_goes_on_with_the_same_blocks(sparse: bool) -> None:
+async def test_a_checkpoint_resumes_with_another_number_of_shards_and_the_same_blocks(sparse: bool) -> None:
     """A server that needed more memory could not resume with more shards."""
     makes = [
         lambda shards=shards: counting_flow(  # type: ignore[misc]
@@ -79,7 +79,7 @@ async def suspended(store: MemoryStore, **options: Any) -> None:
     ],
     ids=["shards", "dtype", "sparse", "rows"],
 )
-async def test_what_does_not_fit_the_checkpoint_is_refused(
+async def test_settings_that_do_not_fit_the_checkpoint_are_refused(
     before: dict[str, Any], now: dict[str, Any], said: str
 ) -> None:
     """A run resumed with half of a matrix, or with numbers read as another type, without an error."""
@@ -129,7 +129,7 @@ async def test_adds_that_waited_for_a_clock_count_under_another_consistency(now:
     assert (await client.get(MATRIX, row=0)).tolist() == [1.0] * 6
 
 
-async def test_a_server_of_another_name_is_not_given_the_state() -> None:
+async def test_a_server_of_another_name_does_not_receive_the_state() -> None:
     """A server's name was mistyped, and training silently restarted from the initial values."""
     store = MemoryStore()
     await suspended(store)
@@ -140,7 +140,7 @@ async def test_a_server_of_another_name_is_not_given_the_state() -> None:
         await flow.start(checkpoints=checkpoints(store))
 
 
-async def test_a_server_that_is_new_in_the_flow_begins_anew_when_told_to() -> None:
+async def test_a_new_server_in_the_flow_starts_empty_if_it_is_named_as_changed() -> None:
     """A server that was new in a flow could not start without state, unlike other steps with state."""
     store = MemoryStore()
     await suspended(store)

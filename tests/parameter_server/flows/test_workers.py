@@ -25,7 +25,7 @@ from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer
 from streamiter.parameter_server.consistency import Consistency
 
 
-class TellsItsWorker(Operator):
+class EmitsItsWorker(Operator):
     """Emits its subtask, the number of its worker, and the record."""
 
     def open(self, context: Context) -> None:
@@ -38,17 +38,17 @@ class TellsItsWorker(Operator):
     process_left = process_right = process
 
 
-def test_each_subtask_is_a_worker_numbered_through_over_all_steps() -> None:
+def test_subtasks_of_all_steps_are_workers_with_consecutive_numbers() -> None:
     """Two steps both started with worker 0 and were one worker for the server."""
     flow, server = Flow("numbered"), ParameterServer()
     numbers = flow.from_items(list(range(12)), name="numbers", parallelism=2)
-    first = numbers.process(TellsItsWorker, name="first", parallelism=2, parameter_server=server).collect()
+    first = numbers.process(EmitsItsWorker, name="first", parallelism=2, parameter_server=server).collect()
     second = numbers.rebalance().process(
-        TellsItsWorker, name="second", parallelism=3, parameter_server=server
+        EmitsItsWorker, name="second", parallelism=3, parameter_server=server
     )
-    told = second.collect()
+    collected = second.collect()
     flow.run()
-    assert {place[:3] for place in [*first.items, *told.items]} == {
+    assert {place[:3] for place in [*first.items, *collected.items]} == {
         ("first", 0, 0),
         ("first", 1, 1),
         ("second", 0, 2),
@@ -61,14 +61,14 @@ def test_keyed_and_connected_streams_take_a_parameter_server() -> None:
     """Keyed and connected streams did not accept a parameter server, which training by user needs."""
     flow, server = Flow("kinds"), ParameterServer()
     left, right = flow.from_items([1, 2], name="left"), flow.from_items([3], name="right")
-    keyed = left.key_by(lambda n: n).process(TellsItsWorker, name="keyed", parameter_server=server).collect()
+    keyed = left.key_by(lambda n: n).process(EmitsItsWorker, name="keyed", parameter_server=server).collect()
     both = connect(left=left, right=right).process(
-        TellsItsWorker, name="both", parallelism=1, parameter_server=server
+        EmitsItsWorker, name="both", parallelism=1, parameter_server=server
     )
-    told = both.collect()
+    collected = both.collect()
     flow.run()
     assert sorted(keyed.items) == [("keyed", 0, 0, 1), ("keyed", 0, 0, 2)]
-    assert sorted(told.items) == [("both", 0, 1, 1), ("both", 0, 1, 2), ("both", 0, 1, 3)]
+    assert sorted(collected.items) == [("both", 0, 1, 1), ("both", 0, 1, 2), ("both", 0, 1, 3)]
 
 
 def test_a_flow_has_several_servers() -> None:
@@ -84,7 +84,7 @@ def test_a_flow_has_several_servers() -> None:
     assert asyncio.run(count_of_each(users)) == asyncio.run(count_of_each(items)) == [1.0] * RECORDS
 
 
-async def test_statistics_of_the_job_tell_of_the_server() -> None:
+async def test_statistics_of_the_job_include_the_server() -> None:
     """The statistics of a job did not show the server, so waiting workers could not be seen."""
     flow, _ = counting_flow(consistency=SSP(staleness=1), workers=3)
     job = await flow.start()
@@ -115,7 +115,9 @@ class UnequallyDealt(Dealt):
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1), SSP(staleness=0)], ids=repr)
-async def test_a_worker_leaves_at_the_end_of_its_input_and_the_others_go_on(consistency: Consistency) -> None:
+async def test_a_worker_leaves_at_the_end_of_its_input_and_the_others_continue(
+    consistency: Consistency,
+) -> None:
     """The others waited forever for a worker whose input had ended."""
     flow, server = Flow("unequal", parallelism=2), ParameterServer()
     numbers = flow.from_source(lambda: UnequallyDealt(RECORDS), name="numbers")
@@ -161,7 +163,7 @@ class WantsAClient(Operator):
     def process(self, record: Any, out: Output) -> None: ...
 
 
-def test_a_step_without_a_server_is_told_how_to_get_one() -> None:
+def test_the_error_of_a_step_without_a_server_says_how_to_give_one() -> None:
     """A step without a server failed with an AttributeError on None."""
     flow = Flow("without")
     flow.from_items([1]).process(WantsAClient, name="train").collect()
@@ -179,7 +181,9 @@ def test_a_step_without_a_server_is_told_how_to_get_one() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["process", "key_by", "connect"])
-def test_what_is_no_server_is_refused_at_the_line_of_the_step(kind: str, given: Any, said: str) -> None:
+def test_a_value_that_is_no_server_is_refused_at_the_line_of_the_step(
+    kind: str, given: Any, said: str
+) -> None:
     """A class given instead of a server was found only when the job started, somewhere in the engine."""
     numbers = Flow("refused").from_items([1], name="numbers")
     streams: dict[str, Any] = {
@@ -188,7 +192,7 @@ def test_what_is_no_server_is_refused_at_the_line_of_the_step(kind: str, given: 
         "connect": connect(left=numbers, right=numbers),
     }
     with pytest.raises(GraphError) as refused:
-        streams[kind].process(TellsItsWorker, name="train", parameter_server=given)
+        streams[kind].process(EmitsItsWorker, name="train", parameter_server=given)
     assert f"step 'train': expected a ParameterServer as parameter_server=, {said}" in str(refused.value)
     assert "test_workers.py:" in str(refused.value)
 
@@ -198,7 +202,7 @@ async def test_two_servers_of_one_name_are_refused() -> None:
     flow = Flow("twins")
     numbers = flow.from_items([1], name="numbers")
     for name in ("one", "other"):
-        numbers.process(TellsItsWorker, name=name, parameter_server=ParameterServer()).collect()
+        numbers.process(EmitsItsWorker, name=name, parameter_server=ParameterServer()).collect()
     with pytest.raises(GraphError, match="'parameter server', which another one has; give ParameterServer"):
         await flow.start()
 
@@ -207,7 +211,7 @@ async def test_a_server_named_like_a_step_is_refused() -> None:
     """A server and a step had the same name, and a checkpoint mixed up their states."""
     flow = Flow("same")
     numbers = flow.from_items([1], name="numbers")
-    numbers.process(TellsItsWorker, name="train", parameter_server=ParameterServer(name="train")).collect()
+    numbers.process(EmitsItsWorker, name="train", parameter_server=ParameterServer(name="train")).collect()
     with pytest.raises(GraphError, match="given 'train', which a step has"):
         await flow.start()
 
@@ -216,7 +220,7 @@ async def test_a_server_serves_one_flow_at_a_time() -> None:
     """A second flow used the workers of a server whose first flow was still running."""
     flow, server = counting_flow(records=400)
     other = Flow("other")
-    other.from_items([1]).process(TellsItsWorker, name="train", parameter_server=server).collect()
+    other.from_items([1]).process(EmitsItsWorker, name="train", parameter_server=server).collect()
     job = await flow.start()
     with pytest.raises(
         JobFailed, match="expected no workers yet as flow 'other' begins, given 2; one flow at a"
@@ -245,7 +249,7 @@ async def test_a_server_that_was_closed_is_refused() -> None:
         await flow.start()
 
 
-async def test_a_job_that_is_not_opened_leaves_no_worker_behind() -> None:
+async def test_a_job_whose_start_fails_leaves_no_worker_registered() -> None:
     """The next flow was refused because workers of a failed start were still registered."""
 
     class CannotBeOpened(Operator):

@@ -115,7 +115,7 @@ def test_every_psf_has_a_case() -> None:
     assert exported == tested
 
 
-def test_all_37_functions_of_the_table_are_there() -> None:
+def test_all_37_functions_of_the_table_exist() -> None:
     """A function that users know by its name from other systems was missing."""
     assert len(TABLE.split()) == 37
     assert set(TABLE.split()) <= set(psf.__all__)

@@ -136,7 +136,7 @@ def test_sparse_updates_touch_only_columns_with_a_gradient(rule, gradients):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_the_numbers_are_those_of_the_formula(sparse, gradients):
+def test_the_numbers_equal_the_formula(sparse, gradients):
     """Blocks and the rule agreed with each other and were both wrong."""
     given = on_blocks(Adam(0.1, l2=0.2), gradients, width=7, sparse=sparse)
     with_gaps = [[float(g) if g or not sparse else None for g in row] for row in gradients]
@@ -148,7 +148,7 @@ def test_the_numbers_are_those_of_the_formula(sparse, gradients):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_rows_longer_than_what_is_updated_at_once_are_updated_to_their_end(sparse):
+def test_a_row_of_several_pieces_is_updated_to_its_end(sparse):
     """The last, shorter piece of a row, or a piece without any gradient, was updated wrongly."""
     columns = 100_000
     matrix = Matrix("w", 4, columns, "float32")
@@ -212,7 +212,7 @@ def test_the_gradient_is_divided_by_the_scale(sparse, named_only):
     assert not scaled.row(1).any()
 
 
-def test_a_step_that_is_given_counts_in_place_of_the_block_s_own():
+def test_a_given_step_replaces_the_step_of_the_block():
     """The rate decayed with the number of updates although the workers counted epochs."""
     blocks = Blocks(2)
     rule = SGD(InverseSquareRoot(1.0, decay=1.0))
@@ -240,7 +240,7 @@ def test_a_block_without_gradients_counts_its_updates_too(sparse):
     assert blocks.row(0)[20] == pytest.approx(expected[0])
 
 
-def test_the_count_of_updates_goes_on_after_a_restore():
+def test_the_count_of_updates_continues_after_a_restore():
     """Adam started at t = 1 again with the slots of thousands of updates, and made a huge first step."""
     whole, first, second = Blocks(4), Blocks(4), Blocks(4)
     optimize = Optimize("w", Adam(0.1))
@@ -285,7 +285,7 @@ def test_numbers_too_large_become_infinite_and_fail_no_worker(sparse):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_slots_begin_as_the_rule_wants_them_for_the_weights_that_are_there(sparse, gradients):
+def test_initial_slots_are_computed_from_the_weights_as_by_the_rule(sparse, gradients):
     """``FTRL(keep_start=True)`` lost its start weights with the first gradient when z began at 0."""
     rule = FTRL(0.3, 0.5, l1=0.1, l2=0.1, keep_start=True)
     blocks = Blocks(4, width=5, sparse=sparse)
@@ -377,7 +377,7 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
         (Optimize("w", Adam()), {"rows": 4, "block_rows": 2}, RowsInDifferentBlocks, r"rows 0, 1, 2, 3"),
     ],
 )
-def test_a_matrix_that_does_not_fit_is_refused_with_what_would(psf, settings, error, message):
+def test_a_matrix_that_does_not_fit_is_refused_with_the_settings_that_would(psf, settings, error, message):
     """A matrix had one row too few, and its gradients were read from a slot."""
     blocks = Blocks(**settings)
     with pytest.raises(error, match=message):
@@ -450,7 +450,7 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(make, error, message):
+def test_impossible_settings_are_refused_by_name(make, error, message):
     """A scale of 0 made every weight infinite."""
     with pytest.raises(error, match=message):
         make()

@@ -46,7 +46,7 @@ def test_a_number_depends_on_seed_row_and_column_only(draw: object) -> None:
     assert len(np.unique(row)) == len(row)
 
 
-def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
+def test_rows_drawn_one_by_one_equal_the_rows_of_the_whole_matrix() -> None:
     """The functions for one row and for all rows drew from different streams."""
     for one, all_rows in (
         (psf.RandomNormal("w", 6, 0.0, 1.0, seed=2), psf.RandomNormal("w", None, 0.0, 1.0, seed=2)),

@@ -279,7 +279,7 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def test_settings_are_plain_and_their_own() -> None:
+def test_settings_are_plain_values_and_copies() -> None:
     """A numpy scalar could not be sent, and a change of the caller's array changed a function already under way."""
     values = np.ones(100)
     function = psf.Put("w", np.int64(1), values)  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def test_settings_are_plain_and_their_own() -> None:
         function.row = 2  # type: ignore[misc]
 
 
-def test_every_psf_can_go_to_another_process() -> None:
+def test_every_psf_can_be_sent_to_another_process() -> None:
     """A psf could not be pickled, or contained a function that another process does not have."""
     for case in ALL_CASES:
         sent = case.function.require_importable()

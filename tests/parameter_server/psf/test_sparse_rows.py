@@ -73,7 +73,7 @@ def test_maps_without_column_numbers_check_all_blocks_first() -> None:
         assert "given ValueError: too much" in refused(driver, psf.Map("w", 1, 3, fails_on_one))
 
 
-def test_not_a_number_may_be_the_number_for_absent_columns() -> None:
+def test_nan_may_be_the_default_of_absent_columns() -> None:
     """NaN is not equal to itself, so two equal defaults of NaN were taken for different numbers."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: np.where(x == 0, np.nan, i)))
@@ -82,7 +82,7 @@ def test_not_a_number_may_be_the_number_for_absent_columns() -> None:
     assert driver.aggregate(psf.Size("w", 3)) == np.count_nonzero(driver.initial[1])
 
 
-def test_a_row_without_absent_columns_may_become_anything() -> None:
+def test_a_row_without_absent_columns_accepts_any_function() -> None:
     """A function was refused because of absent columns that the row did not have."""
     driver = OnBlocks(Fixture("full", "float64", default=0.0), (5, 50))
     driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: i + x))

@@ -8,7 +8,7 @@ import signal
 from streamiter.parameter_server import Client, psf
 from streamiter.parameter_server.server import ParameterServer
 
-__all__ = ["asking_for_ever", "kill"]
+__all__ = ["call_until_error", "kill"]
 
 
 async def kill(server: ParameterServer, shard: int) -> None:
@@ -17,7 +17,7 @@ async def kill(server: ParameterServer, shard: int) -> None:
     os.kill(process_id, signal.SIGKILL)
 
 
-async def asking_for_ever(client: Client) -> None:
+async def call_until_error(client: Client) -> None:
     """Call the server until the client receives the loss of a shard as an error."""
     while True:
         await client.aggregate(psf.Sum("w", row=0))

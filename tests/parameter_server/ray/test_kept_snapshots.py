@@ -17,7 +17,7 @@ def part(number: int, state: str, workers: tuple[int, ...] = (0, 1)) -> ShardSna
     return ShardSnapshot(number, workers, (CreateRequest(Matrix("w", rows=1, columns=2), 2),), state)
 
 
-def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:
+def test_only_a_snapshot_from_all_shards_is_restored() -> None:
     """One half of the parameters came from clock 10, the other half from clock 20."""
     kept = KeptSnapshots[str](shards=2)
     assert not kept.add(0, part(1, "left 1"))
@@ -31,7 +31,7 @@ def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:
     assert [create.matrix.name for create in kept.latest.matrices] == ["w"]
 
 
-def test_what_a_past_that_no_longer_counts_has_left_is_not_put_together_with_what_comes() -> None:
+def test_parts_from_before_a_rollback_are_not_combined_with_later_parts() -> None:
     """After a loss the shards reached the same clock again, and one half came from before the loss."""
     kept = KeptSnapshots[str](shards=2)
     for shard in range(2):
@@ -45,7 +45,7 @@ def test_what_a_past_that_no_longer_counts_has_left_is_not_put_together_with_wha
     assert not kept.add(0, part(1, "late"))
 
 
-def test_a_worker_that_is_not_on_all_shards_yet_is_not_in_a_snapshot() -> None:
+def test_a_worker_that_has_not_joined_all_shards_is_not_in_a_snapshot() -> None:
     """A worker rejoined on one shard only, and the others waited for its clock."""
     kept = KeptSnapshots[str](shards=2)
     kept.add(0, part(1, "left", workers=(0, 1, 2)))
@@ -55,7 +55,7 @@ def test_a_worker_that_is_not_on_all_shards_yet_is_not_in_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize(("clocks", "of"), [(0, "w"), (1.5, "w"), (1, ""), (1, None)])
-def test_settings_that_make_no_sense_are_refused(clocks: Any, of: Any) -> None:
+def test_impossible_settings_of_snapshots_are_refused(clocks: Any, of: Any) -> None:
     """A snapshot every 0 clocks was accepted."""
     with pytest.raises(ConfigurationError, match="SnapshotEvery"):
         SnapshotEvery(clocks=clocks, of=of)

@@ -40,7 +40,7 @@ LOST = (
 )
 
 
-async def test_each_record_counts_once_whatever_is_cut_off_and_wherever_it_goes_on() -> None:
+async def test_each_record_counts_once_wherever_the_flow_is_cut_off_and_resumes() -> None:
     """Requests after a barrier on one shard were before it on another, or a job waited for a lost shard."""
     async with ParameterServer(shards=2, on="ray") as server:
         for consistency in (BSP(), SSP(staleness=2), ASP()):

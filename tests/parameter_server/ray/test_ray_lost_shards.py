@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_server.ray.other_process import OtherProcess, gradient, train
-from parameter_server.ray.processes import asking_for_ever, kill
+from parameter_server.ray.processes import call_until_error, kill
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import RolledBack, ShardLost
@@ -26,7 +26,7 @@ COLUMNS = 50_000  # 400 kB, which go through the object store
 ITERATIONS = 8
 
 
-async def test_all_go_back_to_one_moment_and_nothing_counts_twice() -> None:
+async def test_all_shards_roll_back_to_one_snapshot_and_no_add_counts_twice() -> None:
     """A shard was restored to an older moment than the others, and half of the parameters lost updates."""
     import ray
 
@@ -44,7 +44,7 @@ async def test_all_go_back_to_one_moment_and_nothing_counts_twice() -> None:
         assert all(clock in (2, 4) for clock in went_back)
 
 
-async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> None:
+async def test_workers_far_apart_roll_back_each_to_its_own_barrier() -> None:
     """Under ASP a fast worker's adds were in the snapshot, and were added again after its rollback."""
     async with trained(ASP()) as server:
         fast, slow = server.client(worker=0), server.client(worker=1)
@@ -77,7 +77,7 @@ async def test_under_ssp_an_idle_worker_stops_no_other_at_a_snapshot() -> None:
         await past_an_idle_worker(server, SSP(staleness=10), iterations=11)
 
 
-async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_go_back_to_initial_values() -> (
+async def test_under_asp_an_idle_worker_stops_no_other_and_a_loss_without_a_snapshot_resets_all_shards() -> (
     None
 ):
     """Worker 0 stopped at clock 2, as under BSP, and a loss before the first snapshot ended the training.
@@ -89,7 +89,7 @@ async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_g
         await kill(server, 1)
         for client in (busy, idle):
             with pytest.raises(RolledBack) as back:
-                await asking_for_ever(client)
+                await call_until_error(client)
             assert back.value.clocks == {"w": 0}
         assert re.fullmatch(
             r"parameter server: expected all shards to run, given the loss of shard 1 \(process \d+ on node [\d.]+ "
@@ -108,7 +108,7 @@ async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_g
         assert (await busy.get("w", row=0)).tolist() == [5.0, 6.0, 7.0, 8.0]
 
 
-async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_again_in_silence() -> None:
+async def test_a_snapshot_lost_with_its_node_is_an_error_and_no_training_restarts_silently() -> None:
     """A lost snapshot was reported as no snapshot, and the training silently restarted from its initial values.
 
     With one shard, no other shard knew the workers, and the first one to call again ran ahead of the others.
@@ -123,7 +123,7 @@ async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_
         await client.add("w", row=0, values=1.0)
         await kill(server, 0)
         with pytest.raises(RolledBack, match="all shards went back to their initial values"):
-            await asking_for_ever(client)
+            await call_until_error(client)
         assert server.statistics().matrix("w").clocks == {
             "0": 0,
             "1": 0,
@@ -142,7 +142,7 @@ async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_
         with pytest.raises(
             ShardLost, match=r"the loss of shard 0 .*'w'; snapshot 1 could not be restored \(OSError: gone"
         ):
-            await asking_for_ever(client)
+            await call_until_error(client)
 
 
 def gone() -> None:

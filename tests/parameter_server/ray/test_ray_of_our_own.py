@@ -34,22 +34,22 @@ async def main():
     address = ray.util.get_node_ip_address()
     await first.close()
     ended = not ray.is_initialized()
-    told = ""
-    while not told:
+    cause = ""
+    while not cause:
         try:
             await client.get("w", row=0)
         except ShardLost as error:
-            told = str(error)
+            cause = str(error)
     await clock.advance(10.0)  # sends heartbeats, and checks those of other workers
     await second.close()
-    print(json.dumps([values, address, ended, told, ray.is_initialized(), signal.getsignal(signal.SIGTERM) is before]))
+    print(json.dumps([values, address, ended, cause, ray.is_initialized(), signal.getsignal(signal.SIGTERM) is before]))
 
 asyncio.run(main())
 """
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_it_ends_with_the_server_that_started_it_and_is_not_started_again() -> None:
+def test_ray_ends_with_the_server_that_started_it_and_is_not_started_again() -> None:
     """Processes of Ray outlived their program, a heartbeat restarted Ray after the end, and SIGTERM had no effect.
 
     Shards accepted connections from other machines.
@@ -67,12 +67,12 @@ def test_it_ends_with_the_server_that_started_it_and_is_not_started_again() -> N
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr
-    values, address, ended, told, is_there_again, is_sigterm_as_before = json.loads(
+    values, address, ended, cause, is_there_again, is_sigterm_as_before = json.loads(
         done.stdout.splitlines()[-1]
     )
     assert values == [1.0, 2.0, 3.0]
     assert address == "127.0.0.1"
     assert ended
-    assert "Ray has been ended" in told
+    assert "Ray has been ended" in cause
     assert not is_there_again
     assert is_sigterm_as_before

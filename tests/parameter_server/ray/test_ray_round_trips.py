@@ -49,7 +49,7 @@ def _error(found: Any, expected: Any) -> float:
     return float(np.abs(found - expected).sum() / np.abs(expected).sum())
 
 
-async def test_whole_rows_some_columns_and_functions_come_back_as_numpy_has_them(
+async def test_rows_columns_and_functions_give_the_same_as_numpy(
     shared_address: RayAddress,
 ) -> None:
     """A slice went to the wrong shard, an array came back read-only, or an aggregate was merged twice."""
@@ -77,7 +77,7 @@ async def test_whole_rows_some_columns_and_functions_come_back_as_numpy_has_them
         assert await client.clock("two rows") == 1
 
 
-async def test_errors_of_shards_are_what_they_are_in_one_process(shared_address: RayAddress) -> None:
+async def test_errors_of_shards_are_the_same_as_in_one_process(shared_address: RayAddress) -> None:
     """A worker in another process could not tell a misspelt matrix from a broken connection."""
     async with ParameterServer.connect(shared_address) as server:
         await server.create_matrix("errors", rows=1, columns=4)
@@ -94,7 +94,7 @@ async def test_errors_of_shards_are_what_they_are_in_one_process(shared_address:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-async def test_a_call_that_waits_as_the_server_is_closed_fails() -> None:
+async def test_a_call_that_waits_when_the_server_is_closed_fails() -> None:
     """A worker waited forever for a closed server."""
     server = ParameterServer(shards=1, on="ray")
     await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=0))
@@ -108,7 +108,7 @@ async def test_a_call_that_waits_as_the_server_is_closed_fails() -> None:
         await waiting
 
 
-def test_without_the_package_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing optional package raised an ImportError from deep inside."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[ray\]'"):

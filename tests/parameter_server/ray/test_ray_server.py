@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_server.ray.processes import asking_for_ever, kill
+from parameter_server.ray.processes import call_until_error, kill
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ParameterServerError, RolledBack, ShardLost
@@ -19,7 +19,7 @@ from streamiter.parameter_server.snapshots import SnapshotEvery
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_a_lost_shard() -> None:
+async def test_statistics_and_snapshots_are_of_one_moment_and_a_restore_replaces_a_lost_shard() -> None:
     """Statistics were from before the training, a snapshot held half of an add, and a lambda was sent to a shard.
 
     Workers waited forever for a lost shard, or continued without half of the parameters.
@@ -83,7 +83,7 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
         lost = r"prices: expected all shards to run, given the loss of shard 0 \(process \d+ on node [\d.]+ \(\w{8}\) "
         then = r"has ended\) with blocks of 'w', 'v'; no snapshots .* server.restore"
         with pytest.raises(ShardLost, match=lost + then):
-            await asking_for_ever(clients[0])
+            await call_until_error(clients[0])
         server.checkpoint_begins(1)
         with pytest.raises(ShardLost):
             await server.take_state(1)
@@ -93,7 +93,7 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
         assert clients[1].clock_of("w") == states[0]["matrices"]["w"]["clocks"]["progress"][1]
 
 
-async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_after_a_loss() -> None:
+async def test_subscribers_and_workers_missing_from_the_snapshot_continue_after_a_loss() -> None:
     """A subscriber was asked for a clock that it did not have, and a worker was unknown after the rollback."""
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=1, of="w")) as server:
         await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=1))
@@ -115,7 +115,7 @@ async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_aft
             with pytest.raises(
                 RolledBack, match=r"loss of shard 1 .* all shards went back to snapshot 1: "
             ) as back:
-                await asking_for_ever(client)
+                await call_until_error(client)
             assert back.value.clocks == {"w": 1}
             assert client.clock_of("w") == 1
         async with asyncio.timeout(PATIENCE_S):

@@ -176,13 +176,13 @@ class _BlockMachine(RuleBasedStateMachine):
         self.frozen.append((state, self.expected.copy(), self.block.updates))
 
     @precondition(lambda self: self.frozen)
-    @rule(first=st.booleans(), goes_on=st.booleans())
-    def restore(self, first: bool, goes_on: bool) -> None:
+    @rule(first=st.booleans(), continues=st.booleans())
+    def restore(self, first: bool, continues: bool) -> None:
         state, expected, updates = self.frozen.pop(0 if first else -1)
         other = restored(self.matrix, self.range, state)
         assert other.updates == updates
         self._check(other, expected)
-        if goes_on:
+        if continues:
             self.block, self.expected = other, expected
 
     @precondition(lambda self: self.frozen)
@@ -225,7 +225,7 @@ def _begun(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_any_sequence_of_calls_does_what_it_does_to_an_array(
+def test_any_sequence_of_calls_gives_the_same_as_on_an_array(
     is_sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default."""

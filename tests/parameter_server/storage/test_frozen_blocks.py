@@ -30,7 +30,7 @@ def _wide(is_sparse: bool, dtype: Any) -> Matrix:
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
 def test_large_blocks_come_in_frames_of_about_a_megabyte(is_sparse: bool, dtype: Any) -> None:
-    """A block encoded in one piece held up the event loop for a second."""
+    """A block encoded in one piece blocked the event loop for a second."""
     block, within = _block_with_much(matrix := _wide(is_sparse, dtype))
     state, frames = decoded(block.freeze(PLAIN.encode))
     assert len(frames) > 2
@@ -42,7 +42,7 @@ def test_large_blocks_come_in_frames_of_about_a_megabyte(is_sparse: bool, dtype:
 
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
-def test_what_changes_between_two_frames_is_not_in_them(is_sparse: bool, dtype: Any) -> None:
+def test_frames_contain_no_changes_made_between_them(is_sparse: bool, dtype: Any) -> None:
     """A snapshot held half of an add, which counted twice after a restart."""
     block, within = _block_with_much(matrix := _wide(is_sparse, dtype))
     expected = [block.get(row, None) for row in range(3)]
@@ -62,7 +62,7 @@ def test_what_changes_between_two_frames_is_not_in_them(is_sparse: bool, dtype: 
 
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
-def test_a_restore_replaces_what_was_there(is_sparse: bool, dtype: Any) -> None:
+def test_a_restore_replaces_later_changes(is_sparse: bool, dtype: Any) -> None:
     """After a rollback, rows that had changed since the snapshot kept their changes."""
     matrix = Matrix(
         "w", rows=4, columns=900, dtype=dtype, sparse=is_sparse, default=2.0 if is_sparse else 0.0
@@ -125,7 +125,7 @@ def test_rows_are_copied_only_while_a_snapshot_needs_them() -> None:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_state_that_was_released_is_not_taken_for_less_state(is_sparse: bool) -> None:
+def test_reading_a_released_state_is_an_error(is_sparse: bool) -> None:
     """A checkpoint that was aborted halfway was stored as complete."""
     block, _ = _block_with_much(_wide(is_sparse, "float64"))
     deferred = deferred_of(block.freeze(PLAIN.encode))

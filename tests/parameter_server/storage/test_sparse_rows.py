@@ -39,7 +39,7 @@ def test_nan_and_negative_zero_are_kept_apart_from_the_default(columns: int) -> 
     assert np.isnan(block.get(0, columns_of(1, 2, 3))).all()
 
 
-def test_a_row_that_nobody_changed_takes_no_memory() -> None:
+def test_a_row_without_changes_takes_no_memory() -> None:
     """A table of a million words took the memory of a million empty rows."""
     block, _ = block_of(Matrix("w", rows=1_000_000, columns=1000, sparse=True, default=0.5))
     assert block.get(999_999, columns_of(4)).tolist() == [0.5]
@@ -48,7 +48,7 @@ def test_a_row_that_nobody_changed_takes_no_memory() -> None:
     assert block.size_bytes() == 0
 
 
-def test_memory_goes_with_what_is_there_and_not_with_the_width() -> None:
+def test_memory_grows_with_the_stored_columns_and_not_with_the_width() -> None:
     """A row of hashed features took memory for its range of 2⁴⁰ instead of for the few million that occur."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, dtype="float32", sparse=True, block=(1, _HUGE)))
     columns = np.random.default_rng(1).integers(0, _HUGE, 50_000)
@@ -79,7 +79,7 @@ def test_a_row_that_has_filled_up_is_no_larger_than_a_dense_one() -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_columns_that_came_to_equal_the_default_make_room_for_others(is_replaced: bool) -> None:
+def test_columns_reset_to_the_default_make_room_for_others(is_replaced: bool) -> None:
     """An accumulator that got other columns in each round, and was cleared after it, grew without end."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     sizes = []
@@ -95,7 +95,7 @@ def test_columns_that_came_to_equal_the_default_make_room_for_others(is_replaced
     assert max(sizes[20:]) <= max(sizes[:20])
 
 
-def test_duplicates_need_room_once() -> None:
+def test_duplicate_columns_take_memory_once() -> None:
     """A batch with one word a thousand times made a table for a thousand words."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     for column in (9, 8):
@@ -104,7 +104,7 @@ def test_duplicates_need_room_once() -> None:
     assert block.size_bytes() < 1000
 
 
-def test_a_row_that_holds_little_gives_back_what_it_took() -> None:
+def test_a_row_that_shrinks_releases_its_memory() -> None:
     """A gradient that had once been large made each later step fill a table of that size."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     block.add(0, np.arange(5000), np.ones(5000))
@@ -146,7 +146,7 @@ def test_columns_that_all_want_the_same_slot_are_found(monkeypatch: pytest.Monke
         assert not found[count:].any()
 
 
-def test_whole_numbers_are_exact_beyond_what_a_float_holds() -> None:
+def test_whole_numbers_are_exact_beyond_the_range_of_a_float() -> None:
     """Counts above 2⁵³ that went through a float lost their last digits."""
     block, _ = block_of(Matrix("w", rows=1, columns=100_000, dtype="int64", sparse=True))
     large = (1 << 62) + 1
@@ -159,7 +159,7 @@ def test_whole_numbers_are_exact_beyond_what_a_float_holds() -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 30_000])
-def test_what_a_sparse_row_gave_stays_as_it_was(columns: int) -> None:
+def test_content_read_from_a_sparse_row_does_not_change_with_later_writes(columns: int) -> None:
     """A function read one row and wrote the same row, and the values that it had read changed."""
     matrix = Matrix("w", rows=1, columns=columns, sparse=True)
     block, _ = block_of(matrix)

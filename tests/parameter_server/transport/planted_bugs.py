@@ -98,12 +98,12 @@ def settle_with_each_reply(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RemoteLink, "_take_outcome", take_any)
 
 
-def never_give_up(patch: pytest.MonkeyPatch) -> None:
+def never_report_cancelled_calls(patch: pytest.MonkeyPatch) -> None:
     """The link does not report a cancelled call to the shard, which continues to wait."""
     patch.setattr(RemoteLink, "_give_up", lambda self, call: None)
 
 
-def number_given_up_calls_apart(patch: pytest.MonkeyPatch) -> None:
+def cancel_outside_of_the_order(patch: pytest.MonkeyPatch) -> None:
     """The link reports a cancelled call outside of the order of requests, possibly before the request arrives."""
     handle = _OpenSession._handle
     receive = _OpenSession.receive
@@ -129,7 +129,7 @@ PLANTED = [
     (keep_only_the_newest_outcomes, "was given"),
     (forget_a_reply_that_was_sent, "was given"),
     (settle_with_each_reply, "was given"),
-    (never_give_up, "these hang"),
-    (number_given_up_calls_apart, "these hang"),
+    (never_report_cancelled_calls, "these hang"),
+    (cancel_outside_of_the_order, "these hang"),
 ]
 """The planted bugs, and a part of the error that finds each of them."""

@@ -105,7 +105,7 @@ class _Run:
                 raise self.broken(f"these hang: {hanging[:3]}")
             self.time.pass_until(due_s)
         while any(link.unanswered for link in self.links):  # These belong to cancelled calls.
-            self.require(self.time.now_s < _BOUND_S, "calls that were given up stay open")
+            self.require(self.time.now_s < _BOUND_S, "cancelled calls stay open")
             self.time.pass_until(self.time.now_s + 1.0)
         self.time.pass_until(self.time.now_s + _AFTERWARDS_S)
 
@@ -117,11 +117,11 @@ class _Run:
         if self.shard.handled != wanted:
             raise self.broken(f"requests were handled as {self.shard.handled}")
         self._check_replies()
-        self.require(not self.shard.parked, "requests are parked that nobody waits for any more")
+        self.require(not self.shard.parked, "cancelled requests stay parked on the shard")
         again = [count for carrier in self.carriers for count in carrier.requests_sent.values() if count > 1]
         self.require(not again, f"requests were sent whole {again} times")
         self.require(self.sessions.kept == 0, "the shard keeps outcomes that its clients have")
-        self.require(self.time.next_timer_s is None, "a timer runs on where nothing is asked")
+        self.require(self.time.next_timer_s is None, "a timer is set while no call is under way")
 
     def _check_replies(self) -> None:
         for ask, waiting in self.calls:

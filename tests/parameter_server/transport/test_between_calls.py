@@ -168,7 +168,7 @@ async def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         await test_an_add_is_in_the_states_of_both_shards_or_of_none(SEEDS)
 
 
-async def test_a_snapshot_that_is_given_up_stalls_nobody() -> None:
+async def test_a_cancelled_snapshot_stalls_no_worker() -> None:
     """A snapshot was cancelled while its pings were on their way, and the workers stayed paused."""
     for seed in range(20):
         case = _Case(seed)
@@ -185,7 +185,7 @@ async def test_a_snapshot_that_is_given_up_stalls_nobody() -> None:
         case.settle()
 
 
-async def test_a_snapshot_under_which_shards_go_back_fails_and_stalls_nobody() -> None:
+async def test_a_snapshot_fails_when_shards_are_rolled_back_and_stalls_no_worker() -> None:
     """A pause waited for a ping to a shard from before the rollback."""
     case = _Case(1)
     taking = asyncio.ensure_future(case.take())
@@ -204,7 +204,7 @@ async def test_a_snapshot_under_which_shards_go_back_fails_and_stalls_nobody() -
     case.settle()
 
 
-async def test_a_get_that_waits_for_a_clock_holds_no_pause_up() -> None:
+async def test_a_pause_does_not_wait_for_a_get_that_waits_for_a_clock() -> None:
     """A pause waited for a get, and the get waited for a clock that was sent after the pause."""
     case = _Case(0)
     link = case.workers[0][0]

@@ -92,7 +92,7 @@ async def train(client: Client) -> None:
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=repr)
 @pytest.mark.parametrize("seed", range(3))
-async def test_every_call_of_a_client_does_what_it_does_beside_its_shards(
+async def test_every_call_of_a_client_works_as_in_the_process_of_its_shards(
     consistency: Consistency, seed: int
 ) -> None:
     """A call relied on shards in its own process, and failed with shards in other processes."""

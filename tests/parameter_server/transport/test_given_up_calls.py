@@ -1,4 +1,4 @@
-"""Cancelled calls to a shard in another process: reads are taken back, all other calls are done."""
+"""Cancelled calls to a shard in another process: gets are removed from the shard, all other calls are done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamiter.parameter_server.requests import (
 )
 
 
-def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
+def test_a_cancelled_get_is_taken_from_the_shard() -> None:
     """Calls with a time limit left gets on the shard, more with every try."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
@@ -31,7 +31,7 @@ def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
     assert link.unanswered == 0
 
 
-def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
+def test_a_get_that_is_cancelled_before_it_is_sent_is_not_sent() -> None:
     """Calls with a time limit piled up on a link whose shard did not answer."""
     connection, shard = with_matrix(BSP(), workers=2, window=1)
     link, _ = connection.link()
@@ -46,7 +46,7 @@ def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
     assert shard.statistics().matrices[0].gets == 1
 
 
-def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
+def test_a_cancelled_clock_is_counted() -> None:
     """A worker was at different clocks on different shards forever."""
     connection, shard = with_matrix(BSP(), window=1)
     link, _ = connection.link()
@@ -59,7 +59,7 @@ def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
     assert shard.statistics().matrices[0].minimum_clock == 2
 
 
-def test_the_shard_hears_of_a_get_that_is_given_up_while_the_connection_is_broken() -> None:
+def test_a_get_that_is_cancelled_while_the_connection_is_lost_is_taken_from_the_shard() -> None:
     """A message was lost, and the cancelled get stayed on the shard until its clock came, or forever."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, carrier = connection.link()
@@ -73,7 +73,7 @@ def test_the_shard_hears_of_a_get_that_is_given_up_while_the_connection_is_broke
     assert shard.statistics().matrices[0].waiting == 0
 
 
-def test_giving_up_a_call_from_before_a_rollback_leaves_those_after_it_alone() -> None:
+def test_cancelling_a_call_from_before_a_rollback_cancels_no_later_call() -> None:
     """Numbers restart after a rollback, and a worker that cancelled an old call cancelled a new one."""
     connection, shard = recording()
     link, _ = connection.link()
@@ -93,7 +93,7 @@ def test_giving_up_a_call_from_before_a_rollback_leaves_those_after_it_alone() -
     assert all(reply.is_settled for reply in new)
 
 
-def test_an_add_that_is_held_for_a_checkpoint_is_done_even_if_its_caller_gave_up() -> None:
+def test_an_add_that_is_held_for_a_checkpoint_is_done_even_if_it_is_cancelled() -> None:
     """A call of a cancelled task or a replaced client was lost, although the shard had accepted it."""
     connection, shard = with_matrix(SSP(staleness=1), workers=2)
     link, _ = connection.link()

@@ -32,7 +32,7 @@ class Unreachable:
         raise ConnectionResetError("the process has ended")
 
 
-def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
+def test_a_shard_that_sends_nothing_for_long_is_lost() -> None:
     """A call to a shard whose function never ended waited forever."""
     connection, _ = recording(window=1)
     link, carrier = connection.link(lost_after_s=20.0)
@@ -59,7 +59,7 @@ def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
     assert not waiting.is_settled
 
 
-def test_silence_counts_from_when_something_was_asked() -> None:
+def test_silence_counts_from_the_first_unanswered_request() -> None:
     """After a pause of some minutes the first call found its shard lost."""
     connection, _ = recording()
     link, _ = connection.link(lost_after_s=20.0)
@@ -68,7 +68,7 @@ def test_silence_counts_from_when_something_was_asked() -> None:
     assert connection.ask(link, Ask("worker 0", 1, "answered")) == 1
 
 
-def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
+def test_calls_fail_with_the_error_of_the_carrier() -> None:
     """An error without its cause said nothing about the process that had ended."""
     connection, _ = recording()
     link, _ = connection.link()
@@ -124,7 +124,7 @@ def test_a_lost_shard_that_is_replaced_is_used_again() -> None:
     assert connection.ask(link, Ask("worker 0", 0, "answered")) == 0
 
 
-def test_what_waits_on_a_shard_is_given_up_when_it_goes_back() -> None:
+def test_waiting_calls_are_removed_from_a_shard_that_is_rolled_back() -> None:
     """A get from before the rollback kept its place among the waiting gets of the shard."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
@@ -153,7 +153,7 @@ def test_a_closed_link_fails_its_calls_and_takes_no_more() -> None:
     assert connection.sessions._open == {}
 
 
-def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> None:
+def test_a_late_copy_of_a_request_of_a_closed_client_is_not_applied_again() -> None:
     """A shard that had forgotten a closed client took a late first request for the request of a new client."""
     connection, shard = recording()
     session = SessionId("worker 0")

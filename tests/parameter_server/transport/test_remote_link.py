@@ -34,7 +34,7 @@ class RaisesOn:
         raise self.error
 
 
-def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() -> None:
+def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_message() -> None:
     """A handler for UnknownMatrix did not catch the error of a shard in another process."""
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
@@ -42,7 +42,7 @@ def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() 
         connection.ask(link, GetRequest("v", 0))
 
 
-def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> None:
+def test_an_error_of_another_library_names_its_type_and_its_line() -> None:
     """A mistake in a user's function on another machine gave an error without a line of code."""
     connection = Connection(RaisesOn(ZeroDivisionError("division by zero")))
     link, _ = connection.link()
@@ -54,7 +54,7 @@ def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> N
     assert "raise self.error" in caught.value.__notes__[0]
 
 
-def test_an_error_that_only_has_the_name_of_ours_does_not_pass_for_it() -> None:
+def test_an_error_that_only_has_the_name_of_a_streamiter_error_does_not_become_it() -> None:
     """An OutOfRange error of another library was taken for the error about a wrong column."""
     connection = Connection(RaisesOn(type("OutOfRange", (Exception,), {})("of something else")))
     link, _ = connection.link()
@@ -63,7 +63,7 @@ def test_an_error_that_only_has_the_name_of_ours_does_not_pass_for_it() -> None:
     assert not isinstance(caught.value, OutOfRange)
 
 
-def test_an_error_of_a_class_derived_from_ours_does_not_pass_for_it() -> None:
+def test_an_error_of_a_class_derived_from_a_streamiter_error_does_not_become_it() -> None:
     """A user's error class was built from its message alone, which raised another error."""
 
     class OutOfMyRange(OutOfRange):
@@ -76,7 +76,7 @@ def test_an_error_of_a_class_derived_from_ours_does_not_pass_for_it() -> None:
         connection.ask(link, "anything")
 
 
-def test_a_rollback_told_by_the_shard_has_its_clocks() -> None:
+def test_a_rollback_raised_by_the_shard_has_its_clocks() -> None:
     """A worker received a rollback without the clocks to resume from."""
     connection = Connection(RaisesOn(RolledBack("go back", {"w": 3})))
     link, _ = connection.link()
@@ -102,7 +102,7 @@ def test_the_callers_array_is_filled_when_the_reply_comes() -> None:
     assert fused.tolist() == [2.0, 2.0, 2.0, 2.0]
 
 
-def test_an_array_is_not_filled_for_a_call_that_was_given_up() -> None:
+def test_an_array_is_not_filled_for_a_cancelled_call() -> None:
     """A reply overwrote the array of a cancelled call, which the caller already used again."""
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
@@ -114,7 +114,7 @@ def test_an_array_is_not_filled_for_a_call_that_was_given_up() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 4], ids=["queued", "sent"])
-def test_an_add_that_is_given_up_is_done_with_the_values_it_had(window: int) -> None:
+def test_a_cancelled_add_is_done_with_the_values_that_it_had(window: int) -> None:
     """A repeated add sent the values that the caller had put into its array after it cancelled the call."""
     connection, shard = with_matrix(ASP(), window=window)
     link, carrier = connection.link()
@@ -140,7 +140,7 @@ def test_a_request_that_waits_is_not_sent_again() -> None:
     assert waiting.result() == 0
 
 
-def test_a_request_that_is_given_up_before_it_is_sent_keeps_no_place_on_the_shard() -> None:
+def test_a_request_that_is_cancelled_before_it_is_sent_keeps_no_place_on_the_shard() -> None:
     """The shard received cancellations only of calls that had already been sent."""
     connection, shard = recording(window=1)
     link, _ = connection.link()
@@ -164,7 +164,7 @@ def test_requests_above_the_window_wait_in_the_client_and_follow_in_order() -> N
     assert shard.handled == {"worker 0": [0, 1, 2, 3, 4, 5]}
 
 
-def test_a_request_that_waits_long_does_not_hold_up_those_behind_it() -> None:
+def test_a_request_that_waits_long_does_not_block_later_requests() -> None:
     """A waiting subscription blocked all later requests, because the window counted from the oldest request."""
     connection, shard = recording(window=2)
     shard.release = lambda request: None
@@ -174,7 +174,7 @@ def test_a_request_that_waits_long_does_not_hold_up_those_behind_it() -> None:
         assert connection.ask(link, Ask("worker 0", index, "answered")) == index
 
 
-def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() -> None:
+def test_the_shard_forgets_replies_of_a_client_that_makes_no_more_calls() -> None:
     """Rows of many MB stayed on the shard until their worker made its next call."""
     connection, _ = recording()
     link, _ = connection.link()

@@ -56,7 +56,7 @@ class _Replaced:
         assert not [ask for ask in self.shard.parked if ask.client == "old"], f"seed {self.seed}"
 
 
-def clocks_told(call: WaitingReply[Any]) -> dict[str, int] | None:
+def clocks_of_rollback(call: WaitingReply[Any]) -> dict[str, int] | None:
     """Return the clocks of the rollback that a call failed with, or None where it was answered before."""
     try:
         call.result()
@@ -111,37 +111,37 @@ def check_rollback(seed: int) -> None:
     run.check_handled(before)
     for call in answered:
         call.result()
-    told = [clocks for call in calls if (clocks := clocks_told(call)) is not None]
-    assert all(clocks == {"w": seed} for clocks in told), f"seed {seed}"
+    rolled_back = [clocks for call in calls if (clocks := clocks_of_rollback(call)) is not None]
+    assert all(clocks == {"w": seed} for clocks in rolled_back), f"seed {seed}"
 
 
-def test_requests_of_an_older_client_of_the_same_worker_are_refused_once_there_is_a_newer_one() -> None:
+def test_requests_of_an_older_client_of_a_worker_are_refused_once_a_newer_one_exists() -> None:
     """A slow worker that had been taken for dead added its gradients together with its successor's."""
     for seed in SEEDS:
         check_newer_client(seed)
 
 
-def test_nothing_sent_before_a_rollback_is_applied_after_it() -> None:
+def test_no_request_sent_before_a_rollback_is_applied_after_it() -> None:
     """An add on its way was applied after the rollback, and again when its worker repeated it."""
     for seed in SEEDS:
         check_rollback(seed)
 
 
-def test_a_planted_bug_in_telling_clients_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_that_confuses_clients_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No message of the older client was late, so the checks above passed with a bug."""
     receive = ShardSessions.receive
 
-    def each_beside_the_other(self: ShardSessions, message: ClientMessage) -> Any:
+    def as_separate_clients(self: ShardSessions, message: ClientMessage) -> Any:
         session = message.session
         alone = session._replace(client=f"{session.client}, client {session.incarnation}")
         return receive(self, message._replace(session=alone))
 
-    monkeypatch.setattr(ShardSessions, "receive", each_beside_the_other)
+    monkeypatch.setattr(ShardSessions, "receive", as_separate_clients)
     with pytest.raises(AssertionError, match="seed"):
-        test_requests_of_an_older_client_of_the_same_worker_are_refused_once_there_is_a_newer_one()
+        test_requests_of_an_older_client_of_a_worker_are_refused_once_a_newer_one_exists()
 
 
-def test_a_planted_bug_in_telling_generations_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_that_confuses_generations_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No message from before the rollback was late, so the checks above passed with a bug."""
     receive = ShardSessions.receive
 
@@ -151,7 +151,7 @@ def test_a_planted_bug_in_telling_generations_apart_is_found(monkeypatch: pytest
 
     monkeypatch.setattr(ShardSessions, "receive", of_any_generation)
     with pytest.raises(AssertionError, match="seed"):
-        test_nothing_sent_before_a_rollback_is_applied_after_it()
+        test_no_request_sent_before_a_rollback_is_applied_after_it()
 
 
 @pytest.mark.soak

@@ -55,7 +55,7 @@ def test_an_outcome_is_kept_until_the_client_has_it_and_no_longer() -> None:
     assert shard.handled == {"worker 0": [1, 2]}
 
 
-def test_calls_that_wait_for_an_outcome_return_when_the_shard_goes_back() -> None:
+def test_calls_that_wait_for_an_outcome_return_when_the_shard_is_rolled_back() -> None:
     """Calls of an actor from before the rollback stayed open forever."""
     sessions = ShardSessions(RecordingShard(SimulatedTime(), random.Random(0)))
     outcome = sessions.receive(ClientMessage(SESSION, 1, (), Ask("worker 0", 0, "waits")))
@@ -76,7 +76,7 @@ def test_calls_of_a_client_that_was_replaced_are_refused() -> None:
     assert "use the newest client" in str(waiting.result())
 
 
-def test_a_request_that_was_answered_is_not_given_up_any_more() -> None:
+def test_an_answered_request_is_not_cancelled_any_more() -> None:
     """A cancellation arrived after the reply had been sent, and the shard cancelled a finished request."""
     shard = RecordingShard(SimulatedTime(), random.Random(0))
     sessions = ShardSessions(shard)

@@ -137,7 +137,7 @@ class Training:
         for part in (self._meet, self._train):
             self.finished = 0
             for worker in range(self.workers):
-                self._go_on(part(worker))
+                self._step(part(worker))
             self._until(lambda: self.finished == self.workers, "workers hang")
         self._until(lambda: not any(link.unanswered for of in self.links for link in of), "requests hang")
         self.time.pass_until(self.time.now_s + 60.0)
@@ -148,19 +148,19 @@ class Training:
             self.require(bool((total == self.iterations).all()), f"in the end shard {number} has {total}")
             self.require(shard.statistics().matrices[0].waiting == 0, "gets are left on a shard")
 
-    def _go_on(self, worker: Step) -> None:
+    def _step(self, worker: Step) -> None:
         waits = next(worker, None)
         if waits is None:
             self.finished += 1
         else:
-            self._go_on_after(waits, worker)
+            self._step_after(waits, worker)
 
-    def _go_on_after(self, waits: list[WaitingReply[Any]], worker: Step) -> None:
+    def _step_after(self, waits: list[WaitingReply[Any]], worker: Step) -> None:
         left = [waiting for waiting in waits if not waiting.is_settled]
         if left:
-            left[0].when_settled(lambda: self._go_on_after(left, worker))
+            left[0].when_settled(lambda: self._step_after(left, worker))
         else:
-            self._go_on(worker)
+            self._step(worker)
 
     def _until(self, condition: Any, otherwise: str) -> None:
         while not condition():
