@@ -1,4 +1,4 @@
-"""Stores in a directory."""
+"""Fixtures of stores in a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deferred state as a store returns it, and the files that are kept for it."""
+"""Deferred state as a store returns it, and the files that hold it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["decoded_frames", "unnamed_files"]
 
 
 def decoded_frames(deferred: Deferred, plain_data: PlainData | None = None) -> Iterator[Any]:
-    """Return each frame, decoded from its bytes when it is asked for; release the state at the end."""
+    """Return each frame, decoded from its bytes when it is requested; release the state at the end."""
     plain = plain_data or PlainData()
     yield from map(plain.decode, deferred.frames())
     deferred.release()

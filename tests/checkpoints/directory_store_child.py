@@ -42,7 +42,7 @@ def parts(number: int) -> list[SnapshotPart]:
 
 
 async def go_on(directory: str, run: str) -> None:
-    """Take checkpoints without end, and print each number when it is committed."""
+    """Take checkpoints without end, and print the number of each commit."""
     store = DirectoryStore(directory)
     before = await store.claim("clicks", run)
     number = before.committed.number if before and before.committed else 0
@@ -57,9 +57,7 @@ async def go_on(directory: str, run: str) -> None:
 
 
 async def compete(directory: str, run: str) -> None:
-    """Claim when a line comes on stdin, then take checkpoints until another run has claimed; print the
-    committed ones.
-    """
+    """Claim the flow after a line on stdin; take checkpoints until another run claims it; print the last commit."""
     store = DirectoryStore(directory)
     sys.stdin.readline()
     committed = 0
@@ -76,7 +74,7 @@ async def compete(directory: str, run: str) -> None:
 
 
 async def save_large(directory: str, run: str) -> None:
-    """Save a large snapshot; print by how many bytes the memory grew at most."""
+    """Save a large snapshot, and print the peak growth of the memory in bytes."""
     store = DirectoryStore(directory)
     await store.claim("clicks", run)
     await store.save(header(1, run), parts(1))

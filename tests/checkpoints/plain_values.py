@@ -26,7 +26,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHARACTERS = 'abcxyzABZ019 _-./\\%~:\0\n\x7f"\u00e9\u00df\u0130\u01c5\u212a\u0441\ud800\udfff\uffff\U0001f600'
-"""Capital and small letters that are one to some file systems, signs of paths, lone surrogates."""
+"""Letters that some file systems do not distinguish, characters of paths, lone surrogates."""
 
 EDGES = [
     0,
@@ -38,7 +38,7 @@ EDGES = [
     ),
     1 << 4000,
 ]
-"""Where encodings of integers change."""
+"""Integers at which the encoding changes."""
 
 FLOATS = [0.0, -0.0, 1.5, -1e300, 5e-324, 0.1, 2.0**53, math.inf, -math.inf, math.nan, -math.nan]
 
@@ -63,7 +63,7 @@ def many(random: Random, make: Callable[[Random], Any], most: int = 4) -> list[A
 
 
 def some_text(random: Random) -> str:
-    """Return a text with lone surrogates, sometimes longer than the shortest header of an encoding can say."""
+    """Return a text with lone surrogates, sometimes too long for the shortest header of an encoding."""
     length = random.choice((0, 1, 2, 3, 5, 31, 32)) if random.random() < 0.95 else 300
     return "".join(random.choices(CHARACTERS, k=length))
 
@@ -73,7 +73,7 @@ def some_bytes(random: Random) -> bytes:
 
 
 def some_int(random: Random) -> int:
-    """Return a small integer, one at a limit, or one of any size."""
+    """Return a small integer, an integer at a limit, or one of any size."""
     kind = random.random()
     if kind < 0.3:
         return random.randint(-9, 9)
@@ -166,7 +166,7 @@ def some_key(random: Random) -> Any:
 def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
-    except (TypeError, ValueError):  # ValueError: a time span that has no unit
+    except (TypeError, ValueError):  # A time span without a unit raises a ValueError.
         return False
     return True
 
@@ -177,7 +177,7 @@ LEAVES = (*(some_atom,) * 6, some_array, some_scalar, some_columns, some_point)
 def some_plain_value(
     random: Random, levels: int = 3, leaves: Sequence[Callable[[Random], Any]] = LEAVES
 ) -> Any:
-    """Return any value that the encoding takes."""
+    """Return a random value that the encoding accepts."""
     kind = random.randrange(8) if levels else 0
     if kind < 4:
         return random.choice(leaves)(random)
@@ -219,7 +219,7 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, np.ndarray):
         return first.shape == second.shape and _same_content(first, second)
     if isinstance(first, (str, bytes)):
-        return first == second  # also numpy's: through an array they would lose NULs at the end
+        return first == second  # This is for numpy's texts, too: as arrays they would lose NULs at the end.
     if isinstance(first, np.generic):
         return _same_content(first, second)
     if isinstance(first, float):
@@ -232,7 +232,7 @@ def _same_content(first: Any, second: Any) -> bool:
 
 
 def same_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
-    """Stricter than ``==``: the C types, the alignment and the titles count, too."""
+    """Return whether the types are equal with their C types, alignment and titles, which ``==`` ignores."""
     described = (first.str, first.char, first.isalignedstruct, first.names, first.shape, first.itemsize)
     if described != (
         second.str,

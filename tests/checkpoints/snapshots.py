@@ -1,4 +1,4 @@
-"""Snapshots to store, and the snapshots that were read back."""
+"""Snapshots to store, and their content when it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FRAMES = [b"first", b"", b"third" * 20]
 
 
 class Frames(Deferred):
-    """Deferred state of these frames; it records how it was treated."""
+    """Deferred state of these frames; it counts taken frames and releases."""
 
     def __init__(self, frames: Sequence[bytes] = FRAMES) -> None:
         self._frames = frames
@@ -42,7 +42,7 @@ def header(number: int, run: str = "a", *, flow: str = "clicks", **more: Any) ->
 
 
 def parts() -> list[SnapshotPart]:
-    """Return parts of every kind: without content, without deferred state, with much of it."""
+    """Return parts of every kind: without content, without deferred state, with many frames."""
     return [
         SnapshotPart("read/0", b"positions"),
         SnapshotPart("read/1", b""),

@@ -1,7 +1,7 @@
 """The contract of checkpoint stores, as a class of checks to inherit from.
 
-A store's test module has a fixture ``make_store``: each call makes a store of the same snapshots, as another
-process would.
+A store's test module has a fixture ``make_store``: each call makes a store of the same snapshots, as another process
+would.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoreContract:
     # ---- kept snapshots
 
     async def test_a_snapshot_comes_back_as_it_was(self, make_store: MakeStore) -> None:
-        """State with a piece missing, or the pieces of two parts exchanged, is worse than none."""
+        """A restored state had a missing piece, or the pieces of two parts were exchanged."""
         store = make_store()
         await store.claim("clicks", "a")
         size_bytes = await store.save(header(7), parts())
@@ -55,7 +55,7 @@ class StoreContract:
         await snapshot.close()
 
     async def test_frames_may_be_read_side_by_side(self, make_store: MakeStore) -> None:
-        """The subtasks of a step restore at the same time; a shared position in the file would mix them up."""
+        """The subtasks of a step restored at the same time, and a shared position in the file mixed their frames up."""
         store = make_store()
         await store.claim("clicks", "a")
         many = [[b"%d of %d" % (number, piece) * 50 for number in range(300)] for piece in range(3)]
@@ -66,7 +66,7 @@ class StoreContract:
         await snapshot.close()
 
     async def test_what_the_snapshot_does_not_have_is_an_error(self, make_store: MakeStore) -> None:
-        """A program that has changed refers to pieces that no snapshot has."""
+        """A changed program requested pieces that the snapshot does not have, without an error."""
         store = make_store()
         await store.claim("clicks", "a")
         await save(store, 1)
@@ -80,14 +80,14 @@ class StoreContract:
         await snapshot.close()
 
     async def test_nothing_is_released(self, make_store: MakeStore) -> None:
-        """The caller that froze the state releases it, also if saving fails; a second release would be wrong."""
+        """The store released state that its owner releases, also after a failed save, so it was released twice."""
         store, deferred = make_store(), Frames()
         await store.claim("clicks", "a")
         await store.save(header(1), [SnapshotPart("p", b"", [deferred])])
         assert (deferred.taken, deferred.released) == (3, 0)
 
     async def test_other_work_is_done_between_two_frames(self, make_store: MakeStore) -> None:
-        """Records flow on while state of a gigabyte is written."""
+        """Records stopped while state of a gigabyte was written."""
         turns = 0
 
         async def work() -> None:
@@ -113,7 +113,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("broken", ["fails", "is cancelled"])
     async def test_a_save_that_ends_early_leaves_nothing(self, make_store: MakeStore, broken: str) -> None:
-        """A snapshot without its last parts would be taken for a complete one."""
+        """A snapshot without its last parts was taken for a complete one."""
         began = asyncio.Event()
 
         class Broken(Frames):
@@ -136,11 +136,11 @@ class StoreContract:
         assert await ids(store) == []
         with pytest.raises(CheckpointError):
             await store.open("clicks", CheckpointId(1, "a"))
-        # And nothing of it is in the way of the next one.
+        # Nothing of the broken save disturbs the next save.
         await save_and_commit(store, 1)
 
     async def test_one_name_for_two_parts_is_refused(self, make_store: MakeStore) -> None:
-        """One of them would be lost."""
+        """One of two parts with the same name was lost."""
         store = make_store()
         await store.claim("clicks", "a")
         with pytest.raises(InternalError, match="two parts are called 'p'"):
@@ -148,7 +148,7 @@ class StoreContract:
         assert await ids(store) == []
 
     async def test_a_snapshot_is_never_replaced(self, make_store: MakeStore) -> None:
-        """A number used twice would change the snapshot that a commit names."""
+        """A number was used twice, and the snapshot of a commit changed."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1)
@@ -161,7 +161,7 @@ class StoreContract:
     async def test_a_missing_snapshot_is_an_error_that_names_the_existing_ones(
         self, make_store: MakeStore
     ) -> None:
-        """The wrong directory, or the wrong number."""
+        """The error for a wrong directory or number did not name the existing snapshots."""
         store = make_store()
         with pytest.raises(CheckpointError, match=r"expected checkpoint 7 of run a in .*, given none"):
             await store.open("clicks", CheckpointId(7, "a"))
@@ -171,7 +171,7 @@ class StoreContract:
             await store.open("clicks", CheckpointId(7, "a"))
 
     async def test_snapshots_are_listed_oldest_first(self, make_store: MakeStore) -> None:
-        """Numbers with more digits come later, in any order of their names."""
+        """Numbers with more digits were listed before smaller ones, in the order of their names."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 9, 10, 10**10, 10**11)
@@ -187,7 +187,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("flow", FLOWS)
     async def test_flows_of_any_name_are_independent(self, make_store: MakeStore, flow: str) -> None:
-        """A flow whose name is a path wrote into the folder of another one."""
+        """A flow whose name is a path wrote into the folder of another flow."""
         store = make_store()
         await store.claim(flow, "a")
         await save_and_commit(store, 1, flow=flow)
@@ -204,7 +204,7 @@ class StoreContract:
     # ---- claims and commits
 
     async def test_nothing_is_known_of_a_new_flow(self, make_store: MakeStore) -> None:
-        """A job uses it to tell a first run from a run that has lost its state."""
+        """A job could not distinguish a first run from a run that had lost its state."""
         store = make_store()
         assert await store.pointer("clicks") is None
         assert await store.list() == await store.list("clicks") == []
@@ -212,7 +212,7 @@ class StoreContract:
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
     async def test_a_new_run_resumes_from_the_committed_checkpoint(self, make_store: MakeStore) -> None:
-        """A run must not resume from a snapshot that was only saved: its outputs were aborted."""
+        """A run resumed from a snapshot that was only saved, and whose outputs were aborted."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)
@@ -222,7 +222,7 @@ class StoreContract:
         assert await after.pointer("clicks") == CommitPointer("b", CheckpointId(2, "a"))
 
     async def test_claiming_twice_changes_nothing(self, make_store: MakeStore) -> None:
-        """A run that was interrupted while it claimed does it again."""
+        """A run that was interrupted while it claimed the flow could not claim it again."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1)
@@ -230,7 +230,7 @@ class StoreContract:
         await save_and_commit(store, 2)
 
     async def test_a_fresh_start_forgets_the_commit(self, make_store: MakeStore) -> None:
-        """The run must not resume from that checkpoint after a crash before its own first checkpoint."""
+        """After a crash before the first checkpoint of a fresh start, the run resumed from the old checkpoint."""
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1)
@@ -238,7 +238,7 @@ class StoreContract:
         assert await make_store().claim("clicks", "c") == CommitPointer("b", None)
 
     async def test_an_older_run_is_refused_everything(self, make_store: MakeStore) -> None:
-        """A process that was taken for dead and continues must not move the flow back."""
+        """A process that was taken for dead, but continued, moved the flow back to an older checkpoint."""
         old, new = make_store(), make_store()
         await old.claim("clicks", "a")
         await save_and_commit(old, 1)
@@ -257,14 +257,14 @@ class StoreContract:
                 ProducerFenced, match=f"^flow 'clicks': run a cannot {what}: run b has claimed the flow since"
             ):
                 await call
-        assert deferred.taken == 0  # large state is not written in vain
+        assert deferred.taken == 0  # Large state must not be written if it will be refused.
         assert await ids(new) == [CheckpointId(1, "a"), saved]
         assert await new.pointer("clicks") == CommitPointer("b", CheckpointId(1, "a"))
 
     async def test_a_run_that_is_taken_over_while_it_saves_leaves_nothing(
         self, make_store: MakeStore
     ) -> None:
-        """The claim came between its first frame and its last."""
+        """A claim came between the first and the last frame, and the older run left a snapshot."""
         old, new = make_store(), make_store()
         await old.claim("clicks", "a")
         half, go_on = asyncio.Event(), asyncio.Event()
@@ -284,7 +284,7 @@ class StoreContract:
         assert await ids(new) == []
 
     async def test_a_new_run_may_commit_what_the_last_one_saved(self, make_store: MakeStore) -> None:
-        """The commit record of the outputs names the snapshot, and the crash came before the store was informed."""
+        """The commit record of the outputs named a snapshot, but the crash came before the store had the commit."""
         old = make_store()
         await old.claim("clicks", "a")
         await save_and_commit(old, 1)
@@ -295,7 +295,7 @@ class StoreContract:
         assert await new.pointer("clicks") == CommitPointer("b", saved)
 
     async def test_what_was_not_saved_cannot_be_committed(self, make_store: MakeStore) -> None:
-        """The next run would have no snapshot to resume from."""
+        """A commit named a snapshot that was not saved, so the next run could not resume."""
         store = make_store()
         await store.claim("clicks", "a")
         with pytest.raises(
@@ -305,7 +305,7 @@ class StoreContract:
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
     async def test_nothing_is_stored_without_a_claim(self, make_store: MakeStore) -> None:
-        """An error in the engine would let two runs write at the same time."""
+        """An error in the engine let two runs write at the same time."""
         store = make_store()
         for call in (
             store.save(header(1), []),
@@ -323,7 +323,7 @@ class StoreContract:
     async def test_the_committed_one_and_those_before_it_are_kept(
         self, make_store: MakeStore, keep: int, kept: list[int]
     ) -> None:
-        """The committed checkpoint counts for ``keep``."""
+        """The committed checkpoint did not count toward ``keep``."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2, 3, 4, 5)
@@ -332,9 +332,7 @@ class StoreContract:
         assert [each.number for each in removed] == [number for number in range(1, 6) if number not in kept]
 
     async def test_orphans_are_removed(self, make_store: MakeStore) -> None:
-        """A run saved a snapshot and did not commit it: a later run that resumed from it would skip aborted
-        outputs.
-        """
+        """A run saved a snapshot without a commit, and a later run that resumed from it skipped aborted outputs."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)
@@ -353,7 +351,7 @@ class StoreContract:
     async def test_a_number_used_by_two_runs_is_kept_of_the_one_that_committed_it(
         self, make_store: MakeStore
     ) -> None:
-        """The run before had saved a checkpoint with the same number, which sorts first."""
+        """The run before had saved a checkpoint with the same number, which sorts first, and it was kept instead."""
         store = make_store()
         await store.claim("clicks", "z")
         await save_and_commit(store, 1, run="z")
@@ -363,7 +361,7 @@ class StoreContract:
         assert await store.prune("clicks", keep=3) == [orphan]
 
     async def test_one_given_up_between_two_commits_may_be_kept(self, make_store: MakeStore) -> None:
-        """The run of this snapshot resumed from it, so it is as valid as any other."""
+        """A snapshot from which its run had resumed, and which is therefore valid, was removed."""
         store = make_store()
         await store.claim("clicks", "a")
         await save(store, 1)
@@ -371,7 +369,7 @@ class StoreContract:
         assert await store.prune("clicks", keep=2) == []
 
     async def test_nothing_is_removed_while_nothing_is_committed(self, make_store: MakeStore) -> None:
-        """A run that was started fresh by mistake can be undone until its first checkpoint."""
+        """A run that was started fresh by mistake could not be undone, because the older checkpoints were removed."""
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1, 2)
@@ -382,7 +380,7 @@ class StoreContract:
         assert await store.prune("clicks", keep=9) == committed
 
     async def test_what_is_open_can_be_read_after_it_was_removed(self, make_store: MakeStore) -> None:
-        """A tool prunes while a job restores from an older one."""
+        """A tool pruned the older snapshot from which a job was restoring."""
         store = make_store()
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)

@@ -1,4 +1,4 @@
-"""A snapshot of a cache or queue is read later, while the job continues, and has its original content."""
+"""A snapshot of a cache or queue, read later while the job continues, has its original content."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def records_of(queue):
 @pytest.mark.parametrize("memory_limit_bytes", [0, 100_000, 10**9])
 @pytest.mark.parametrize("then", ["append", "append and close", "restore", "restore and append"])
 def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_bytes, then):
-    """Records behind the barrier would be used twice; a missing file would lose the model."""
+    """Records from after the barrier were used twice, or a missing file lost the model."""
     given = [*blocks(20), np.ones(10), np.ones(10)]
     cache = filled(make_cache(memory_limit_bytes), given)
     expected = replayed(cache)
@@ -97,7 +97,7 @@ def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_
 
 
 def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
-    """When a large batch is refused, its first pieces are removed."""
+    """The removal of a refused batch's first pieces changed an earlier snapshot."""
     cache = filled(make_cache(), blocks(5))
     snapshot = cache.snapshot()
     with pytest.raises(PlainDataError):
@@ -111,7 +111,7 @@ def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
 @pytest.mark.parametrize("taken", [0, 3, 17, 20])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_queue_is_refilled_as_it_was_at_the_snapshot(make_queue, taken, closed):
-    """The loop makes many rounds while a checkpoint is written: its files are read and overwritten."""
+    """The loop made many rounds while a checkpoint was written, and overwrote its files."""
     queue = filled(make_queue(memory_limit_bytes=50_000, disk_limit_bytes=1_600_000), blocks(taken + 20))
     for _ in range(taken):
         queue.take()
@@ -127,7 +127,7 @@ def test_a_queue_is_refilled_as_it_was_at_the_snapshot(make_queue, taken, closed
 
 
 def test_a_file_that_is_read_to_its_end_is_not_overwritten_while_a_snapshot_needs_it(make_queue):
-    """Other batches were written over the batches of the snapshot."""
+    """Later batches were written over the batches of the snapshot."""
     queue = filled(make_queue(), blocks(3))
     snapshot = queue.snapshot()
     records_of(queue)
@@ -139,7 +139,7 @@ def test_a_file_that_is_read_to_its_end_is_not_overwritten_while_a_snapshot_need
 
 
 def test_every_kind_of_control_record_comes_back_in_its_place(make_queue):
-    """The end of an iteration without its epoch ends the job in another one."""
+    """The end of an iteration was restored without its epoch, and ended the job in another epoch."""
     queue = make_queue()
     controls = [EpochWatermark(3), Idle(), EndOfInput(), EndOfInput(7)]
     for control, block in zip(controls, blocks(4), strict=True):
@@ -158,7 +158,7 @@ def make(request, make_cache, make_queue):
 
 
 def test_files_go_away_when_both_the_owner_and_the_snapshot_are_done(make, tmp_path):
-    """Files without names are invisible: a leak would fill the disk until the process ends."""
+    """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     held = unnamed_files()
@@ -175,7 +175,7 @@ def test_files_go_away_when_both_the_owner_and_the_snapshot_are_done(make, tmp_p
 
 
 def test_a_released_snapshot_leaves_its_owner_as_it_is(make):
-    """A checkpoint that fails must not take the training data with it."""
+    """A failed checkpoint deleted the training data."""
     kept = filled(make(), blocks(20))
     kept.snapshot().release()
     deferred = kept.snapshot()
@@ -185,7 +185,7 @@ def test_a_released_snapshot_leaves_its_owner_as_it_is(make):
 
 
 def test_a_snapshot_that_is_read_lets_go_by_itself(make):
-    """The writer of a snapshot may take long to commit: the disk's space is not needed for that."""
+    """The writer of a snapshot took long to commit, and the disk space was held all the time."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     snapshot = kept.snapshot()
@@ -196,7 +196,7 @@ def test_a_snapshot_that_is_read_lets_go_by_itself(make):
 
 
 def test_the_segments_of_a_queue_go_away_as_they_are_read(make_queue):
-    """A snapshot of a large queue would hold twice the disk until its last byte is written."""
+    """A snapshot of a large queue held twice the disk space until its last byte was written."""
     before = unnamed_files()
     queue = filled(make_queue(disk_limit_bytes=16 * 4 * MIB), blocks(60, records=MIB // 8))
     snapshot = queue.snapshot()
@@ -208,7 +208,7 @@ def test_the_segments_of_a_queue_go_away_as_they_are_read(make_queue):
 
 
 def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
-    """A checkpoint fails at an unexpected point; pytest fails for the warning about a file that was left open."""
+    """A checkpoint that failed at an unexpected point left a file open; pytest reports such a file as a warning."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
     begun, snapshot = kept.snapshot(), kept.snapshot()
@@ -223,7 +223,7 @@ def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
 
 
 def test_a_snapshot_released_while_it_is_read_is_an_error_and_not_less_state(make):
-    """A checkpoint that is given up must not be stored with only the frames that were read so far."""
+    """An abandoned checkpoint was stored with only the frames that had been read."""
     before = unnamed_files()
     kept = filled(make(), blocks(20, records=MIB // 8))
     snapshot = kept.snapshot()
@@ -240,7 +240,7 @@ def test_a_snapshot_released_while_it_is_read_is_an_error_and_not_less_state(mak
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 10**9])
 def test_a_snapshot_is_read_once(make, memory_limit_bytes):
-    """The second reading would find no frames, and look like a cache without data."""
+    """The second reading found no frames, as in a cache without data."""
     snapshot = filled(make(memory_limit_bytes), blocks(2)).snapshot()
     assert list(snapshot.frames())
     with pytest.raises(InternalError, match="read that was read before, or was released"):
@@ -248,7 +248,7 @@ def test_a_snapshot_is_read_once(make, memory_limit_bytes):
 
 
 def test_a_value_that_is_not_plain_data_is_refused_with_the_step(make_cache, make_queue):
-    """A value in memory was not checked before."""
+    """A value in memory, which was not checked before, failed without the name of the step."""
     cache, queue = make_cache(10**9), make_queue(10**9)
     cache.append([1, {"a": {1}}])
     queue.put(DataBatch([1, {"a": {1}}]))
@@ -259,7 +259,7 @@ def test_a_value_that_is_not_plain_data_is_refused_with_the_step(make_cache, mak
 
 
 def test_small_entries_share_a_frame_and_large_ones_have_their_own(make_queue):
-    """Each frame costs a checksum and a turn of the loop; each must fit between two records."""
+    """Each frame costs a checksum and a turn of the loop: small frames were many, and large ones blocked records."""
     queue = filled(make_queue(10**9), blocks(2000, records=1))
     frames = list(queue.snapshot().frames())
     assert len(frames) == -(-2000 // 256)
@@ -332,7 +332,7 @@ print(peak_bytes() - before)
 
 @pytest.mark.parametrize("kind", ["cache", "queue"])
 def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
-    """Data of an iteration that was larger than memory could be trained on, but not checkpointed or restored."""
+    """An iteration with data larger than memory could run, but its state could be neither stored nor restored."""
     run = subprocess.run(
         [sys.executable, "-c", THROUGH_A_SNAPSHOT, kind, str(tmp_path), "300"],
         capture_output=True,
@@ -344,7 +344,7 @@ def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
 
 
 def test_restoring_goes_to_disk_past_the_limit_and_takes_frames_one_by_one(make):
-    """A snapshot larger than memory must be restored as it was."""
+    """A snapshot larger than memory could not be restored."""
     kept = filled(make(), blocks(40, records=MIB // 8))
     restored = make(2 * MIB)
     gc.collect()

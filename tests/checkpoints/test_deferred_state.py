@@ -1,4 +1,4 @@
-"""Deferred state is a reference in the encoding, in order, and is released if encoding fails."""
+"""Deferred state is a reference in the encoding, in order, and it is released if encoding fails."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ PLAIN = PlainData([Click, Point])
 
 
 class Values(Deferred):
-    """Plain values as deferred state that knows whether it was released."""
+    """Plain values as deferred state; it counts its releases."""
 
     def __init__(self, *values):
         self.values = values
@@ -71,7 +71,7 @@ def listed(deferred):
 
 @random_examples(some_state)
 def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
-    """A large piece in another step's place would restore a model that was never trained."""
+    """A large piece was restored in another step's place, as a model that was never trained."""
     found = []
     expected = materialized(state, found)
     data, deferred = PLAIN.encode_state(state)
@@ -81,7 +81,7 @@ def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
 
 
 def test_a_piece_before_a_lone_surrogate_is_one_piece():
-    """With text that is not UTF-8 the encoder starts again: earlier pieces were included twice."""
+    """With text that is not UTF-8 the encoder starts again, and earlier pieces were included twice."""
     state = {"piece": Values(1, 2), "file": "\ud800"}
     data, deferred = PLAIN.encode_state(state)
     assert deferred == [state["piece"]]
@@ -90,7 +90,7 @@ def test_a_piece_before_a_lone_surrogate_is_one_piece():
 
 @random_examples(some_state)
 def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refused(state):
-    """A record that refers to state which is not stored is lost."""
+    """A record that refers to state outside of the snapshot was stored, and its state was lost."""
     found = []
     materialized(state, found)
     data, _ = PLAIN.encode_state(state)
@@ -108,7 +108,7 @@ def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refuse
 
 @random_examples(lambda random: (some_state(random), some_state(random)))
 def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
-    """Each failed checkpoint would leave the files of a replay cache open."""
+    """Each failed checkpoint left the files of a replay cache open."""
     before, after = example
     found = []
     state = {"before": before, "at fault": {1, 2}, "after": [after, {"in": {"a set"}}]}
@@ -122,7 +122,7 @@ def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
 
 
 def test_state_that_holds_itself_is_refused_and_its_deferred_pieces_released():
-    """A search for the state to release would never end."""
+    """The search for deferred state in a value that contains itself never ended."""
     piece = Values(1)
     circle = []
     circle.append(circle)
@@ -133,7 +133,7 @@ def test_state_that_holds_itself_is_refused_and_its_deferred_pieces_released():
 
 
 def test_the_same_piece_twice_is_refused():
-    """Its frames can be read once: the second place would be restored empty."""
+    """The frames of a piece can be read once, and the second place was restored empty."""
     piece = Values(1)
     with pytest.raises(PlainDataError, match=r'^train\[1\]\["again"\]: expected each Deferred once'):
         PLAIN.encode_state([piece, {"again": piece}], name="train")
@@ -150,7 +150,7 @@ def some_changed_state(random):
 
 @random_examples(some_changed_state)
 def test_changed_bytes_of_state_are_read_or_refused(changed):
-    """A flipped bit asks for a piece that does not exist, or for one twice."""
+    """A flipped bit requested a piece that does not exist, or one piece twice."""
     asked_for = []
 
     def resolve(number):
@@ -164,7 +164,7 @@ def test_changed_bytes_of_state_are_read_or_refused(changed):
 
 
 def test_pieces_out_of_order_are_refused():
-    """The bytes are a mixture of two parts of a snapshot."""
+    """Bytes that mix two parts of a snapshot were decoded."""
     data, _ = PLAIN.encode_state([Values(), Values()])
     first, second = b"\x00\x00\x00\x00", b"\x01\x00\x00\x00"
     assert data.index(first) < data.index(second)
@@ -174,7 +174,7 @@ def test_pieces_out_of_order_are_refused():
 
 
 def test_what_the_resolver_raises_is_raised_as_it_is():
-    """A wrong checksum would be reported as damaged plain data, without the name of the file."""
+    """A wrong checksum was reported as damaged plain data, without the name of the file."""
     data, _ = PLAIN.encode_state([Values()])
 
     def resolve(number):

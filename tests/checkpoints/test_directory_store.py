@@ -29,7 +29,7 @@ class TestDirectoryStore(StoreContract):
 
 
 async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> None:
-    """A tool that is given the wrong path must not leave an empty directory there."""
+    """A tool with a wrong path left an empty directory there."""
     store = make_store()
     assert (await store.list(), await store.pointer("clicks")) == ([], None)
     with pytest.raises(CheckpointError, match="given none"):
@@ -38,7 +38,7 @@ async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> N
 
 
 async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    """The path has the name of the file at its end."""
+    """A file at the path of the directory was reported as a missing directory."""
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
@@ -49,7 +49,7 @@ async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> N
 
 
 async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeStore, folder: Path) -> None:
-    """The directory may contain notes, a backup, or a folder of another program."""
+    """Notes, a backup or the folder of another program in the directory were removed or listed."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
@@ -69,14 +69,14 @@ async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeS
 
 
 async def test_a_name_that_is_no_text_is_refused(make_store: MakeStore) -> None:
-    """The name cannot be written in UTF-8."""
+    """A name that UTF-8 cannot encode failed inside the store."""
     with pytest.raises(ConfigurationError, match="expected names of text"):
         await make_store().claim("half \ud800", "a")
 
 
 @pytest.mark.parametrize("run", ["", "x" * 201, "Ä" * 40])
 async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run: str) -> None:
-    """The file system would refuse it when the first checkpoint is saved."""
+    """An id that is no file name was refused only when the first checkpoint was saved."""
     with pytest.raises(ConfigurationError, match="expected the id of a run of 1 to 200 letters or digits"):
         await make_store().claim("clicks", run)
 
@@ -86,7 +86,7 @@ async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run
 
 @pytest.fixture
 async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
-    """Return a run that has committed checkpoint 1 and is saving 2; the event lets it end."""
+    """Return a run that has committed checkpoint 1 and is saving 2, its task, and the event that ends the save."""
     half, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Frames):
@@ -106,7 +106,7 @@ async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
 
 
 async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: Path) -> None:
-    """A half-written file may be removed only after its writer has died."""
+    """A half-written file was removed while its writer still ran."""
     store, task, go_on = saving
     partial = folder / "0000000002-a.checkpoint.partial"
     dead = folder / "0000000009-dead.checkpoint.partial"
@@ -123,7 +123,7 @@ async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: P
 async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The run may be about to commit it."""
+    """A tool removed a snapshot that its run was about to commit."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -142,7 +142,7 @@ async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(
 async def test_a_lock_that_is_never_given_back_is_an_error(
     make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process was stopped (SIGSTOP, a debugger) in the wrong moment; waiting for ever would say nothing."""
+    """A process was stopped at a wrong moment, by SIGSTOP or a debugger, and others silently waited forever."""
     monkeypatch.setattr(file_locks, "_TRIES", 3)
     store = make_store()
     await store.claim("clicks", "a")
@@ -155,7 +155,7 @@ async def test_a_lock_that_is_never_given_back_is_an_error(
 async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
     make_store: MakeStore, folder: Path, turns: int
 ) -> None:
-    """The save may be cancelled while a thread writes the last bytes, or renames the file."""
+    """A save was cancelled while a thread wrote the last bytes, or renamed the file, and left a file."""
     store = make_store()
     await store.claim("clicks", "a")
     frames = Frames([bytes(MIB)] * 3)
@@ -174,7 +174,7 @@ async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
 async def test_a_save_that_is_cancelled_as_it_ends_leaves_nothing(
     make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file already had its name when the job was aborted: no run would ever commit or remove it."""
+    """The file already had its final name when the job was aborted, and no run ever committed or removed it."""
     store = make_store()
     await store.claim("clicks", "a")
     loop = asyncio.get_running_loop()
@@ -194,7 +194,7 @@ async def test_a_save_that_is_cancelled_as_it_ends_leaves_nothing(
 
 
 async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> None:
-    """Jobs in one process share a directory."""
+    """Jobs in one process that share a directory disturbed each other."""
     store, other = make_store(), make_store()
     await store.claim("clicks", "a")
     await other.claim("views", "a")
@@ -209,7 +209,7 @@ async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> No
 
 
 async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStore, folder: Path) -> None:
-    """A run that is not in the record could claim the flow again, and take it from a newer run."""
+    """A run that was missing in the record claimed the flow again, and took it from a newer run."""
     runs = [f"run{number}" for number in range(20)]
     await asyncio.gather(*(make_store().claim("clicks", run) for run in runs))
     record = FlowFolder(folder.parent, "clicks").record()
@@ -220,7 +220,7 @@ async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStor
 async def test_a_reader_during_a_commit_sees_the_old_or_the_new_record(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """A tool or the next run would report half a record as damage."""
+    """A tool or the next run read half a record, and reported damage."""
     store = make_store()
     await store.claim("clicks", "a")
     committed = await save_and_commit(store, 1)

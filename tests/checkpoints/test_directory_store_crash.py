@@ -1,4 +1,4 @@
-"""The store in a directory across processes: killed at any point, at the same time, in little memory."""
+"""The store in a directory with several processes: killed at any point, at the same time, in little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamiter.checkpoints.snapshot import CheckpointId
 
 CHILD = Path(__file__).with_name("directory_store_child.py")
 
-# Far above what anything here takes on a busy machine.
+# The limit is far above any duration here on a busy machine.
 DEADLINE_S = 60
 
 
@@ -40,12 +40,12 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def killed(directory: Path, run: str, commits: int, more_turns: int) -> int:
-    """Kill the run some time after this many commits; return the last number that it reported as committed."""
+    """Kill the run some time after this number of commits; return the last number that it reported as committed."""
     async with child("go_on", directory, run) as process:
         number = 0
         for _ in range(1 + commits):
             number = int(await line_of(process))
-        for _ in range(more_turns):  # so that the kill falls at any point of what follows
+        for _ in range(more_turns):  # The kill may then come at any later point.
             await asyncio.sleep(0)
         process.kill()
         assert process.stdout is not None
@@ -56,9 +56,7 @@ async def killed(directory: Path, run: str, commits: int, more_turns: int) -> in
 
 
 async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: Path) -> None:
-    """The process dies while it saves, commits or prunes; the next run resumes from the checkpoint that is
-    recorded as committed.
-    """
+    """A process died while it saved, committed or pruned, and the next run could not resume from the last commit."""
     chance = random.Random(14)
     for attempt in range(8):
         run = f"run{attempt}"
@@ -70,7 +68,7 @@ async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: 
         if pointer.committed is None:
             assert said == 0
             continue
-        # One more than was said, where the kill came between the commit and the word of it.
+        # The commit may be one higher than the report, if the kill came between them.
         assert pointer.committed.number in (said, said + 1)
         snapshot = await store.open("clicks", pointer.committed)
         await snapshot.verify()
@@ -78,7 +76,7 @@ async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: 
         assert await snapshot.content("p") == first.content
         assert list(snapshot.frames("p", 0)) == list(first.deferred[0].frames())
         await snapshot.close()
-    # The last one cleans up behind all of them; no lock of a dead process holds it up.
+    # The last store removes the remains of all runs; no lock of a dead process blocks it.
     store = DirectoryStore(tmp_path)
     await store.claim("clicks", "last")
     await store.prune("clicks", keep=1)
@@ -88,9 +86,7 @@ async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: 
 
 
 async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tmp_path: Path) -> None:
-    """An orchestrator starts the new process before the old one has ended: two running processes would corrupt
-    the state.
-    """
+    """An orchestrator started the new process before the old one had ended, and both wrote the state."""
     async with contextlib.AsyncExitStack() as started:
         processes = {
             run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")
@@ -111,7 +107,7 @@ async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tm
                 rf"fenced \d+ flow 'clicks': run {run} cannot \w+.*: run \w has claimed the flow since", said
             )
             assert await processes[run].wait() == 0
-        # The winner is still at it: it is fenced by us alone, and all that it committed stays committed.
+        # The winner still runs: only this test fences it, and all its commits stay.
         ours = DirectoryStore(tmp_path)
         before = await ours.claim("clicks", "ours")
         said = await line_of(processes[winner])
@@ -127,7 +123,7 @@ async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tm
 
 
 async def test_large_state_is_saved_and_read_in_little_memory(tmp_path: Path) -> None:
-    """A job whose state fills half its memory would be killed by its first checkpoint."""
+    """A job whose state fills half of its memory was killed by its first checkpoint."""
     async with child("save_large", tmp_path, "a") as process:
         assert int(await line_of(process)) < 20 * MIB
         assert int(await line_of(process)) < 20 * MIB

@@ -1,4 +1,4 @@
-"""The store in a directory where its files were damaged, renamed or lost."""
+"""The store in a directory with damaged, renamed or lost files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamiter.errors import CheckpointError
 async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The list shows the snapshots from which a user can choose another one."""
+    """The list, from which a user chooses another snapshot, showed a damaged one."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
@@ -33,7 +33,7 @@ async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
 async def test_content_that_is_damaged_is_found_by_verifying_and_by_reading(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The list checks only the header of a snapshot."""
+    """The list checks only the header, and damaged content of a snapshot was returned."""
     store = make_store()
     await store.claim("clicks", "a")
     await save(store, 1)
@@ -70,7 +70,7 @@ async def test_a_renamed_or_copied_snapshot_is_refused(make_store: MakeStore, fo
 
 
 async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder: Path) -> None:
-    """With a flipped bit in a number the job would resume from another checkpoint, or fence the wrong run."""
+    """After a flipped bit in a number, the job resumed from another checkpoint, or fenced the wrong run."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -98,7 +98,7 @@ async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder
 
 @pytest.mark.parametrize("place", ["flow", "runs", "committed", "is_lost", "runs/run", "runs/committed"])
 async def test_a_record_without_a_field_is_damaged(make_store: MakeStore, folder: Path, place: str) -> None:
-    """A record without its last commit was read as that of a flow that has committed nothing."""
+    """A record without its last commit was read as the record of a flow without commits."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -111,7 +111,7 @@ async def test_a_record_without_a_field_is_damaged(make_store: MakeStore, folder
 
 
 async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder: Path) -> None:
-    """The message says how: start fresh, or remove the record and choose a checkpoint."""
+    """The message about a damaged record did not say how to continue: start fresh, or choose a checkpoint."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
@@ -125,7 +125,7 @@ async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder
 async def test_a_record_of_a_newer_version_is_distinguished_from_a_damaged_one(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """A user may return to an older version of the program."""
+    """After a return to an older version of the program, the newer record was reported as damaged."""
     store = make_store()
     await store.claim("clicks", "a")
     record = folder / "record.json"
@@ -139,7 +139,7 @@ async def test_a_record_of_a_newer_version_is_distinguished_from_a_damaged_one(
 async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """Neither may the second try: it would start fresh without being asked to."""
+    """A flow that had lost its record started fresh without a request, at the first or the second start."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
@@ -148,7 +148,7 @@ async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
         assert await store.claim("clicks", run) is None
         assert await store.pointer("clicks") is None
         assert await store.prune("clicks", keep=1) == []
-    await store.commit("clicks", CheckpointId(1, "a"))  # what was chosen
+    await store.commit("clicks", CheckpointId(1, "a"))  # The user has chosen this checkpoint.
     assert await store.pointer("clicks") == CommitPointer("c", CheckpointId(1, "a"))
     assert await make_store().claim("clicks", "d") == CommitPointer("c", CheckpointId(1, "a"))
 
@@ -156,7 +156,7 @@ async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
 async def test_pruning_removes_nothing_where_the_committed_one_is_missing(
     make_store: MakeStore, folder: Path
 ) -> None:
-    """The older snapshots are the only remaining ones of the flow."""
+    """The older snapshots, the only remaining ones of the flow, were removed."""
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2, 3)

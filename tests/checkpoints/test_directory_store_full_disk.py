@@ -1,4 +1,4 @@
-"""The store in a directory of a disk that is full, or cannot be written to."""
+"""The store in a directory on a disk that is full or read-only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(disk: Path) -> None:
 
 
 async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: SmallDisk) -> None:
-    """The directory belongs to another user, or is mounted read-only."""
+    """The error for a directory of another user, or on a read-only disk, did not name the directory."""
     disk, _ = small_disk
     make_read_only(disk)
     with pytest.raises(
@@ -43,7 +43,7 @@ async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: Sm
 
 
 async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk) -> None:
-    """Half a snapshot must neither count nor fill the disk; the committed snapshot stays, and the job can continue."""
+    """Half a snapshot counted as one, or filled the disk, or a full disk damaged the committed snapshot."""
     disk, give_more_room = small_disk
     store = DirectoryStore(disk)
     await store.claim("clicks", "a")
@@ -67,7 +67,7 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
 
 
 async def test_on_a_full_disk_commits_fail_as_a_whole_and_pruning_works(small_disk: SmallDisk) -> None:
-    """Even the few bytes of the record do not fit; removing must not need space."""
+    """The few bytes of the record did not fit, and even removing snapshots needed space."""
     disk, _ = small_disk
     store = DirectoryStore(disk)
     await store.claim("clicks", "a")

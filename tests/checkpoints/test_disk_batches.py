@@ -1,4 +1,4 @@
-"""Batches on disk: in order, space is freed, and an error changes nothing."""
+"""Batches on disk are in order, their space is freed, and an error changes nothing."""
 
 import pathlib
 import resource
@@ -10,7 +10,7 @@ from streamiter.checkpoints import PlainData
 from streamiter.checkpoints.disk_batches import DiskBatches, EncodedBatch
 from streamiter.errors import LoopOverflow, PlainDataError, StorageFull
 
-HEAD_BYTES = 24  # before the content of each batch
+HEAD_BYTES = 24  # bytes before the content of each batch
 
 
 def disk_batches(directory, segment_bytes=None, limit_bytes=10**9):
@@ -56,7 +56,7 @@ def encoded_and_segment_bytes(random):
 
 @random_examples(encoded_and_segment_bytes)
 def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
-    """Some batches have no bytes, and some are longer than a segment."""
+    """Batches without bytes, or longer than a segment, were returned in another order."""
     given, segment_bytes = example
     batches = disk_batches(tmp_path, segment_bytes=segment_bytes)
     for encoded in given:
@@ -70,7 +70,7 @@ def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
 
 @random_examples(encoded_and_segment_bytes)
 def test_any_batch_is_read_by_its_position(example, tmp_path):
-    """A replay reads each batch once in each round, and a reader may change the batches that it has read."""
+    """A reader changed a batch that it had read, and the next round read the changed batch."""
     given, _ = example
     batches = disk_batches(tmp_path)
     positions = [batches.append(encoded) for encoded in given]
@@ -82,7 +82,7 @@ def test_any_batch_is_read_by_its_position(example, tmp_path):
 
 
 def test_reading_and_writing_may_alternate(make_batches):
-    """A file has one position; a read must not change where the next batch is written."""
+    """A file has one position, and a read changed the position of the next write."""
     batches = make_batches(segment_bytes=100)
     batches.append(EncodedBatch(0, 1, b"a" * 30))
     for number in range(50):
@@ -93,7 +93,7 @@ def test_reading_and_writing_may_alternate(make_batches):
 
 
 def test_without_batches_there_is_no_first_one(make_batches):
-    """The last segment may be kept to be filled again."""
+    """An empty queue, whose last segment may be kept, returned an old batch."""
     batches = make_batches(segment_bytes=100)
     with pytest.raises(IndexError):
         batches.first()
@@ -104,7 +104,7 @@ def test_without_batches_there_is_no_first_one(make_batches):
 
 
 def test_a_batch_that_does_not_fit_on_the_disk_changes_nothing(make_batches):
-    """The system writes as much as fits before it fails: half a batch stays in the middle of a segment."""
+    """The system wrote as much as fitted before it failed, and half a batch stayed in the middle of a segment."""
     batches = make_batches()
     first, refused, second = (EncodedBatch(0, 1, letter * 1000) for letter in (b"a", b"b", b"c"))
     batches.append(first)
@@ -123,7 +123,7 @@ def test_a_batch_that_does_not_fit_on_the_disk_changes_nothing(make_batches):
 
 
 def test_a_batch_above_the_limit_is_refused(make_batches):
-    """The limit is on the size of the files; a batch that just fits is written."""
+    """A batch that just fits the limit of the files was refused, or a larger one was written."""
     batches = make_batches(limit_bytes=HEAD_BYTES + 1000)
     batches.append(EncodedBatch(0, 1, b"a" * 1000))
     with pytest.raises(
@@ -135,7 +135,7 @@ def test_a_batch_above_the_limit_is_refused(make_batches):
 
 
 def test_batches_behind_a_cut_are_gone(make_batches):
-    """A large batch is written in pieces; after an error none of them may stay."""
+    """After an error, pieces of a large batch stayed."""
     batches = make_batches()
     kept, gone = EncodedBatch(0, 1, b"kept"), EncodedBatch(0, 1, b"gone" * 100)
     batches.append(kept)
@@ -148,20 +148,20 @@ def test_batches_behind_a_cut_are_gone(make_batches):
 
 
 def test_files_have_no_name(make_batches, tmp_path):
-    """A process that is killed must leave nothing behind."""
+    """A killed process left files behind."""
     batches = make_batches()
     batches.append(EncodedBatch(0, 1, b"a" * 1000))
     assert [path for path in pathlib.Path(tmp_path).iterdir() if path.is_file()] == []
 
 
 def test_a_batch_has_epoch_0_unless_another_is_given(make_batches):
-    """Data that is replayed outside of an iteration has no epoch of its own."""
+    """Data replayed outside of an iteration had no epoch."""
     batches = make_batches()
     assert (batches.encode([1, 2]).epoch, batches.encode([1, 2], 3).epoch) == (0, 3)
 
 
 def test_a_batch_of_another_length_than_its_head_says_is_damaged(make_batches):
-    """The count of a loop's records would be wrong from then on."""
+    """The count of a loop's records was wrong after a damaged batch."""
     batches = make_batches()
     with pytest.raises(
         PlainDataError,

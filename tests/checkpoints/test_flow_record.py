@@ -1,4 +1,4 @@
-"""The runs and commits in a store, and the checkpoint from which a job resumes, compared with the whole history."""
+"""The runs and commits in a store, and the checkpoint for a restart, compared with the whole history."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from streamiter.runtime.checkpointing.restore import Restore, check_restore_opti
 
 @dataclass
 class History:
-    """Runs that follow each other, their snapshots, and which of these were committed."""
+    """Runs one after another, their snapshots, and the committed ones of these."""
 
     record: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
     late: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
-    """The record where the store was not told of the last commit: the process died just after it."""
+    """The record without the last commit: the process died before the store had it."""
     runs: list[str] = field(default_factory=list)
     taken: list[CheckpointId] = field(default_factory=list)
     committed: list[CheckpointId] = field(default_factory=list)
@@ -35,7 +35,7 @@ class History:
             self.committed = []
 
     def take(self, *, commits: bool) -> None:
-        """The owner takes the next snapshot after the last committed one, or its own last one."""
+        """Let the owner take the next snapshot after the last committed one, or after its own last one."""
         own = [each.number for each in self.taken if each.run == self.runs[-1]]
         last = self.committed[-1].number if self.committed else 0
         checkpoint = CheckpointId(max([last, *own]) + 1, self.runs[-1])
@@ -66,7 +66,7 @@ def histories(random: Random) -> History:
 
 @random_examples(histories)
 def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History) -> None:
-    """A restart resumed from a snapshot of a run whose outputs had been aborted."""
+    """A restart used a snapshot of a run whose outputs had been aborted."""
     pointer = history.record.pointer
     assert pointer is not None
     assert (pointer.run, pointer.committed) == (history.runs[-1], history.last)
@@ -86,7 +86,7 @@ def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History)
 
 @random_examples(lambda random: (histories(random), random.randint(1, 4), random.random() < 0.5))
 def test_what_is_removed_is_never_needed(example: tuple[History, int, bool]) -> None:
-    """The snapshot from which a job would have resumed was pruned, or snapshots of a lost run filled the disk."""
+    """The snapshot for the next restart was pruned, or snapshots of a lost run filled the disk."""
     history, keep, newer = example
     last = history.last
     removed = history.record.removable(history.taken, keep=keep, newer=newer)
@@ -108,7 +108,7 @@ def test_what_is_removed_is_never_needed(example: tuple[History, int, bool]) -> 
 
 
 def test_runs_are_forgotten_after_a_hundred() -> None:
-    """A flow that restarts every hour: its record would grow for years."""
+    """The record of a flow that restarts every hour grew for years."""
     record = FlowRecord("clicks")
     for number in range(150):
         record = record.claimed_by(f"run {number}")
@@ -116,7 +116,7 @@ def test_runs_are_forgotten_after_a_hundred() -> None:
 
 
 def test_a_commit_of_a_run_that_was_forgotten_or_lost_is_taken_down() -> None:
-    """The record was lost with its disk: the commit record in the topic is true, for any run."""
+    """The record was lost with its disk, and the commit record in the topic, valid for any run, was refused."""
     lost = FlowRecord("clicks", is_lost=True).claimed_by("b")
     assert lost.pointer is None
     found = lost.with_commit(CheckpointId(7, "a"))
@@ -135,7 +135,7 @@ def headers(history: History) -> list[SnapshotHeader]:
 
 @random_examples(lambda random: (histories(random), random.random() < 0.5))
 def test_a_job_resumes_from_the_last_commit(example: tuple[History, bool]) -> None:
-    """The topic of the outputs says what was committed, if there is one; otherwise the store says it."""
+    """A job asked the store for the last commit although the topic of the outputs has it, or the other way around."""
     history, has_topic = example
     chosen = choose_checkpoint(
         "clicks",
@@ -152,7 +152,7 @@ def test_a_job_resumes_from_the_last_commit(example: tuple[History, bool]) -> No
 def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     example: tuple[History, int, bool],
 ) -> None:
-    """Two runs have used the number, and one of them was fenced: its outputs were aborted."""
+    """Two runs had used the number, and the restart used the snapshot of the fenced run, whose outputs were aborted."""
     history, number, is_late = example
     of_number = [each for each in history.taken if each.number == number]
     good = [each for each in of_number if history.led_to_commit(each)]
@@ -183,7 +183,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
 
 
 def test_if_the_commit_is_unknown_a_number_is_required() -> None:
-    """Every choice would lose outputs or write them twice, so the user must choose."""
+    """The engine chose a checkpoint although every choice can lose or double outputs."""
     history = History()
     history.claim(begins_anew=False)
     history.take(commits=True)
@@ -217,7 +217,7 @@ def test_if_the_commit_is_unknown_a_number_is_required() -> None:
 
 @pytest.mark.parametrize("commits_in", [None, "topic commits"])
 def test_a_job_starts_fresh_if_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
-    """The first start of a flow, and a start that is asked to ignore all checkpoints."""
+    """The first start of a flow failed, or a start without state used a checkpoint."""
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None
         assert (
@@ -230,13 +230,13 @@ def test_a_job_starts_fresh_if_nothing_is_stored_or_nothing_is_wanted(commits_in
 
 @pytest.mark.parametrize("restore", ["last", None, 0, 7])
 def test_options_of_restore_are_accepted(restore: Restore) -> None:
-    """These options must pass the check of the next test."""
+    """A valid option was refused."""
     check_restore_option("clicks", restore)
 
 
 @pytest.mark.parametrize("restore", [True, False, "LAST", "7", 1.0, ""])
 def test_any_other_option_of_restore_is_refused(restore: Any) -> None:
-    """True was taken for checkpoint 1."""
+    """The option True was taken for checkpoint 1."""
     with pytest.raises(ConfigurationError) as raised:
         check_restore_option("clicks", restore)
     assert str(raised.value) == (

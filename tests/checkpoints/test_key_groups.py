@@ -1,4 +1,4 @@
-"""Keys: which values are valid, their bytes, and the groups in which their state is stored."""
+"""Keys: the valid values, their bytes, and the groups in which their state is stored."""
 
 import enum
 import re
@@ -21,7 +21,7 @@ def some_key(random, levels=2):
 
 
 def two_keys(random):
-    """Return two keys, often from the same few, because random keys are hardly ever equal."""
+    """Return two keys, often from the same few keys, because random keys are rarely equal."""
     if random.random() < 0.3:
         few = [0, 1, "", "a", b"", b"a", (), (0,), ((),), ("a", 0), (b"a", 0)]
         return random.choice(few), random.choice(few)
@@ -38,13 +38,13 @@ class Color(enum.StrEnum):
 
 @random_examples(two_keys)
 def test_keys_have_the_same_bytes_exactly_when_they_are_equal(keys):
-    """Two keys of the same bytes would share their state."""
+    """Two keys with the same bytes shared their state."""
     first, second = keys
     assert (encode_key(first) == encode_key(second)) == (first == second)
 
 
 def test_keys_that_look_alike_differ():
-    """A user id as a number, as text and as bytes are three keys."""
+    """A user id as a number, as text and as bytes was one key, although these are three keys."""
     alike = [
         1,
         "1",
@@ -77,7 +77,7 @@ def test_keys_that_look_alike_differ():
     ],
 )
 def test_numpy_scalars_are_the_keys_they_equal(given_key, plain):
-    """Keys come from columns one day and from JSON the next; the state must be found again."""
+    """Keys came from columns on one day and from JSON on the next, and their state was not found."""
     normal = normalize_key(given_key)
     assert repr(normal) == repr(plain)
     assert encode_key(given_key) == encode_key(plain)
@@ -108,7 +108,7 @@ OTHER_CLASS = "it would come back as another class; use the plain value (.value 
     ],
 )
 def test_an_invalid_key_is_refused_with_the_reason(key, reason):
-    """A float key loses its state at the first rounding, without an error."""
+    """A float key lost its state at the first rounding, without an error."""
     for function in (
         normalize_key,
         encode_key,
@@ -124,19 +124,19 @@ def test_an_invalid_key_is_refused_with_the_reason(key, reason):
 
 
 def test_a_bad_key_among_others_is_shown():
-    """One bad key in a batch of thousands; the caller has the records, and names the record."""
+    """One bad key in a batch of thousands was not named, so the caller could not name the record."""
     with pytest.raises(PlainDataError, match=r"^key 1\.5: "):
         check_keys([1, "a", 1.5, 2.5])
 
 
 @pytest.mark.parametrize("keys", [[1, "a", b"b"], [(1, "a"), (b"c",)], []])
 def test_keys_that_are_normal_are_given_back_as_they_are(keys):
-    """The check runs on every batch of a keyed step."""
+    """The check copied the keys in every batch of a keyed step."""
     assert check_keys(keys) is keys
 
 
 def test_keys_that_are_not_normal_are_normalized_in_order():
-    """One column of numpy ints among others."""
+    """One column of numpy integers made the keys different, or changed their order."""
     assert repr(check_keys([np.int64(1), "a", (np.str_("b"), (np.int8(2),))])) == repr([1, "a", ("b", (2,))])
 
 
@@ -148,7 +148,7 @@ def nested(levels):
 
 
 def test_a_key_too_deep_is_refused():
-    """The error is neither the packer's nor Python's."""
+    """The error was the packer's or Python's, without a remedy."""
     wanted = "^key: expected one that its encoding can hold, given one too deep or too long [(]RecursionError[)]; use"
     for levels in (5000, 100_000):
         with pytest.raises(PlainDataError, match=wanted):
@@ -162,7 +162,7 @@ def keys_and_groups(random):
 
 @random_examples(keys_and_groups)
 def test_the_groups_of_a_batch_are_those_of_its_keys(example):
-    """Timers and restored state go by one key, data by batches: both must meet."""
+    """Timers and restored state, found by single keys, and data, sent in batches, met in different subtasks."""
     keys, groups = example
     assert key_groups(keys, groups).tolist() == [key_group(key, groups) for key in keys]
 
@@ -171,7 +171,7 @@ def test_the_groups_of_a_batch_are_those_of_its_keys(example):
     "dtype", ["i1", "u1", "<i4", ">i4", ">i8", "<u8", ">u8", "q", "U3", ">U3", "S3", "O"]
 )
 def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
-    """Keys of a column never become Python objects on the fast way."""
+    """The fast path for columns, without Python objects, computed other groups."""
     keys = np.array([0, 1, 7, 99, 127]).astype(dtype)
     if np.dtype(dtype).kind in "iu":
         keys[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -181,19 +181,19 @@ def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
 
 @pytest.mark.parametrize("keys", [[], [1, "a"], [2**70], [1, 2**64]])
 def test_groups_are_whole_numbers_whatever_the_keys(keys):
-    """The groups of an empty batch were floats, which cannot be used as indices."""
+    """The groups of an empty batch were floats, which are no indices."""
     assert key_groups(keys).dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", ["f8", "?", "M8[s]", "m8[s]"])
 def test_an_array_of_no_keys_is_refused(dtype):
-    """A column of floats would be hashed by its bits."""
+    """A column of floats was hashed by its bits."""
     with pytest.raises(PlainDataError, match=r"^key "):
         key_groups(np.zeros(3, dtype))
 
 
 def test_an_array_of_two_axes_is_refused():
-    """It would be unclear which of its numbers is the key."""
+    """With two axes it is unclear which number is the key, and an array was accepted."""
     with pytest.raises(PlainDataError, match=r"one axis, given one of shape \(2, 3\)"):
         key_groups(np.zeros((2, 3), int))
 
@@ -219,7 +219,7 @@ STABLE = [
 
 @pytest.mark.parametrize(("key", "encoded", "group"), STABLE)
 def test_bytes_and_groups_never_change(key, encoded, group):
-    """Keyed state of a checkpoint is stored under both: if they changed, the state would never be found."""
+    """The bytes or the group of a key changed, and the keyed state of older checkpoints was not found."""
     assert encode_key(key).hex() == encoded
     assert key_group(key) == group
 
@@ -241,9 +241,9 @@ SPREAD = {
 @pytest.mark.parametrize("groups", [KEY_GROUPS, 100])
 @pytest.mark.parametrize("keys", SPREAD.values(), ids=SPREAD.keys())
 def test_keys_spread_evenly_over_the_groups(keys, groups):
-    """Ids in a row, or all even, must not load one subtask with everything.
+    """Ids in a row, or all even, loaded one subtask with most keys.
 
-    Chi-squared of 127 degrees of freedom has mean 127 and deviation 16: beyond six deviations it is no chance.
+    Chi-squared of 127 degrees of freedom has mean 127 and deviation 16: more than six deviations are no chance.
     """
     counts = np.bincount(key_groups(keys, groups), minlength=groups)
     expected = len(keys) / groups
@@ -252,5 +252,5 @@ def test_keys_spread_evenly_over_the_groups(keys, groups):
 
 
 def test_an_int_past_64_bits_is_not_cut_to_them() -> None:
-    """2**64 and 0 would share a group; in the usual number of groups they do by chance."""
+    """2**64 and 0 shared a group; with the usual number of groups they do so by chance."""
     assert (key_group(0, 1000), key_group(2**64, 1000)) == (0, 968)

@@ -1,4 +1,4 @@
-"""The store in memory follows the contract, and its content outlives event loops."""
+"""The store in memory fulfils the contract, and its content outlives event loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestMemoryStore(StoreContract):
 
 
 def test_it_outlives_the_event_loop() -> None:
-    """A simulated crash ends the loop; the next run has another one."""
+    """A simulated crash ended the event loop, and the next run, in another loop, could not use the store."""
     store = MemoryStore()
 
     async def first() -> None:

@@ -1,4 +1,4 @@
-"""Bytes that are damaged, forged or something else lead to PlainDataError and to nothing worse."""
+"""Damaged, forged or foreign bytes lead to a PlainDataError, and to no other error."""
 
 import re
 import tracemalloc
@@ -50,14 +50,14 @@ def some_data(random):
 
 @random_examples(some_data)
 def test_any_bytes_are_read_or_refused(data):
-    """A checkpoint file of another program, or of zeros after a crash."""
+    """A checkpoint file of another program, or of zeros after a crash, caused another error."""
     decode_or_refuse(data)
     decode_or_refuse(b"\x01" + data)
     decode_or_refuse(b"\x02" + len(data).to_bytes(8, "little") + data)
 
 
 def test_no_bytes_are_refused():
-    """The process died after it had made the file, and before it wrote."""
+    """The process died after it had created the file and before it wrote."""
     with pytest.raises(PlainDataError):
         PLAIN.decode(b"")
 
@@ -79,12 +79,12 @@ def changed(random, encoded):
 
 @random_examples(lambda random: changed(random, some_encoded(random)))
 def test_changed_bytes_are_read_or_refused(data):
-    """One bit flips on a disk: an error, or another value, but no crash of the interpreter."""
+    """A flipped bit on a disk crashed the interpreter."""
     decode_or_refuse(data)
 
 
 def test_every_changed_byte_of_a_rich_value_is_read_or_refused():
-    """Every header, length and code is changed at least once."""
+    """A changed header, length or code caused another error."""
     encoded = PLAIN.encode(RICH)
     for position in range(len(encoded)):
         for byte in (0x00, 0x7F, 0x80, 0xFF, encoded[position] ^ 1):
@@ -98,20 +98,20 @@ def cut_off(random):
 
 @random_examples(cut_off)
 def test_cut_off_bytes_are_refused(data):
-    """The process died while it wrote."""
+    """The process died while it wrote, and the remaining bytes were decoded."""
     with pytest.raises(PlainDataError, match="damaged, or of something else"):
         PLAIN.decode(data)
 
 
 @random_examples(lambda random: some_encoded(random) + random.randbytes(random.randint(1, 20)))
 def test_bytes_behind_the_end_are_refused(data):
-    """A shorter value written over a longer one."""
+    """A shorter value was written over a longer one, and the rest was ignored."""
     with pytest.raises(PlainDataError, match="damaged, or of something else"):
         PLAIN.decode(data)
 
 
 def test_the_error_says_whether_bytes_are_missing_or_follow():
-    """A file that was cut off is looked for on a full disk, one with more in it in another program."""
+    """The error did not say whether bytes are missing, as on a full disk, or follow, as from another program."""
     encoded = PLAIN.encode([1, "two"])
     with pytest.raises(PlainDataError, match=r"damaged, or of something else: it ends early$"):
         PLAIN.decode(encoded[:-1])
@@ -129,13 +129,13 @@ def test_the_error_says_whether_bytes_are_missing_or_follow():
     ],
 )
 def test_bytes_of_no_dtype_are_refused_with_the_reason(data, reason):
-    """It is the only error text that shows the bytes which a damaged checkpoint has instead of a type."""
+    """The error did not show the bytes that a damaged checkpoint has instead of a type."""
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         unpack_dtype(data)
 
 
 def test_a_c_type_of_another_layout_is_read_as_what_its_text_says():
-    """A long has 32 bits on the machine of the checkpoint, and 64 here: its arrays have 32 bits."""
+    """A long has 32 bits on the machine of the checkpoint and 64 here, and its arrays were read with 64."""
     assert unpack_dtype(msgpack.packb(["char", "<i8", "q"])).char == "q"
     assert unpack_dtype(msgpack.packb(["char", "<i4", "q"])) == np.dtype("<i4")
 
@@ -218,14 +218,14 @@ FORGED = {
 
 @pytest.mark.parametrize("packed", FORGED.values(), ids=FORGED.keys())
 def test_forged_bytes_are_refused(packed):
-    """Each of these led msgpack or numpy to another error, another type, or (objects) to a crash."""
+    """These bytes led msgpack or numpy to another error, another type, or (objects) to a crash."""
     with pytest.raises(PlainDataError, match="damaged, or of something else"):
         PLAIN.decode(framed(packed))
 
 
 @pytest.mark.parametrize("byte", [0, 3, 0x7B, 0x80, 0xFF])
 def test_an_unknown_format_is_refused_by_its_number(byte):
-    """A newer version wrote it, or it is JSON."""
+    """Bytes of a newer version, or JSON, were reported as damage."""
     with pytest.raises(PlainDataError, match=f"first byte is {byte:#04x}"):
         PLAIN.decode(bytes([byte]) + b"\xc0")
 
@@ -253,12 +253,12 @@ def peak_bytes(data: bytes) -> int:
     ],
 )
 def test_a_forged_length_takes_no_memory(packed):
-    """Four damaged bytes must not ask for 32 GB and have the whole job killed."""
+    """Four damaged bytes requested 32 GB, and the whole job was killed."""
     assert peak_bytes(framed(packed)) < 1_000_000
 
 
 def test_arrays_cannot_share_their_content():
-    """Thousands of headers over the same bytes would multiply them."""
+    """Thousands of headers over the same bytes multiplied the memory."""
     one = extension(5, header(b"<f8", 1000))
     packed = b"\xdc\x03\xe8" + one * 1000
     data = b"\x02" + len(packed).to_bytes(8, "little") + packed + bytes(8000)
@@ -266,20 +266,20 @@ def test_arrays_cannot_share_their_content():
 
 
 def test_records_of_no_bytes_are_not_counted_through():
-    """An array of 2⁶² empty records takes no memory, and must take no time either."""
+    """An array of 2⁶² empty records, which takes no memory, took endless time."""
     value = PLAIN.decode(framed(extension(5, header(b"|V0", 2**62))))
     assert value.shape == (2**62,)
 
 
 @pytest.mark.parametrize("value", [1, {"a": 1}, (1, 2), np.float32(1), np.zeros(())])
 def test_a_single_value_is_no_batch(value):
-    """A value and a batch were mixed up in one store."""
+    """A value was decoded as a batch after the two were mixed up in one store."""
     with pytest.raises(PlainDataError, match="expected the encoding of a batch"):
         PLAIN.decode_batch(PLAIN.encode(value))
 
 
 def test_a_struct_that_is_not_registered_is_named():
-    """The restored job forgot to register a record class; the message must say which."""
+    """The restored job had not registered a record class, and the message did not name it."""
     with pytest.raises(
         PlainDataError, match=r"'Click', which is not registered \(Point\); register the class"
     ):
@@ -287,7 +287,7 @@ def test_a_struct_that_is_not_registered_is_named():
 
 
 def test_a_struct_that_lost_a_field_says_what_is_stored():
-    """A field was removed from a record, and the job is restored."""
+    """A field was removed from a record class, and the error of the restore did not name the stored fields."""
     changed = msgspec.defstruct("Click", ["user"])
     with pytest.raises(
         PlainDataError, match=r"Click is stored with the fields user, item, more and cannot be made"
@@ -296,7 +296,7 @@ def test_a_struct_that_lost_a_field_says_what_is_stored():
 
 
 def test_an_error_of_a_struct_itself_is_refused_like_damage():
-    """The checks of a struct may raise any error."""
+    """The checks of a struct may raise any error, and their error was not a PlainDataError."""
 
     class Strict(msgspec.Struct):
         a: int
@@ -312,7 +312,7 @@ def test_an_error_of_a_struct_itself_is_refused_like_damage():
 
 
 def test_what_holds_bytes_can_be_decoded():
-    """Files are read into bytearrays and memoryviews."""
+    """Bytearrays and memoryviews, the results of reading files, were refused."""
     encoded = PLAIN.encode({"a": np.arange(3)})
     for data in (bytearray(encoded), memoryview(encoded), memoryview(bytearray(encoded))):
         assert PLAIN.decode(data)["a"].tolist() == [0, 1, 2]

@@ -98,7 +98,7 @@ REFUSED = [
     "wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": (v,)}, lambda v: Click("u", 1, v)]
 )
 def test_any_other_value_is_refused_at_any_place(value, wrap):
-    """A bytearray that comes back as bytes, or an enum as its number, is a silent change of state."""
+    """A bytearray was silently restored as bytes, or an enum as its number."""
     with pytest.raises(PlainDataError, match=r"^record.*: expected .*, given .*"):
         PLAIN.encode(wrap(value))
 
@@ -108,7 +108,7 @@ FOREIGN = [{1}, bytearray(b"a"), msgpack.Timestamp(1)]
 
 @random_examples(lambda random: (some_plain_value(random), random.choice(FOREIGN)))
 def test_a_foreign_value_is_found_next_to_any_plain_one(example):
-    """The search for values that msgpack accepts silently goes level by level; it must find all of them."""
+    """The search for values that msgpack silently accepts, level by level, missed one of them."""
     value, foreign = example
     with pytest.raises(PlainDataError, match="given"):
         PLAIN.encode((value, {"a": [value, Click("u", more=(value, foreign))]}))
@@ -131,7 +131,7 @@ def test_a_foreign_value_is_found_next_to_any_plain_one(example):
     ids=str,
 )
 def test_a_dtype_that_is_refused_is_reported_with_what_to_do(dtype, refusal):
-    """Half of them come from other libraries, whose users have never heard of a dtype."""
+    """Users of other libraries received an error about a dtype without a remedy."""
     assert dtype_refusal(np.dtype(dtype)) == refusal
 
 
@@ -139,13 +139,13 @@ def test_a_dtype_that_is_refused_is_reported_with_what_to_do(dtype, refusal):
     "key", [frozenset(), datetime.date(2024, 1, 1), Level.LOW, memoryview(b"a"), Unreadable(), (1, Name("a"))]
 )
 def test_keys_are_refused_like_values(key):
-    """Dict keys are state, too."""
+    """A dict key that is no plain data was accepted."""
     with pytest.raises(PlainDataError, match=r'^record\["a"\]\.key\(.*: expected plain data .* given'):
         PLAIN.encode({"a": {2: 2, key: 3}})
 
 
 def test_the_error_gives_the_path_the_type_and_what_to_do():
-    """A record of forty fields fails in production: the message must be enough to find the one."""
+    """One of forty fields failed in production, and the message was not enough to find it."""
     with pytest.raises(PlainDataError) as raised:
         PLAIN.encode({"user": ["a", "b", "c", datetime.datetime(2024, 1, 1)]})
     assert str(raised.value) == (
@@ -166,20 +166,20 @@ def test_the_error_gives_the_path_the_type_and_what_to_do():
     ],
 )
 def test_paths_read_like_the_code_that_gets_there(value, path):
-    """The user pastes the path into a debugger."""
+    """The path in the message could not be pasted into a debugger."""
     with pytest.raises(PlainDataError) as raised:
         PLAIN.encode(value)
     assert str(raised.value).startswith(f"{path}: ")
 
 
 def test_the_caller_names_what_it_encodes():
-    """State and records fail with the same kind of error; the first word says which of them failed."""
+    """The error did not say whether state or a record had failed."""
     with pytest.raises(PlainDataError, match=r"^state\[0\]: "):
         PLAIN.encode([{1}], name="state")
 
 
 def test_a_batch_error_gives_the_index_of_the_record():
-    """One bad record in eight thousand."""
+    """The error did not name the one bad record in eight thousand."""
     with pytest.raises(
         PlainDataError, match=r'^record 2 of the batch: record\["at"\]: expected .* given datetime.date;'
     ):
@@ -190,7 +190,7 @@ def test_a_batch_error_gives_the_index_of_the_record():
     "batch", ["abc", b"abc", {1: 2}, {1, 2}, None, np.zeros(()), np.zeros(2).view(Row), 5]
 )
 def test_an_invalid_batch_is_refused(batch):
-    """A str is a sequence, and would become a batch of letters."""
+    """A str, which is a sequence, became a batch of letters."""
     with pytest.raises(PlainDataError, match=r"^batch: expected .*, given .*; "):
         PLAIN.encode_batch(batch)
 
@@ -208,13 +208,13 @@ def test_an_invalid_batch_is_refused(batch):
     ],
 )
 def test_the_advice_fits_the_type(value, advice):
-    """The remedy depends on the type, and the user reads only the message."""
+    """The message, the only help of the user, had a remedy for another type."""
     with pytest.raises(PlainDataError, match=advice):
         PLAIN.encode(value)
 
 
 def test_numpy_strings_of_variable_width_are_refused():
-    """They become pickled objects where numpy saves them."""
+    """They became pickled objects, as in files that numpy saves."""
     with pytest.raises(PlainDataError, match=r"StringDType.*astype\('U'\)"):
         PLAIN.encode(np.array(["a"], np.dtypes.StringDType()))
 
@@ -224,7 +224,7 @@ def test_numpy_strings_of_variable_width_are_refused():
     [lambda a: a.extend([a, a]), lambda a: a.append({"a": (a,)}), lambda a: a.append(Click("u", more=a))],
 )
 def test_a_value_that_contains_itself_is_refused(make):
-    """It has no end; neither the packer nor the search for the culprit may run for ever."""
+    """The packer, or the search for the wrong value, ran forever."""
     value: list = []
     make(value)
     with pytest.raises(PlainDataError, match=r"levels of nesting.*contain itself"):
@@ -235,7 +235,7 @@ def test_a_value_that_contains_itself_is_refused(make):
     "wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: Click("u", more=v)]
 )
 def test_nesting_is_refused_past_its_limit(wrap):
-    """Written, but too deep to be read, a checkpoint would be lost."""
+    """A checkpoint was written that was nested too deeply to be read, and so was lost."""
     value = None
     for _ in range(501):
         value = wrap(value)
@@ -244,7 +244,7 @@ def test_nesting_is_refused_past_its_limit(wrap):
 
 
 def test_a_struct_with_a_field_that_is_not_set_is_refused():
-    """It can be made so, and a half-made struct cannot be made again."""
+    """A struct without one of its fields was stored, and could not be restored."""
     click = Click("u")
     del click.user
     with pytest.raises(
@@ -254,7 +254,7 @@ def test_a_struct_with_a_field_that_is_not_set_is_refused():
 
 
 def test_two_structs_of_one_name_are_refused():
-    """Stored data names a struct by its class alone; the wrong one would be made of it."""
+    """Stored data names a struct by its class name alone, and the wrong class was restored."""
     other = msgspec.defstruct("Click", ["a"])
     with pytest.raises(
         ConfigurationError, match=r"one class of each name, given .*plain_values\.Click and .*Click"
@@ -267,13 +267,13 @@ def test_two_structs_of_one_name_are_refused():
 
 @pytest.mark.parametrize("what", [Record, dict, Click("u"), "Click", list[int]])
 def test_only_structs_can_be_registered(what):
-    """A dataclass would be accepted today and fail at the first checkpoint."""
+    """A dataclass was accepted, and failed at the first checkpoint."""
     with pytest.raises(ConfigurationError, match=r"expected subclasses of msgspec\.Struct"):
         PlainData([what])
 
 
 def test_a_struct_registered_later_is_known_from_then_on():
-    """Steps register theirs while the graph is built."""
+    """Steps register structs while the graph is built, after the encoding is made, and these were refused."""
     plain = PlainData()
     with pytest.raises(PlainDataError, match="register the class"):
         plain.encode(Click("u"))
@@ -282,7 +282,7 @@ def test_a_struct_registered_later_is_known_from_then_on():
 
 
 def test_a_subclass_of_a_registered_struct_is_refused():
-    """It would come back as its base."""
+    """It was restored as its base class."""
     sub = type("SubClick", (Click,), {})
     with pytest.raises(PlainDataError, match="SubClick; register the class"):
         PLAIN.encode(sub("u"))

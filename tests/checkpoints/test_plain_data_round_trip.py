@@ -27,7 +27,7 @@ PLAIN = PlainData([Click, Point])
 
 @random_examples(some_plain_value)
 def test_any_plain_value_survives_with_its_exact_types(value):
-    """A restored state that differs in one type continues to train differently, without an error."""
+    """A restored state with one different type trained differently, without an error."""
     encoded = PLAIN.encode(value)
     decoded = PLAIN.decode(encoded)
     assert same(decoded, value)
@@ -36,7 +36,7 @@ def test_any_plain_value_survives_with_its_exact_types(value):
 
 @random_examples(some_array)
 def test_any_array_survives_writable_and_with_memory_of_its_own(array):
-    """A restored weight vector that is read-only fails at the first update."""
+    """A restored weight vector was read-only, and failed at the first update."""
     encoded = PLAIN.encode(array)
     decoded = PLAIN.decode(encoded)
     assert same(decoded, array)
@@ -46,19 +46,19 @@ def test_any_array_survives_writable_and_with_memory_of_its_own(array):
 
 @random_examples(some_scalar)
 def test_any_numpy_scalar_survives_with_its_class(scalar):
-    """float32 sums that come back as Python floats are no longer the same sums."""
+    """Sums of float32 were restored as Python floats, and were other sums from then on."""
     assert same(PLAIN.decode(PLAIN.encode(scalar)), scalar)
 
 
 @random_examples(some_structured_dtype)
 def test_any_structured_dtype_survives_with_gaps_and_titles(dtype):
-    """A dtype that is stored as its ``descr`` loses offsets, alignment or titles."""
+    """A dtype stored as its ``descr`` lost offsets, alignment or titles."""
     assert same_dtype(unpack_dtype(pack_dtype(dtype)), dtype)
 
 
 @random_examples(some_batch)
 def test_any_batch_survives_as_the_kind_it_is(batch):
-    """A spilled array batch that comes back as a list breaks the operator that calls ``batch.sum()``."""
+    """A spilled array batch was restored as a list, and broke the operator that calls ``batch.sum()``."""
     assert same(PLAIN.decode_batch(PLAIN.encode_batch(batch)), batch)
 
 
@@ -69,14 +69,14 @@ def in_own_memory(encoded):
 
 @random_examples(some_batch)
 def test_a_batch_that_is_decoded_in_place_is_the_same(batch):
-    """Two ways to read must not be two results."""
+    """Two ways to decode the same batch had different results."""
     _, room = in_own_memory(PLAIN.encode_batch(batch))
     assert same(PLAIN.decode_batch_in(room), batch)
 
 
 @pytest.mark.parametrize("name_length", range(1, 17, 3))
 def test_large_arrays_stay_in_place_aligned_and_writable(name_length):
-    """The bytes before an array shift the array; on unaligned numbers numpy is slow, and other programs fail."""
+    """The bytes before an array shifted it; on unaligned numbers numpy is slow, and other programs fail."""
     columns = Columns(
         {
             "x" * name_length: np.zeros(4095, "i1"),
@@ -95,7 +95,7 @@ def test_large_arrays_stay_in_place_aligned_and_writable(name_length):
 
 
 def test_unaligned_or_read_only_arrays_are_copied():
-    """The memory was made by another program."""
+    """Unaligned or read-only memory, made by another program, was used in place."""
     array = np.arange(4095.0)
     encoded = PLAIN.encode_batch(array)
     shifted, _ = in_own_memory(b"-" + encoded)
@@ -108,7 +108,7 @@ def test_unaligned_or_read_only_arrays_are_copied():
 
 @pytest.mark.parametrize("value", [math.nan, -0.0, math.inf, -math.inf, np.float32("nan"), np.float64(-0.0)])
 def test_special_floats_keep_every_bit(value):
-    """An optimizer slot at −0.0 or NaN must not change by a checkpoint."""
+    """An optimizer slot at −0.0 or NaN changed by a checkpoint."""
     assert same(PLAIN.decode(PLAIN.encode([value])), [value])
 
 
@@ -116,14 +116,14 @@ def test_special_floats_keep_every_bit(value):
     "array", [np.arange(6).reshape(2, 3).T, np.arange(10)[::-2], np.zeros((3, 1)).repeat(2, 1)[:, ::2]]
 )
 def test_strides_are_no_part_of_an_array(array):
-    """Views are common in batches; written in the order of their memory they would come back permuted."""
+    """A view, common in batches, was written in the order of its memory, and was restored permuted."""
     decoded = PLAIN.decode(PLAIN.encode(array))
     assert np.array_equal(decoded, array)
     assert decoded.flags.c_contiguous
 
 
 def test_large_arrays_of_types_without_a_buffer_survive():
-    """No buffer of datetimes is exported by numpy; only large arrays go the way without a copy."""
+    """Large arrays are not copied, but numpy exports no buffer of datetimes, so their encoding failed."""
     times = np.arange(5000).astype(">M8[ms]").reshape(50, 100)
     words = np.array(["ab", "c\0d", "é"] * 2000)
     padded = np.zeros(1000, np.dtype([("a", "i1"), ("b", "f8")], align=True))
@@ -132,19 +132,19 @@ def test_large_arrays_of_types_without_a_buffer_survive():
 
 
 def test_text_and_bytes_of_numpy_keep_nulls_at_the_end():
-    """Most methods of numpy's own lose them."""
+    """NULs at the end were lost, as in most of numpy's own methods."""
     value = [np.str_("a\0"), np.bytes_(b"a\0"), np.array(["a\0b"]), np.str_("\ud800\0")]
     assert same(PLAIN.decode(PLAIN.encode(value)), value)
 
 
 def test_order_of_dicts_survives():
-    """Iteration over restored state must be as before for the run to be the same."""
+    """Iteration over restored state had another order, so the run differed."""
     value = dict.fromkeys(("b", "a", 3, None, (1, "x"), b"k", 2.5, True))
     assert list(PLAIN.decode(PLAIN.encode(value))) == list(value)
 
 
 def test_read_only_void_scalars_stay_hashable():
-    """They are the only numpy scalars that can be changed in place; a restored key must not be changeable."""
+    """A void scalar, the only numpy scalar that can be changed in place, was restored as a changeable key."""
     row = np.zeros(1, [("a", "i4")])
     row.flags.writeable = False
     value = {row[0]: 1}
@@ -153,7 +153,7 @@ def test_read_only_void_scalars_stay_hashable():
 
 
 def test_the_order_of_several_arrays_in_one_value_survives():
-    """Contents are stored apart from their value; if they were mixed up, weights would become optimizer state."""
+    """Contents are stored apart from their value; they were exchanged, and weights became optimizer state."""
     value = {
         "w": np.arange(1000.0),
         "tags": (np.arange(3), [np.float32(1), np.ones(2)]),
@@ -163,7 +163,7 @@ def test_the_order_of_several_arrays_in_one_value_survives():
 
 
 def test_arrays_before_a_lone_surrogate_are_stored_once():
-    """Such a string is found in the middle, and packing starts again."""
+    """Packing starts again at a lone surrogate, and earlier arrays were stored twice."""
     value = [np.arange(1000.0), Columns({"x": [1, 2]}), "\ud800", np.ones(3)]
     encoded = PLAIN.encode(value)
     assert same(PLAIN.decode(encoded), value)
@@ -171,13 +171,13 @@ def test_arrays_before_a_lone_surrogate_are_stored_once():
 
 
 def test_columns_keep_the_order_of_their_names():
-    """The order of columns is the order of features."""
+    """Columns, and so features, were restored in another order."""
     value = Columns({"b": [1, 2], "a": [1.0, 2.0]})
     assert PLAIN.decode(PLAIN.encode({"batch": value}))["batch"].names == ("b", "a")
 
 
 def test_nesting_survives_up_to_the_limit():
-    """A value that can be written must be readable; the two limits of msgpack differ between its versions."""
+    """A value was written but could not be read, because msgpack's two limits differ between its versions."""
     nested: tuple = ()
     for _ in range(499):
         nested = (nested,)
@@ -185,13 +185,13 @@ def test_nesting_survives_up_to_the_limit():
 
 
 def test_any_sequence_is_a_batch_and_comes_back_as_a_list():
-    """Sources may give ranges or tuples."""
+    """Ranges and tuples from sources were refused as batches."""
     assert PLAIN.decode_batch(PLAIN.encode_batch(range(3))) == [0, 1, 2]
     assert PLAIN.decode_batch(PLAIN.encode_batch(((1, 2), "a"))) == [(1, 2), "a"]
 
 
 def test_the_encoding_of_version_one_can_be_read_for_ever():
-    """A checkpoint outlives the version that wrote it."""
+    """A checkpoint could not be read by a later version."""
     stored = bytes.fromhex(
         "02 8c00000000000000"  # with buffers; 140 bytes of msgpack
         "8a a16e c0"  # "n": None
@@ -225,8 +225,8 @@ def test_the_encoding_of_version_one_can_be_read_for_ever():
 
 
 def test_several_threads_may_use_one_encoding():
-    """Operators with ``runs_in_thread`` take snapshots while the event loop encodes; a shared packer would mix
-    them up.
+    """Operators with ``runs_in_thread`` took snapshots while the event loop encoded, and a shared packer mixed them
+    up.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -237,13 +237,13 @@ def test_several_threads_may_use_one_encoding():
 
 
 def test_registered_structs_may_hold_each_other():
-    """Records are made of records."""
+    """Records made of records were refused."""
     value = Click("a", 1, [Click("b", 2, Point(x=1.0)), (Click("c"),)])
     assert same(PLAIN.decode(PLAIN.encode(value)), value)
 
 
 def test_a_field_added_with_a_default_reads_older_data():
-    """A record type gets a new field, and the job must resume from its last checkpoint."""
+    """A record type received a new field, and the job could not resume from its last checkpoint."""
     old = msgspec.defstruct("Event", ["a"])
     new = msgspec.defstruct("Event", ["a", ("b", int, 5)])
     assert PlainData([new]).decode(PlainData([old]).encode(old(1))) == new(1, 5)

@@ -25,7 +25,7 @@ from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, P
 from streamiter.records import Columns, can_concatenate, concatenate, estimated_bytes
 
 MIB = 1 << 20
-HEAD_BYTES = 24  # before the content of each batch on disk
+HEAD_BYTES = 24  # bytes before the content of each batch on disk
 EVENT = msgspec.defstruct("Event", ["a"])
 
 
@@ -49,7 +49,7 @@ def replayed(cache):
 
 
 def joined(batches):
-    """Join neighbouring batches wherever possible, so that only the cuts between batches are lost."""
+    """Join neighbouring batches if possible, so that only the cuts between batches are lost."""
     runs = []
     for batch in batches:
         if not len(batch):
@@ -68,7 +68,7 @@ def filled(cache, batches):
 
 
 def fill_until(error, cache, batches):
-    """Append until this error is raised, which must happen."""
+    """Append batches until this error is raised; fail if it is not."""
     for batch in batches:
         try:
             cache.append(batch)
@@ -107,7 +107,7 @@ BATCHES = LISTS | ARRAYS | STRUCTURED | COLUMNS
 
 
 def closed_after(memory_limit_bytes, directory):
-    """Hypothesis calls one test many times, so fixtures close too late."""
+    """Return a cache to close in the test: Hypothesis calls a test many times, and fixtures close too late."""
     return contextlib.closing(
         ReplayCache(
             name="points",
@@ -129,7 +129,7 @@ def directory(tmp_path_factory):
     memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]),
 )
 def test_what_comes_out_joined_is_what_went_in_joined_every_time(directory, batches, memory_limit_bytes):
-    """A record that changes its type, or its place, between two epochs is trained on as another one."""
+    """A record changed its type or its place between two epochs, and was trained on as another record."""
     with closed_after(memory_limit_bytes, directory) as cache:
         filled(cache, batches)
         assert cache.records == sum(map(len, batches))
@@ -145,7 +145,7 @@ def test_what_comes_out_joined_is_what_went_in_joined_every_time(directory, batc
     data=st.data(),
 )
 def test_reading_between_appends_changes_no_batch_that_was_read(directory, batches, memory_limit_bytes, data):
-    """A replay that resumes at a number must find the same batch there as before."""
+    """A replay that resumed at a number found another batch there."""
     with closed_after(memory_limit_bytes, directory) as cache:
         seen = {}
         for batch in batches:
@@ -166,7 +166,7 @@ def test_reading_between_appends_changes_no_batch_that_was_read(directory, batch
 def test_a_restored_cache_has_the_same_batches_at_the_same_numbers(
     directory, batches, limit_before, limit_after
 ):
-    """A replayer resumes in the middle of an epoch, by number, and maybe with other limits."""
+    """A replayer that resumed in the middle of an epoch by number, perhaps with other limits, found other batches."""
     with closed_after(limit_before, directory) as cache, closed_after(limit_after, directory) as restored:
         snapshot = filled(cache, batches).snapshot()
         filled(restored, [[1, 2, 3]]).restore(decoded_frames(snapshot))
@@ -187,7 +187,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_below_the_limit_the_very_objects_come_back_and_no_file_is_made(make_cache, tmp_path, kind):
-    """Most data fits; replaying it must cost a list's look-up."""
+    """Replaying data that fits into memory, as most data does, cost more than a look-up in a list."""
     cache = filled(
         make_cache(memory_limit_bytes=10**9, directory=tmp_path / "not made"),
         KINDS[kind],
@@ -201,7 +201,7 @@ def test_below_the_limit_the_very_objects_come_back_and_no_file_is_made(make_cac
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batches_in_memory", [0, 1.5])
 def test_past_the_limit_every_kind_comes_back_from_disk(make_cache, kind, batches_in_memory):
-    """Some in memory and the rest on disk is the usual state of large data."""
+    """With some batches in memory and the rest on disk, the usual state of large data, a kind was restored wrongly."""
     memory_limit_bytes = int(batches_in_memory * estimated_bytes(KINDS[kind][0]))
     cache = make_cache(memory_limit_bytes=memory_limit_bytes, plain_data=PlainData([EVENT]))
     filled(cache, KINDS[kind])
@@ -213,7 +213,7 @@ def test_past_the_limit_every_kind_comes_back_from_disk(make_cache, kind, batche
 
 
 def test_two_readers_may_be_at_different_places(make_cache):
-    """One file has one position; readers must not move each other."""
+    """A file has one position, and two readers moved each other."""
     cache = filled(make_cache(), arrays(20, records=3000))
     for index in range(10):
         assert cache.batch(index)[0] == index
@@ -223,7 +223,7 @@ def test_two_readers_may_be_at_different_places(make_cache):
 
 
 def test_what_was_read_from_disk_may_be_changed_without_a_trace(make_cache):
-    """Arrays are writable, as everywhere; the next epoch must see the data as it came."""
+    """A step changed an array that it had read, which is allowed, and the next epoch saw the change."""
     cache = filled(make_cache(), arrays(3, records=3000))
     first = cache.batch(1)
     first += 100
@@ -241,7 +241,7 @@ def test_what_was_read_from_disk_may_be_changed_without_a_trace(make_cache):
     ids=["list", "array", "columns of texts of many widths"],
 )
 def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes):
-    """A slow source gives one record at a time; millions of small objects would be most of the memory."""
+    """A slow source emits one record at a time, and millions of small objects took most of the memory."""
     count = 30_000
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     gc.collect()
@@ -258,7 +258,7 @@ def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes)
 
 
 def test_joining_does_not_pay_for_a_long_text_with_all_the_short_ones(make_cache):
-    """One text of 10,000 characters makes an array of texts 40 kB a record wide."""
+    """One text of 10,000 characters made an array of texts 40 kB wide for each record."""
     short, long = np.array(["a"]), np.array(["b" * 10_000])
     cache = make_cache(memory_limit_bytes=10**9)
     for _ in range(20):
@@ -269,7 +269,7 @@ def test_joining_does_not_pay_for_a_long_text_with_all_the_short_ones(make_cache
 
 
 def test_batches_that_cannot_be_joined_stay_apart(make_cache):
-    """An int that became a float, or a list that became an array, would be another record."""
+    """A join made a float of an int, or an array of a list."""
     batches = [np.ones(2), np.ones(2, int), [1.0], Columns({"x": [1.0]}), np.ones((2, 1)), np.ones(2, "f4")]
     for memory_limit_bytes in (0, 10**9):
         cache = filled(make_cache(memory_limit_bytes=memory_limit_bytes), batches)
@@ -288,7 +288,7 @@ def test_batches_that_cannot_be_joined_stay_apart(make_cache):
     ids=["array", "array of huge rows", "columns", "list"],
 )
 def test_a_large_batch_comes_back_in_pieces(make_cache, large, memory_limit_bytes):
-    """One array of a gigabyte must not be read back at once."""
+    """One array of a gigabyte was read back at once."""
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     cache.append(large)
     pieces = replayed(cache)
@@ -298,7 +298,7 @@ def test_a_large_batch_comes_back_in_pieces(make_cache, large, memory_limit_byte
 
 
 def test_a_batch_goes_to_memory_or_to_disk_as_a_whole(make_cache):
-    """Parts of an array are views: those kept in memory would keep all of it."""
+    """Parts of an array are views, and a part in memory kept the whole array."""
     cache = make_cache(memory_limit_bytes=9 * MIB)
     cache.append(np.zeros(2 * MIB))
     assert cache.bytes_in_memory == 0
@@ -306,7 +306,7 @@ def test_a_batch_goes_to_memory_or_to_disk_as_a_whole(make_cache):
 
 
 def test_some_columns_of_a_wide_array_do_not_keep_all_of_it(make_cache):
-    """A step that picks three of a thousand columns gives views; the limit would count a 300th of the memory."""
+    """Three of a thousand columns were views, so the limit counted a 300th of the memory."""
     wide = np.ones((3000, 100))
     cache = make_cache(memory_limit_bytes=10**9)
     filled(cache, [wide[:, :3], Columns({"x": wide[:, 0], "y": np.ones(3000)}), wide[:2500]])
@@ -318,7 +318,7 @@ def test_some_columns_of_a_wide_array_do_not_keep_all_of_it(make_cache):
 
 
 def test_empty_batches_and_other_sequences(make_cache):
-    """A range or a tuple is a batch, too; an empty batch is not stored."""
+    """A range or a tuple was refused, or an empty batch was stored."""
     cache = make_cache(memory_limit_bytes=10**9)
     filled(cache, [[], np.empty(0), range(3), (3, 4), Columns({"x": []})])
     assert replayed(cache) == [[0, 1, 2, 3, 4]]
@@ -326,7 +326,7 @@ def test_empty_batches_and_other_sequences(make_cache):
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 10_000, 100_000])
 def test_memory_stays_within_the_limit(make_cache, memory_limit_bytes):
-    """The memory also stays within 1 MiB of the limit while small batches are collected for the disk."""
+    """While small batches were collected for the disk, the memory exceeded its limit by more than 1 MiB."""
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     for batch in itertools.chain(arrays(300, records=100), arrays(50, records=5000)):
         cache.append(batch)
@@ -337,7 +337,7 @@ def test_memory_stays_within_the_limit(make_cache, memory_limit_bytes):
 @pytest.mark.parametrize("index", [-1, 3, 100])
 @pytest.mark.parametrize("memory_limit_bytes", [0, 25_000, 10**9])
 def test_a_number_that_is_not_there_is_an_index_error(make_cache, index, memory_limit_bytes):
-    """Minus one would be a batch to a list."""
+    """The index −1, valid for a list, returned a batch."""
     cache = filled(make_cache(memory_limit_bytes=memory_limit_bytes), arrays(3, records=3000))
     with pytest.raises(IndexError, match=f"points: there is no batch {index} among the 3 kept"):
         cache.batch(index)
@@ -345,7 +345,7 @@ def test_a_number_that_is_not_there_is_an_index_error(make_cache, index, memory_
 
 @pytest.mark.parametrize("records", [1000, 3000, 3_000_000], ids=["small", "whole", "in pieces"])
 def test_past_the_disk_limit_it_fails_with_the_numbers_and_has_changed_nothing(make_cache, records):
-    """The job fails naming the step and the option."""
+    """The error at the disk limit did not name the step and the option, or it lost batches."""
     cache = make_cache(memory_limit_bytes=30_000, disk_limit_bytes=20_000)
     filled(cache, [*arrays(2), *arrays(2)])
     fill_until(LoopOverflow, cache, itertools.repeat(np.full(500, 7.0), 10))
@@ -362,7 +362,7 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_has_changed_nothing(m
 
 
 def test_without_room_on_disk_the_memory_limit_is_the_end(make_cache):
-    """A read-only system has no disk to write to; a single small batch must also be reported at once."""
+    """On a read-only system, which has no disk to write to, an overflow with a small batch was reported late."""
     cache = make_cache(memory_limit_bytes=2000, disk_limit_bytes=0)
     cache.append(np.ones(200))
     with pytest.raises(LoopOverflow, match="at most 0 bytes"):
@@ -373,7 +373,7 @@ def test_without_room_on_disk_the_memory_limit_is_the_end(make_cache):
 
 @pytest.mark.parametrize("memory_limit_bytes", [0, 6000, 30_000])
 def test_a_snapshot_of_a_full_cache_fits_into_an_empty_one(make_cache, memory_limit_bytes):
-    """A job that checkpointed at its limit must be able to start again."""
+    """A job that took a checkpoint at its limit could not start again."""
     limits = {"memory_limit_bytes": memory_limit_bytes, "disk_limit_bytes": 50_000}
     full = make_cache(**limits)
     fill_until(LoopOverflow, full, ([number, "abc"] * (1 + number % 50) for number in range(10_000)))
@@ -383,7 +383,7 @@ def test_a_snapshot_of_a_full_cache_fits_into_an_empty_one(make_cache, memory_li
 
 
 def test_a_snapshot_does_not_change_afterwards(make_cache):
-    """The snapshot is written while the stream continues."""
+    """The stream continued while the snapshot was written, and changed it."""
     cache = filled(make_cache(memory_limit_bytes=50_000), arrays(20))
     before, snapshot = list(cache.snapshot().frames()), cache.snapshot()
     filled(cache, arrays(20))
@@ -406,14 +406,14 @@ def test_a_snapshot_does_not_change_afterwards(make_cache):
     ],
 )
 def test_entries_of_no_snapshot_are_refused(make_cache, entry):
-    """The entries are those of another step, or damaged."""
+    """Damaged entries, or entries of another step, were restored."""
     with pytest.raises(PlainDataError, match=r"^points: expected"):
         make_cache(memory_limit_bytes=10**9).restore([[entry]])
 
 
 @pytest.mark.parametrize("limits", [{"memory_limit_bytes": -1}, {"disk_limit_bytes": -1}])
 def test_negative_limits_are_refused(make_cache, limits):
-    """Minus one for 'no limit' is a habit elsewhere; here everything is bounded."""
+    """A limit of −1, which means 'no limit' elsewhere, was accepted although everything is bounded here."""
     with pytest.raises(ConfigurationError, match=r"^points: expected limits of 0 bytes or more, given .*-1"):
         make_cache(**limits)
 
@@ -424,7 +424,7 @@ def test_negative_limits_are_refused(make_cache, limits):
     ids=["small", "large", "array of objects"],
 )
 def test_a_value_that_is_not_plain_data_is_refused_and_later_ones_are_not(make_cache, refused):
-    """A hundred batches are written together, and the error would blame the wrong one."""
+    """A hundred batches are written together, and the error named the wrong batch."""
     cache = make_cache(memory_limit_bytes=0)
     cache.append([1, 2])
     with pytest.raises(PlainDataError, match=r"^points: (record 1 of the batch: record\[.a.\]|batch)"):
@@ -434,7 +434,7 @@ def test_a_value_that_is_not_plain_data_is_refused_and_later_ones_are_not(make_c
 
 
 def test_a_large_batch_with_a_record_that_is_refused_leaves_no_piece(make_cache):
-    """The first pieces of the batch were already on disk."""
+    """The first pieces of the refused batch stayed on disk."""
     cache = filled(make_cache(), arrays(2, records=3000))
     size_bytes = cache.bytes_on_disk
     with pytest.raises(PlainDataError):
@@ -445,7 +445,7 @@ def test_a_large_batch_with_a_record_that_is_refused_leaves_no_piece(make_cache)
 
 
 def test_a_full_disk_is_reported_and_changes_nothing(make_cache, small_disk):
-    """Half a written batch must not be read as a batch; when the disk has room again, writing continues."""
+    """Half a written batch was read as a batch, or writing did not continue when the disk had room again."""
     disk, grow = small_disk
     cache = make_cache(directory=disk)
     given = [np.full((3000, 20), float(number)) for number in range(20)]
@@ -461,7 +461,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(make_cache, small_disk):
 
 
 def test_a_directory_that_cannot_be_made_is_reported(make_cache, tmp_path):
-    """The error of a wrong option comes hours into a run: it must name the directory."""
+    """The error of a wrong option came hours into a run, and did not name the directory."""
     (tmp_path / "file").touch()
     cache = make_cache(directory=tmp_path / "file" / "replay")
     with pytest.raises(
@@ -483,7 +483,7 @@ def only_new(before):
 
 @needs_proc
 def test_a_file_that_was_cut_is_an_error_and_not_less_data(make_cache):
-    """A disk lost blocks; training must not continue with fewer records."""
+    """A disk lost blocks, and training continued with fewer records."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(3, records=3000))
     os.truncate(only_new(before), 40_000)
@@ -495,7 +495,7 @@ def test_a_file_that_was_cut_is_an_error_and_not_less_data(make_cache):
 @needs_proc
 @pytest.mark.parametrize("position", [0, 1, 12, 18, 24, 36])
 def test_a_file_that_was_damaged_is_an_error(make_cache, position):
-    """A batch begins with zeros, as in files on failing disks."""
+    """A batch starts with zeros, as in files on failing disks, and was decoded."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(1, records=3000))
     with open(only_new(before), "r+b") as file:
@@ -507,7 +507,7 @@ def test_a_file_that_was_damaged_is_an_error(make_cache, position):
 
 @needs_proc
 def test_a_batch_of_another_length_is_an_error(make_cache):
-    """The damage leaves a valid encoding."""
+    """The damage left a valid encoding with fewer records."""
     before = unnamed_files()
     cache = filled(make_cache(), [[1] * 3000])
     content = PlainData().encode_batch([1] * 2998 + [200])
@@ -521,7 +521,7 @@ def test_a_batch_of_another_length_is_an_error(make_cache):
 
 @needs_proc
 def test_closing_lets_go_of_the_file_and_nothing_is_left_in_the_directory(make_cache, tmp_path):
-    """Files without names are invisible: a leak would fill the disk until the process ends."""
+    """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = unnamed_files()
     caches = [filled(make_cache(), arrays(3, records=3000)) for _ in range(5)]
     assert len(unnamed_files()) == len(before) + 5
@@ -536,7 +536,7 @@ def test_closing_lets_go_of_the_file_and_nothing_is_left_in_the_directory(make_c
 
 @needs_proc
 def test_restoring_over_what_was_kept_lets_go_of_it(make_cache):
-    """A restore must not double the disk's use."""
+    """A restore doubled the use of the disk."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(3, records=3000))
     cache.restore(decoded_frames(cache.snapshot()))
@@ -545,7 +545,7 @@ def test_restoring_over_what_was_kept_lets_go_of_it(make_cache):
 
 
 def test_a_closed_cache_takes_nothing(make_cache):
-    """A batch given after the end would vanish."""
+    """A batch that was added after the end was silently lost."""
     cache = filled(make_cache(), arrays(3))
     cache.close()
     with pytest.raises(InternalError, match=r"points: .* closed"):
@@ -591,7 +591,7 @@ print(int(peak) * 1024)
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs /proc to see memory")
 @pytest.mark.parametrize("kind", ["array", "columns", "list"])
 def test_ten_times_the_memory_limit_takes_no_more_memory_than_twice_the_limit(tmp_path, kind):
-    """Replayed data that outgrows its limit must cost disk, not memory."""
+    """Replayed data above its limit took memory instead of disk space."""
     limit_bytes = 8 * MIB
 
     def peak_bytes(times):
@@ -609,7 +609,7 @@ def test_ten_times_the_memory_limit_takes_no_more_memory_than_twice_the_limit(tm
 
 
 def test_temporary_files_are_made_only_where_needed(make_cache, monkeypatch):
-    """A job whose data fits must not need a disk to write to."""
+    """A job whose data fits into memory needed a disk to write to."""
 
     def no_disk(**_):
         raise AssertionError

@@ -30,7 +30,7 @@ PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (F
 
 
 def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = None) -> Path:
-    """Write a whole file of these parts; return its path."""
+    """Write a whole file of these parts, and return its path."""
     writer = SnapshotWriter(path)
     writer.open()
     for part in parts:
@@ -47,14 +47,14 @@ def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a small file with all kinds of content."""
+    """Return the path of a small file with all kinds of content."""
     folder = tmp_path / "checkpoints" / "clicks"
     folder.mkdir(parents=True)
     return write(folder / "7.checkpoint", PARTS)
 
 
 def read_everything(path: Path) -> list[bytes]:
-    """Read the whole content; close the file in any case."""
+    """Read the whole content, and close the file in any case."""
     snapshot = SnapshotFile(path)
     try:
         snapshot.verify_now()
@@ -86,7 +86,7 @@ def refusal(path: Path) -> str:
 
 
 def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Parts may be empty, have frames around the size that is read at once, or thousands of small frames."""
+    """Empty parts, frames around the size that is read at once, or thousands of small frames were not restored."""
     folder = tmp_path_factory.mktemp("any")
     names = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
     frames = st.lists(st.binary(max_size=300) | st.integers(65_500, 65_560).map(bytes), max_size=5)
@@ -112,7 +112,7 @@ def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
-    """docs/checkpoint-format.md must be enough to write a reader; this reader uses nothing else."""
+    """docs/checkpoint-format.md was not enough to write a reader; this reader uses nothing else."""
     whole = file.read_bytes()
     assert (whole[:24], whole[24:28]) == (b"\x93streamiter checkpoint\r\n", (1).to_bytes(4, "little"))
     assert int.from_bytes(whole[28:32], "little") == zlib.crc32(whole[:28])
@@ -142,7 +142,7 @@ def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
 
 
 def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:
-    """Disks and memories flip bits; a model that learned from a flipped weight is wrong for ever."""
+    """Disks and memories flip bits, and a model learned from a flipped weight."""
     whole = file.read_bytes()
     assert read_everything(file) == [b"positions", b"", *FRAMES]
     for position in range(len(whole)):
@@ -163,7 +163,7 @@ def refusal_of(path: Path, content: bytes) -> str:
 
 
 def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
-    """A disk lost the end of a file that it had confirmed."""
+    """A disk lost the end of a file that it had confirmed, and the rest was read."""
     whole = file.read_bytes()
     for length in range(len(whole)):
         said = refusal_of(file, whole[:length])
@@ -173,14 +173,14 @@ def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
 
 
 def test_more_bytes_at_the_end_are_refused(file: Path) -> None:
-    """The file contains two files, or was written over a longer one."""
+    """A file that contains two files, or was written over a longer one, was read."""
     whole = file.read_bytes()
     assert "damaged" in refusal_of(file, whole + b"\0")
     assert f"given {2 * len(whole)}" in refusal_of(file, whole + whole)
 
 
 def test_a_block_of_zeros_is_refused(file: Path) -> None:
-    """After a power failure a file system shows zeros, because the size was stored and the content was not."""
+    """After a power failure a file system shows zeros, because it stored the size without the content."""
     whole = file.read_bytes()
     for start in range(0, len(whole), 16):
         length = len(whole[start : start + 16])
@@ -188,7 +188,7 @@ def test_a_block_of_zeros_is_refused(file: Path) -> None:
 
 
 def test_what_is_damaged_is_named(file: Path) -> None:
-    """With the name of the part, a user knows which state was lost."""
+    """The error did not name the part, so a user did not know which state was lost."""
     whole = file.read_bytes()
     position = whole.index(b"third")
     said = refusal_of(file, whole[:position] + b"T" + whole[position + 1 :])
@@ -199,7 +199,7 @@ def test_what_is_damaged_is_named(file: Path) -> None:
 
 
 def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
-    """Each matches its own checksum; only its place is wrong."""
+    """Two exchanged frames, each with its own correct checksum, were accepted."""
     path = write(tmp_path / "x.checkpoint", [SnapshotPart("p", b"", (Frames([b"a" * 50, b"b" * 50]),))])
     whole = path.read_bytes()
     first, second = whole.index(b"a" * 50) - 12, whole.index(b"b" * 50) - 12
@@ -234,25 +234,25 @@ FORGED: dict[str, Callable[[dict[str, object]], object]] = {
 
 @pytest.mark.parametrize("said", FORGED)
 def test_a_manifest_that_does_not_fit_is_refused(file: Path, said: str) -> None:
-    """The manifest was written by another program, or by an error of the engine: its checksums are right."""
+    """A manifest of another program, or after an error in the engine, has right checksums and was accepted."""
     assert said in refusal_of(file, with_manifest(file.read_bytes(), FORGED[said]))
 
 
 def test_a_forged_length_takes_no_memory(file: Path) -> None:
-    """A frame of 2 to the 63 bytes: asking for so much would end the process."""
+    """A frame of 2 to the 63 bytes was requested, and the process ended."""
     whole = file.read_bytes()
     said = refusal_of(file, whole[:PREAMBLE_BYTES] + b"\xff" * 7 + b"\x7f" + whole[PREAMBLE_BYTES + 8 :])
     assert "expected 9223372036854775807 more bytes of it, given 9" in said
 
 
 def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
-    """A later version of this format may add fields."""
+    """A field of a later version of this format was refused."""
     file.write_bytes(with_manifest(file.read_bytes(), lambda manifest: manifest.update(more=[1, 2])))
     assert read_everything(file) == [b"positions", b"", *FRAMES]
 
 
 def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Path) -> None:
-    """After a downgrade the remedy is the newer program, not an older checkpoint."""
+    """After a downgrade, the message advised an older checkpoint instead of the newer program."""
     whole = file.read_bytes()
     head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
     newer = head + zlib.crc32(head).to_bytes(4, "little") + b"whatever comes"
@@ -268,12 +268,12 @@ def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Pat
 
 
 def test_a_file_of_something_else_is_refused(file: Path) -> None:
-    """The file was renamed, or written by another program."""
+    """A renamed file, or one of another program, was read as a snapshot."""
     assert "expected a file that begins with" in refusal_of(file, b"PK\3\4" * 50)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """The system's own message does not say what to do."""
+    """The error was the system's own message, without a remedy."""
     with pytest.raises(CheckpointError, match=r"No such file or directory.*start from another checkpoint"):
         SnapshotFile(tmp_path / "none")
     with pytest.raises(CheckpointError, match="Is a directory"):
@@ -281,7 +281,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_after_closing(file: Path) -> None:
-    """The number of a closed file is used for the next file; its bytes would be taken for the snapshot."""
+    """The number of a closed file is used for the next file, whose bytes were taken for the snapshot."""
     snapshot = SnapshotFile(file)
     frames = snapshot.frames("größe/0", 0)
     snapshot.close_now()
@@ -290,13 +290,13 @@ def test_nothing_is_read_after_closing(file: Path) -> None:
 
 
 def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    """The JSON would contain a text that no reader accepts."""
+    """The JSON contained a text that no reader accepts."""
     with pytest.raises(ConfigurationError, match="expected names of text, given one with half a character"):
         pack_manifest(header(1, notes={"name": "\ud800"}), [])
 
 
 def test_an_abandoned_file_is_removed(tmp_path: Path) -> None:
-    """No incomplete file stays, at any point of the writing."""
+    """An incomplete file stayed after the writing was abandoned."""
     path = tmp_path / "x.partial"
     writer = SnapshotWriter(path)
     writer.abandon()

@@ -1,4 +1,4 @@
-"""The spill queue: strictly first in, first out, within its limits, with any part of it on disk."""
+"""The spill queue is first in, first out, within its limits, with any part of it on disk."""
 
 import collections
 import dataclasses
@@ -27,7 +27,7 @@ from streamiter.records import (
 )
 
 MEMORY_LIMIT_BYTES = 2_000
-BATCH_BYTES = 128  # what a queue counts for a batch beside its records
+BATCH_BYTES = 128  # the size that a queue counts for a batch in addition to its records
 
 
 def some_batch(random):
@@ -68,7 +68,7 @@ def drained(queue):
 
 
 class QueueBesideADeque:
-    """A spill queue compared with a plain deque; a small limit makes the queue use the disk often."""
+    """Compares a spill queue with a plain deque; a small limit makes the queue use the disk often."""
 
     def __init__(self, directory, memory_limit_bytes, disk_limit_bytes):
         self.directory = directory
@@ -176,7 +176,7 @@ def limits_and_calls(random):
 
 @random_examples(limits_and_calls)
 def test_any_sequence_of_calls_does_what_it_does_to_a_deque(example, tmp_path):
-    """A batch that came twice, or never, or past a barrier; a limit that was no limit, once in a thousand runs."""
+    """Once in a thousand runs a batch came twice, never or after a barrier, or a limit was exceeded."""
     limits, calls = example
     run = QueueBesideADeque(tmp_path, *limits)
     for call, argument in calls:
@@ -210,9 +210,9 @@ def batches(count, records=100):
 
 
 def test_ten_times_the_memory_limit_stays_below_it(make_queue):
-    """Feedback that outruns its reader must cost disk, not memory."""
+    """Feedback faster than its reader took memory instead of disk space."""
     queue = make_queue(memory_limit_bytes=100_000)
-    fed = batches(1250)  # each 928 bytes
+    fed = batches(1250)  # 928 bytes each
     for batch in fed:
         queue.put(batch)
         assert queue.bytes_in_memory <= 100_000
@@ -226,7 +226,7 @@ def test_ten_times_the_memory_limit_stays_below_it(make_queue):
 
 
 def test_below_the_memory_limit_the_very_objects_come_back_and_no_file_is_made(make_queue, tmp_path):
-    """The usual case is a queue that is nearly empty: it must cost nothing."""
+    """An almost empty queue, the usual case, wrote to disk."""
     queue = make_queue(directory=tmp_path / "not made")
     fed = [*batches(2), EpochWatermark(0)]
     for item in fed:
@@ -237,7 +237,7 @@ def test_below_the_memory_limit_the_very_objects_come_back_and_no_file_is_made(m
 
 
 def test_batches_that_just_fill_the_memory_limit_stay_in_memory(make_queue):
-    """The limit is the largest allowed size."""
+    """Batches of exactly the allowed size were spilled."""
     first, second = batches(2)
     queue = make_queue(memory_limit_bytes=size_bytes(first) + size_bytes(second))
     queue.put(first)
@@ -246,12 +246,12 @@ def test_batches_that_just_fill_the_memory_limit_stay_in_memory(make_queue):
 
 
 def test_nothing_has_been_in_a_new_queue(make_queue):
-    """A peak that begins at one shows work where there was none."""
+    """A new queue had a peak of one."""
     assert set(dataclasses.astuple(make_queue().statistics())) == {0}
 
 
 def test_a_batch_above_the_limit_passes_an_empty_queue_in_memory(make_queue):
-    """It would be read back at once, whole."""
+    """A batch above the limit went to disk, and was at once read back whole."""
     queue = make_queue(memory_limit_bytes=0)
     [batch] = batches(1)
     queue.put(EpochWatermark(0))
@@ -261,7 +261,7 @@ def test_a_batch_above_the_limit_passes_an_empty_queue_in_memory(make_queue):
 
 
 def test_control_records_keep_their_place_among_batches_on_disk(make_queue):
-    """A barrier that overtakes a batch loses it from the snapshot; a watermark that does ends its epoch early."""
+    """A barrier passed a batch and lost it from the snapshot, or a watermark did and ended its epoch early."""
     queue = make_queue(memory_limit_bytes=0)
     fed = []
     for number, batch in enumerate(batches(5)):
@@ -274,7 +274,7 @@ def test_control_records_keep_their_place_among_batches_on_disk(make_queue):
 
 
 def test_control_records_take_no_disk(make_queue):
-    """A loop that idles sends watermarks only."""
+    """An idle loop, which sends only watermarks, filled the disk."""
     queue = make_queue(memory_limit_bytes=0)
     for batch in batches(2):
         queue.put(batch)
@@ -287,7 +287,7 @@ def test_control_records_take_no_disk(make_queue):
 
 
 def test_batches_that_come_while_others_are_on_disk_wait_behind_them(make_queue):
-    """Memory has room again, but the batches on disk are older."""
+    """Memory had room again, and later batches passed the older ones on disk."""
     queue = make_queue()
     fed = batches(6)
     for batch in fed[:4]:
@@ -299,7 +299,7 @@ def test_batches_that_come_while_others_are_on_disk_wait_behind_them(make_queue)
 
 
 def test_disk_use_stays_bounded_for_a_queue_that_is_never_empty(make_queue):
-    """A loop with a constant lag runs for weeks; space of batches that were read must be released."""
+    """A loop with a constant lag ran for weeks, and the space of read batches was never freed."""
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
     for batch in batches(20):
         queue.put(batch)
@@ -329,7 +329,7 @@ def open_file_bytes():
     not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names"
 )
 def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
-    """Files without names are invisible: a leak would fill the disk until the process ends."""
+    """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = open_file_bytes()
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
     for batch in batches(50):
@@ -346,7 +346,7 @@ def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(
 
 
 def test_a_queue_works_on_after_it_has_been_empty(make_queue):
-    """Lag comes and goes; while there is none, nothing goes to disk."""
+    """A queue that had been empty stayed in its state of spilling, although nothing was on disk."""
     queue = make_queue(memory_limit_bytes=0)
     for _ in range(3):
         for batch in batches(5):
@@ -360,7 +360,7 @@ def test_a_queue_works_on_after_it_has_been_empty(make_queue):
 
 
 def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(make_queue):
-    """The job fails and names the step; the queue must keep its batches for a last snapshot."""
+    """The job failed without the name of the step, or the queue lost its batches before the last snapshot."""
     queue = make_queue(memory_limit_bytes=1000, disk_limit_bytes=2000)
     for batch in batches(3):
         queue.put(batch)
@@ -378,14 +378,14 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(mak
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_reported_and_changes_nothing(make_queue, monkeypatch):
-    """Half a batch written must not be read back as one."""
+    """Half a written batch was read as a batch."""
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=16_000)
     fed = batches(4)
     queue.put(fed[0])
     queue.put(fed[1])
     with open("/dev/full", "r+b", buffering=0) as full_disk, monkeypatch.context() as full:
         full.setattr(tempfile, "TemporaryFile", lambda **_: full_disk)
-        queue.put(fed[2])  # fills the first segment
+        queue.put(fed[2])  # This batch fills the first segment.
         with pytest.raises(
             StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"
         ):
@@ -396,7 +396,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(make_queue, monkeypatch):
 
 
 def test_a_directory_that_cannot_be_made_is_reported(make_queue, tmp_path):
-    """The error of a wrong option comes hours into a run: it must name the directory."""
+    """The error of a wrong option came hours into a run, and did not name the directory."""
     (tmp_path / "file").touch()
     queue = make_queue(memory_limit_bytes=0, directory=tmp_path / "file" / "spill")
     queue.put(batches(1)[0])
@@ -408,7 +408,7 @@ def test_a_directory_that_cannot_be_made_is_reported(make_queue, tmp_path):
 
 
 def test_a_batch_that_is_not_plain_data_is_refused_when_it_must_be_written(make_queue):
-    """The error names the step, the record and the path; the queue continues."""
+    """The error did not name the step, the record and the path, or the queue could not be used afterwards."""
     queue = make_queue(memory_limit_bytes=0)
     queue.put(DataBatch([{1}]))
     with pytest.raises(
@@ -420,7 +420,7 @@ def test_a_batch_that_is_not_plain_data_is_refused_when_it_must_be_written(make_
 
 
 def test_structs_are_read_back_with_the_encoding_that_is_given(make_queue):
-    """Records are often structs."""
+    """Structs, which records often are, could not be read back from disk."""
     event = msgspec.defstruct("Event", ["a"])
     queue = make_queue(memory_limit_bytes=0, plain_data=PlainData([event]))
     for number in range(3):
@@ -429,20 +429,20 @@ def test_structs_are_read_back_with_the_encoding_that_is_given(make_queue):
 
 
 def test_a_snapshot_of_a_full_queue_fits_into_an_empty_one(make_queue):
-    """A job that checkpointed at its limit must be able to start again."""
+    """A job that took a checkpoint at its limit could not start again."""
     options = {"memory_limit_bytes": 500, "disk_limit_bytes": 3 * 851}
     full = make_queue(**options)
     for batch in batches(4):
         full.put(batch)
     full.take()
-    assert full.peek().epoch == 1  # above the memory limit, read back from disk
+    assert full.peek().epoch == 1  # The batch is above the memory limit, and is read back from disk.
     restored = make_queue(**options)
     restored.refill(decoded_frames(full.snapshot()))
     assert [batch.epoch for batch in drained(restored)] == [1, 2, 3]
 
 
 def test_a_snapshot_changes_nothing(make_queue):
-    """Checkpoints are taken while the loop continues."""
+    """The loop continued after a snapshot with other batches."""
     queue = make_queue()
     for item in [*batches(5), EpochWatermark(4)]:
         queue.put(item)
@@ -468,7 +468,7 @@ def test_a_snapshot_changes_nothing(make_queue):
     ],
 )
 def test_entries_of_no_snapshot_are_refused(make_queue, entry):
-    """The state of another step, or of a newer version."""
+    """State of another step, or of a newer version, was restored."""
     queue = make_queue()
     with pytest.raises(PlainDataError, match=r"^train: expected"):
         queue.refill([[entry]])
@@ -476,13 +476,13 @@ def test_entries_of_no_snapshot_are_refused(make_queue, entry):
 
 @pytest.mark.parametrize("limits", [{"memory_limit_bytes": -1}, {"disk_limit_bytes": -1}])
 def test_negative_limits_are_refused(make_queue, limits):
-    """Minus one for 'no limit' is a habit elsewhere; here everything is bounded."""
+    """A limit of −1, which means 'no limit' elsewhere, was accepted although everything is bounded here."""
     with pytest.raises(ConfigurationError, match=r"^train: expected limits of 0 bytes or more, given .*-1"):
         make_queue(**limits)
 
 
 def test_without_room_on_disk_the_memory_limit_is_the_end(make_queue):
-    """A read-only system has nowhere to spill."""
+    """On a read-only system, a queue above its memory limit had no error."""
     queue = make_queue(disk_limit_bytes=0)
     queue.put(batches(1)[0])
     queue.put(batches(1)[0])
@@ -491,7 +491,7 @@ def test_without_room_on_disk_the_memory_limit_is_the_end(make_queue):
 
 
 def test_a_closed_queue_is_empty_and_takes_nothing(make_queue):
-    """A batch put after the end would vanish."""
+    """A batch that was put after the end was silently lost."""
     queue = make_queue(memory_limit_bytes=0)
     for batch in batches(3):
         queue.put(batch)
@@ -506,7 +506,7 @@ def test_a_closed_queue_is_empty_and_takes_nothing(make_queue):
 
 
 def test_batches_of_no_bytes_count_as_well(make_queue):
-    """Empty batches put without end would fill the memory that the limit guards."""
+    """Empty batches, put without end, filled the memory that the limit guards."""
     queue = make_queue()
     for _ in range(100):
         queue.put(DataBatch([]))
@@ -515,7 +515,7 @@ def test_batches_of_no_bytes_count_as_well(make_queue):
 
 
 def test_statistics_tell_peaks_and_totals(make_queue):
-    """A dashboard shows them after the lag has ended."""
+    """A dashboard, which shows the peaks after the lag has ended, showed zeros."""
     queue = make_queue()
     for item in [*batches(5), EpochWatermark(4)]:
         queue.put(item)

@@ -39,7 +39,7 @@ def two_names(random: Random) -> tuple[str, str]:
 
 @random_examples(two_names)
 def test_no_two_names_share_a_file(names: tuple[str, str]) -> None:
-    """The file system may not distinguish capital and small letters."""
+    """Two names shared a file on a file system that does not distinguish capital and small letters."""
     one, other = names
     assert name_of(storage_name(one)) == one
     assert (storage_name(one).casefold() == storage_name(other).casefold()) == (one == other)
@@ -51,13 +51,13 @@ def test_no_two_names_share_a_file(names: tuple[str, str]) -> None:
 
 @random_examples(lambda random: (random.randrange(10 ** random.randint(1, 13)), some_name(random) or "run"))
 def test_the_name_of_a_file_identifies_its_snapshot(example: tuple[int, str]) -> None:
-    """Snapshots to remove are found by their names, without reading files that may be damaged."""
+    """A snapshot to remove, which is found by its name, needed to be read, although it may be damaged."""
     number, run = example
     assert checkpoint_of(snapshot_name(CheckpointId(number, run))) == CheckpointId(number, run)
 
 
 def test_names_of_small_letters_are_stored_as_they_are() -> None:
-    """Somebody looks at the directory: most names must be read without a table."""
+    """A person who looked at the directory could not read the names without a table."""
     assert storage_name("clicks_2024-05.a") == shortened_name("clicks_2024-05.a") == "clicks_2024-05.a"
     assert storage_name(".Ab.") == "%2e%41b."
     assert storage_name("") == "%"
@@ -65,12 +65,12 @@ def test_names_of_small_letters_are_stored_as_they_are() -> None:
 
 @pytest.mark.parametrize("stored", ["%61", "A", "%2E", ".a", "%ff", "a~b"])
 def test_an_invalid_stored_name_has_no_name(stored: str) -> None:
-    """Two files for one name: one of them would be found, the other removed."""
+    """One name had two files, of which one was found and the other removed."""
     assert name_of(stored) is None
 
 
 def test_only_a_name_that_is_too_long_is_shortened_to_the_limit() -> None:
-    """A name that just fits has to be read back from its file."""
+    """A name that just fits was shortened, and could not be read back from its file."""
     fits, long = "a" * STORAGE_NAME_CHARACTERS, "a" * (STORAGE_NAME_CHARACTERS + 1)
     assert shortened_name(fits) == fits
     assert not is_shortened(fits)
@@ -80,7 +80,7 @@ def test_only_a_name_that_is_too_long_is_shortened_to_the_limit() -> None:
 
 
 def test_half_a_character_is_refused_by_name() -> None:
-    """The encoder's own error names neither the flow nor a remedy."""
+    """The encoder's own error named neither the flow nor a remedy."""
     with pytest.raises(ConfigurationError) as raised:
         storage_name("a\ud800")
     assert str(raised.value) == (
@@ -100,5 +100,5 @@ def test_half_a_character_is_refused_by_name() -> None:
     ],
 )
 def test_files_of_others_are_no_snapshots(name: str) -> None:
-    """Pruning must not remove files that the store did not write."""
+    """Pruning removed files that the store had not written."""
     assert checkpoint_of(name) is None

@@ -23,17 +23,17 @@ from streamiter.topics.memory import MemoryReader, MemoryTopic
 
 RARELY_S = 100.0
 PAIRS = [(before, after) for before in (1, 2, 3, 4) for after in (1, 2, 3, 4)]
-"""Numbers of subtasks before and after."""
+"""The numbers of subtasks before and after the change."""
 
 NUMBERS = 100
-"""Records in each topic, in order from 0."""
+"""The number of records in each topic, in order from 0."""
 PARTITIONS = 3
 
 MakeFlow = Callable[[MemoryBroker, int], Flow]
 
 
 async def written(topic: Topic) -> list[Any]:
-    """Return the records that a reader of committed records sees now."""
+    """Return the records that a reader of committed records receives now."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     values: list[Any] = []
     while (batch := await reader.read()) is not None:
@@ -43,7 +43,7 @@ async def written(topic: Topic) -> list[Any]:
 
 
 async def write(topic: Topic, values: Sequence[Any], *, partitions: int = 1) -> None:
-    """Write one value after the other, to the partitions in turn."""
+    """Write the values one after the other, in turn to the partitions."""
     writer = await topic.open_writer()
     for partition in range(partitions):
         share = [orjson.dumps(value) for value in values[partition::partitions]]
@@ -84,7 +84,7 @@ class Stops:
         self._store = MemoryStore()
 
     async def start(self, flow: Flow, **options: Any) -> Job:
-        """Start a job where the last one has left off."""
+        """Start a job from the last checkpoint."""
         self._store = self._store.another()
         checkpoints = Checkpoints(self._store, interval_s=RARELY_S)
         return await flow.start(checkpoints=checkpoints, channel_limits=SMALL, **options)
@@ -95,7 +95,7 @@ class Stops:
 
     async def crash(self, job: Job) -> None:
         """Let the job continue a little after a checkpoint, and then stop it at once."""
-        with contextlib.suppress(CheckpointError):  # It has ended.
+        with contextlib.suppress(CheckpointError):  # The job has ended.
             await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
             for _ in range(self.random.randrange(30)):
                 await asyncio.sleep(0)
@@ -110,7 +110,9 @@ class Stops:
         await ended(job)
 
     async def _started_anew(self, make_flow: Callable[[int], Flow], before: int, after: int) -> Job:
-        """Start with the parallelism ``after``; if it is too early for that, follow the advice of the error."""
+        """Start with the parallelism ``after``; if the checkpoint does not allow it yet, follow the advice of the
+        error.
+        """
         while True:
             try:
                 return await self.start(make_flow(after))
@@ -126,7 +128,7 @@ class Stops:
 
 
 def outputs(make_flow: MakeFlow, parallelisms: Sequence[int], *, turns: int, seed: int) -> list[Any]:
-    """Return what is committed at the end, in an event loop whose order depends on the seed."""
+    """Return the committed outputs at the end, in an event loop whose order depends on the seed."""
 
     async def main() -> list[Any]:
         broker = await new_broker()

@@ -1,4 +1,4 @@
-"""Redistributed state: nothing is lost or doubled, and every record is where the flow would send it."""
+"""Redistributed state: nothing is lost or doubled, and each record is at the subtask that receives it in the flow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Par
 from streamiter.topics.source_and_sink import TopicSource
 
 Waited = list[tuple[int, list[int]]]
-"""Batches that have waited, each with the subtask that it waited for."""
+"""Waiting batches, each with the subtask that it waits for."""
 
 SHARING = [Forward(), Rebalance(), ByKey(lambda x: x % 5), ByFunction(lambda x: x)]
 
@@ -52,7 +52,7 @@ def some_batches(random: Random) -> Waited:
 
 
 def all_go_to(subtask: int, partitioning: Partitioning, records: list[Any], subtasks: int) -> bool:
-    """Whether the flow sends all records to this subtask."""
+    """Return whether the flow sends all records to this subtask."""
     return [to for to, _ in partitioning.splitter(0, subtasks)(records)] == [subtask] * bool(records)
 
 
@@ -66,7 +66,7 @@ def some_states(random: Random) -> list[dict[Any, int]]:
 
 @random_examples(lambda random: (some_states(random), random.randint(1, 4)))
 def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], int]) -> None:
-    """The state of a key was at one subtask, and its records came to another subtask, which started without state."""
+    """The state of a key was at one subtask, and its records were sent to another subtask, which had no state."""
     given_states, subtasks = example
     states = [
         {(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(given_states)
@@ -105,7 +105,7 @@ def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int])
 
 @random_examples(lambda random: (some_batches(random), random.choice(SHARING), some_count(random)))
 def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited, Partitioning, int]) -> None:
-    """All waiting records went to the first subtask, or to the subtasks of other keys."""
+    """All waiting records were sent to the first subtask, or to the subtasks of other keys."""
     given_batches, partitioning, subtasks = example
     dealt = list(deal(given_batches, partitioning, subtasks))
     records = [(subtask, record) for subtask, batch in dealt for record in batch]
@@ -126,7 +126,7 @@ def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited
 def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
     example: tuple[Waited, Partitioning, int],
 ) -> None:
-    """Each new subtask reads all waiting records separately: they must agree on the subtask of each record."""
+    """New subtasks, which read all waiting records separately, disagreed on the subtask of a record."""
     given_batches, partitioning, subtasks = example
     encoded = len(given_batches) % 2 == 1
     waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
@@ -167,9 +167,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
 
 @random_examples(some_batches)
 def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
-    """Records that were redistributed decoded, and records that were passed on encoded, have the same form in a
-    snapshot.
-    """
+    """Redistributed records, which are decoded, and records that stayed encoded had different forms in a snapshot."""
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
     frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
     for _ in range(2):
@@ -181,14 +179,14 @@ Done = tuple[int, list[list[int]], int]
 
 
 def items_and_done(random: Random) -> Done:
-    """Return the number of items, how many each subtask emitted in each earlier run, and the present subtasks."""
+    """Return the number of items, the items that each subtask emitted in each earlier run, and the present subtasks."""
     done = many(random, lambda random: [random.randint(0, 9) for _ in range(random.randint(1, 4))])
     return random.randint(0, 60), done, some_count(random)
 
 
 @random_examples(items_and_done)
 def test_items_are_read_once_whatever_was_done_before(example: Done) -> None:
-    """After a second change, items that were read before the first were read again."""
+    """After a second change, items that were read before the first change were read again."""
     items, done, subtasks = example
     read: list[int] = []
     positions: list[dict[Any, Any]] = [{}]
@@ -212,7 +210,7 @@ def _opened(items: int, subtask: int, subtasks: int, positions: dict[Any, Any]) 
 
 
 class _Place:
-    """The part of a context that such a source uses."""
+    """The part of a context that an `ItemsSource` uses."""
 
     clock = SystemClock()
 
@@ -229,7 +227,7 @@ def some_positions(random: Random) -> list[dict[int, int]]:
 
 @random_examples(lambda random: (some_positions(random), some_count(random)))
 def test_no_partition_starts_again(example: tuple[list[dict[int, int]], int]) -> None:
-    """A partition that the positions of its reader did not name counted as new."""
+    """A partition that was missing in its reader's positions counted as new."""
     positions, subtasks = example
     shared = TopicSource.redistribute(positions, subtasks)
     furthest: dict[int, int] = {}

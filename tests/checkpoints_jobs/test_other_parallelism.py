@@ -29,7 +29,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker
 
-# Turns of the event loop in which the jobs of these tests are about half done.
+# After about this number of turns of the event loop, the jobs of these tests are half done.
 TURNS = 60
 
 everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)
@@ -85,7 +85,7 @@ def in_batches(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 def in_batches_at_the_source(broker: MemoryBroker, parallelism: int) -> Flow:
-    """The mini-batches are in the source's own task, of which some subtasks end before others."""
+    """Return the same flow with the mini-batches in the source's own task, of which some subtasks end before others."""
     flow = Flow("batches", parallelism=parallelism)
     numbers(flow, broker).batch(3, name="batch").map(list).sink(broker.topic("out"))
     return flow
@@ -94,7 +94,7 @@ def in_batches_at_the_source(broker: MemoryBroker, parallelism: int) -> Flow:
 @pytest.mark.parametrize("make_flow", [in_batches, in_batches_at_the_source])
 @everywhere
 def test_what_is_left_over_of_mini_batches_is_not_lost(make_flow: Any, before: int, after: int) -> None:
-    """Three subtasks became one: the left-over records of two were lost, or made a batch of five."""
+    """Three subtasks became one, and the remaining records of two were lost, or made a batch of five."""
     got = outputs(make_flow, times(before, after), turns=TURNS, seed=before * 10 + after)
     assert Counter(number for batch in got for number in batch) == Counter(range(NUMBERS))
     assert all(len(batch) <= 3 for batch in got)
@@ -138,7 +138,7 @@ class LeftFirst(Operator):
 @pytest.mark.parametrize("how", ["forward", "rebalance", "key", "function"])
 @everywhere
 def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int, after: int) -> None:
-    """Records that a gate held for an unwanted input went to a subtask that did not exist any more."""
+    """Records that a gate held for an unwanted input were sent to a subtask that no longer existed."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("left first", parallelism=parallelism)
@@ -161,7 +161,7 @@ def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
 async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after: int) -> None:
-    """The end of an input that was not wanted was lost with the channel it had come by: the job never ended."""
+    """The end of an unwanted input was lost with the channel from which it came, and the job never ended."""
     broker, stops = await new_broker(), Stops(0)
 
     def make_flow(parallelism: int, stop: Any) -> Flow:
@@ -182,7 +182,7 @@ async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after
 
 @everywhere
 def test_items_that_are_left_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The items of a subtask that had been faster than others were read again by another one."""
+    """The items of a faster subtask were read again by another subtask."""
     monkeypatch.setattr("streamiter.operators.source._BATCH_RECORDS", 3)
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
@@ -216,7 +216,7 @@ def test_only_some_steps_change(before: int, after: int) -> None:
 
 
 class Remind(Operator):
-    """Ten seconds after the first record of a key, emits the number of its records."""
+    """Emits the number of records of a key ten seconds after its first record."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -283,7 +283,7 @@ class Countdown(Source):
 
 
 class Total(Operator):
-    """Emits the number of records so far at the end; it has a ``redistribute`` of its own."""
+    """Emits the number of records at the end; it has its own ``redistribute``."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -308,7 +308,7 @@ class Total(Operator):
 
 @everywhere
 def test_sources_and_operators_of_users_share_out_what_they_keep(before: int, after: int) -> None:
-    """Only the engine's own steps could be given another parallelism."""
+    """Only the engine's own steps could change their parallelism."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("users", parallelism=parallelism)
@@ -322,7 +322,7 @@ def test_sources_and_operators_of_users_share_out_what_they_keep(before: int, af
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 async def test_partitions_of_a_file_change_hands(before: int, after: int, tmp_path: Path) -> None:
-    """A partition that another subtask had read was new to its next subtask, which read it from the beginning."""
+    """A partition of another subtask was new to its next subtask, which read it from the beginning."""
     url = f"sqlite:///{tmp_path}/topics.db"
     source, out = topic(f"{url}?topic=in"), topic(f"{url}?topic=out")
     await source.create(partitions=PARTITIONS)
@@ -344,7 +344,7 @@ async def test_partitions_of_a_file_change_hands(before: int, after: int, tmp_pa
 
 
 async def test_collected_items_stay() -> None:
-    """Items that the subtasks had collected before were lost."""
+    """Items that the subtasks had already collected were lost."""
     stops = Stops(0)
     broker = await new_broker()
 

@@ -31,7 +31,7 @@ everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)
 
 
 class Seen(Operator):
-    """Emits how often each record has passed."""
+    """Emits each record with the number of its passes."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -43,7 +43,9 @@ class Seen(Operator):
 
 
 def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
-    """Each record is a number and its remaining rounds; it emits the number of rounds that it has made."""
+    """Return a function that makes a flow of records: number and remaining rounds; a record's output counts its
+    rounds.
+    """
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("going round", parallelism=parallelism)
@@ -79,7 +81,7 @@ def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
 def test_circulating_records_continue_where_they_were(
     ahead: int | None, stamped: bool, feedback: str, before: int, after: int
 ) -> None:
-    """Feedback that a head held, or that came with the barrier, was lost with the head; or the loop never ended."""
+    """Feedback that a head held, or that came with the barrier, was lost with the head, or the loop never ended."""
     make_flow = going_round(ahead, stamped=stamped, feedback=feedback)
     got = outputs(make_flow, [before, after, before], turns=150, seed=before * 10 + after)
     expected: Counter[tuple[int, ...]] = Counter()
@@ -133,7 +135,7 @@ ROUNDS = 4
 
 
 def in_rounds(*, per_round: bool) -> Any:
-    """All data in every epoch, or the results of a per-round step for it."""
+    """Return a function that makes a flow with all data in every epoch, or with the results of a per-round step."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("rounds", parallelism=parallelism)
@@ -160,14 +162,14 @@ def in_rounds(*, per_round: bool) -> Any:
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is replayed is many batches, so that a job can be stopped in the middle of them."""
+    """Make many batches of the replayed data, so that a job can be stopped between them."""
     monkeypatch.setattr("streamiter.checkpoints.disk_queue._JOINED_RECORDS_MAX", 4)
 
 
 @pytest.mark.usefixtures("_small_pieces")
 @everywhere
 def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> None:
-    """In the current round and in all later rounds, data of a replayer was missing or came twice."""
+    """In the current round and in all later rounds, replayed data was missing or came twice."""
     got = outputs(in_rounds(per_round=False), [before, after], turns=500, seed=before * 10 + after)
     assert Counter(map(tuple, got)) == Counter(
         (epoch, number) for epoch in range(ROUNDS) for number in range(NUMBERS)
@@ -189,7 +191,7 @@ def test_a_per_round_step_continues_in_the_current_round(before: int, after: int
 
 
 async def test_around_a_loop_through_a_topic_parallelism_may_change() -> None:
-    """The gates of the heads were made again, and their records in the topic were forgotten."""
+    """The gates of the heads were created again without their records in the topic."""
     broker, stops = await new_broker(), Stops(0)
     await broker.topic("loop").create(partitions=2)
     tokens, rounds = 6, 60
@@ -234,7 +236,7 @@ class InOrder(Operator):
 
 @everywhere
 def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: int) -> None:
-    """Records of later epochs that a fast subtask had sent were lost with the subtask where they waited."""
+    """Records of later epochs, sent by a fast subtask, were lost with the subtask that held them."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("in order", parallelism=parallelism)
@@ -260,7 +262,7 @@ def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: in
 
 @everywhere
 def test_a_loop_does_not_end_while_something_is_in_it(before: int, after: int) -> None:
-    """The counts of heads for an epoch were lost: the epoch seemed to have no feedback, and the loop ended."""
+    """The counts of heads for an epoch were lost, so the epoch seemed to have no feedback, and the loop ended."""
     tokens, rounds = 5, 30
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:

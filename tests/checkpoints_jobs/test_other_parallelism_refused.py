@@ -40,9 +40,7 @@ MakeFlow = Callable[[MemoryBroker, int], Flow]
 
 
 async def refused(make_flow: MakeFlow, before: int, after: int, *, records_in: tuple[str, int]) -> str:
-    """Stop with one parallelism after a step has handled this many records; return the error of a start with
-    another one.
-    """
+    """Stop after a step has handled this number of records; return the error of a start with another parallelism."""
     broker, stops = await new_broker(), Stops(0)
     job = await stops.start(make_flow(broker, before))
     step, count = records_in
@@ -129,7 +127,7 @@ def reading(shared: Any = None) -> MakeFlow:
 
 
 async def test_positions_that_cannot_be_redistributed() -> None:
-    """A source of a user read everything again from its beginning."""
+    """A user's source read everything again from its beginning."""
     message = await refused(reading(), 1, 2, records_in=("sink out", 5))
     assert message == (
         "flow 'ones', checkpoint 1, step 'ones': expected the parallelism 1 that it had, given 2; its positions cannot "
@@ -139,7 +137,7 @@ async def test_positions_that_cannot_be_redistributed() -> None:
 
 @pytest.mark.parametrize(("shared", "given"), [([{}], "1 of them"), (7, "int")])
 async def test_a_wrong_number_of_positions(shared: Any, given: str) -> None:
-    """A subtask read nothing."""
+    """A subtask had no positions, and read nothing."""
     message = await refused(reading(shared), 1, 2, records_in=("sink out", 5))
     assert message == (
         "flow 'ones', checkpoint 1, step 'ones': redistribute of its Source: expected a list of 2 positions, one for "
@@ -148,15 +146,15 @@ async def test_a_wrong_number_of_positions(shared: Any, given: str) -> None:
 
 
 class Listener(Operator, IterationListener):
-    """Hears of epochs."""
+    """Listens for epochs."""
 
     def process(self, record: Any, out: Output) -> None:
         out.emit(record)
 
 
 def listening(*, at_listener: bool) -> MakeFlow:
-    """Return a flow of 100 numbers: the first subtask gets 67 in two partitions and completes as many epochs,
-    the other gets 33.
+    """Return a flow of 100 numbers: the first subtask has 67 in two partitions and completes as many epochs, the other
+    33.
     """
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
@@ -173,7 +171,7 @@ def listening(*, at_listener: bool) -> MakeFlow:
 
 
 async def test_listeners_that_have_heard_of_different_epochs() -> None:
-    """A listener heard of the same epoch twice, or of some epochs never."""
+    """A listener received the same epoch twice, or missed some epochs."""
     message = await refused(listening(at_listener=True), 2, 3, records_in=("last", NUMBERS))
     assert message == (
         "flow 'listening', checkpoint 1, step 'listen': its 2 subtasks cannot become 3 here: they have heard of "
@@ -183,7 +181,7 @@ async def test_listeners_that_have_heard_of_different_epochs() -> None:
 
 
 async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
-    """Records of an epoch came to a listener that had already heard of the end of this epoch."""
+    """Records of an epoch arrived at a listener that had already received the end of this epoch."""
     message = await refused(listening(at_listener=False), 2, 3, records_in=("last", NUMBERS))
     assert message == (
         "flow 'listening', checkpoint 1, step 'listen': it has reached epoch 66, but some of the subtasks of 'pass' "
@@ -193,7 +191,9 @@ async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
 
 
 def held_back(between: str | None) -> MakeFlow:
-    """Return a flow in which records of the right input wait before the step ``between``; None: without that step."""
+    """Return a flow in which records of the right input wait before the step ``between``, or, with None, without the
+    step.
+    """
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("held back")
@@ -211,7 +211,7 @@ def held_back(between: str | None) -> MakeFlow:
 
 
 async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> None:
-    """The records went to the input with the same number, although it had become another input."""
+    """The records were sent to the input with the same number, although it had become another input."""
     message = await refused(held_back("second"), 1, 2, records_in=("left first", NUMBERS))
     assert message == (
         "flow 'held back', checkpoint 1, step 'left first': records from 'first' wait before it, which it does not "
@@ -257,7 +257,7 @@ async def test_feedback_in_another_topic() -> None:
     )
 
 
-# -- moments that are hard to stop at --------------------------------------------------------------------
+# -- states that a job rarely stops in -------------------------------------------------------------------
 
 
 async def taken(make_flow: MakeFlow, parallelism: int) -> JobSnapshot:
@@ -287,7 +287,7 @@ async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int
 
 
 async def test_an_iteration_that_is_about_to_end() -> None:
-    """Some of the subtasks never ended, since their heads had."""
+    """Some of the subtasks never ended, because their heads had ended."""
     make_flow = in_rounds(per_round=False)
     snapshot = await taken(make_flow, 3)
     snapshot["variable 0[1]"]["ended"] = True
@@ -350,7 +350,7 @@ def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
-    """A step heard twice that an input had ended, and emitted an incomplete result."""
+    """A step received the end of an input twice, and emitted an incomplete result."""
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]
     gate["data_ended"] = [int(origin[0] == "left") for origin in gate["ports"]]
@@ -362,7 +362,7 @@ async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
 
 
 async def test_what_all_get_and_not_all_have_handled() -> None:
-    """A subtask got the same model twice, or never."""
+    """A subtask received the same model twice, or never."""
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]
     port = next(index for index, origin in enumerate(gate["ports"]) if origin[0] == "right")

@@ -1,7 +1,6 @@
-"""Bodies of bounded iterations made at random, with listeners everywhere that write down what they meet.
+"""Random bodies of bounded iterations; listeners at many places record their calls.
 
-Whatever the body looks like, a record goes round at most ``ROUNDS_MAX`` times, and what comes out of an epoch follows
-from what came into it.
+In every body a record makes at most ``ROUNDS_MAX`` rounds, and the outputs of an epoch follow from its inputs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ROUNDS_MAX = 5
 
 
 class Remembering(Witness):
-    """A witness whose log goes into its snapshot: after a restore it goes on where the snapshot was taken."""
+    """A witness with its log in its snapshot: after a restore the log continues at the snapshot."""
 
     def snapshot(self) -> Any:
         return [entry for entry in self._log if entry != ("close",)]
@@ -47,13 +46,13 @@ class Remembering(Witness):
 
 
 class RememberingInOrder(Remembering):
-    """The same, with epochs one after the other."""
+    """A `Remembering` that handles one epoch after the other."""
 
     epochs_in_order = True
 
 
 class OfOneRound(Operator, IterationListener):
-    """Lives for one round: emits the sum of its records at the end of it, and checks what it meets."""
+    """Emits the sum of its records at the end of its round, and checks the order of its calls."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -109,7 +108,7 @@ class OfOneRound(Operator, IterationListener):
 
 
 class LeftFirst(OfOneRound):
-    """Wants all of one input of its round before the other, as a hash join does."""
+    """Wants all records of one input in its round before the other input, as a hash join does."""
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         return None if "left" in self._met else ("left",)
@@ -120,7 +119,7 @@ class LeftFirst(OfOneRound):
 
 
 class LeftLeads(Operator, IterationListener):
-    """Begins each epoch with a record of one input, where it brings any, as work with a variable does."""
+    """Begins each epoch with a record of input ``left`` if the epoch has one, as a step with a variable does."""
 
     epochs_in_order = True
 
@@ -153,7 +152,7 @@ class LeftLeads(Operator, IterationListener):
 
 
 class GoRound(Operator, IterationListener):
-    """Shows every record with its epoch, and feeds it on, one less, until it is 0 or the last round."""
+    """Emits every record with its epoch, and feeds it back minus one until it is 0 or the last round is reached."""
 
     def __init__(self, *, synchronous: bool) -> None:
         self._synchronous = synchronous
@@ -185,7 +184,7 @@ class GoRound(Operator, IterationListener):
 
 
 class Pass(Operator):
-    """Hands on whatever comes."""
+    """Passes every batch on."""
 
     def process_batch(self, batch: Any, out: Any) -> None:
         out.emit_batch(batch)
@@ -194,20 +193,20 @@ class Pass(Operator):
 
 
 class PassKeyed(Operator):
-    """Hands on record by record."""
+    """Passes each record on."""
 
     def process(self, record: int, out: Any) -> None:
         out.emit(record)
 
 
 def limits(seed: int) -> ChannelLimits:
-    """Channels of one to three records."""
+    """Return limits of one to three records for each channel."""
     return ChannelLimits(records=1 + seed % 3)
 
 
 @dataclass
 class MadeBody:
-    """A flow around one loop, and what its steps tell."""
+    """A flow around one loop, and the logs of its steps."""
 
     flow: Flow
     seen: list[Collected]
@@ -216,11 +215,11 @@ class MadeBody:
     in_order: set[str] = field(default_factory=set)
 
     def heard(self) -> dict[Any, list[int]]:
-        """The epochs of the callbacks of each listener."""
+        """Return the epochs of the callbacks of each listener."""
         return {instance: callbacks(entries) for instance, entries in self.log.items()}
 
     def check_listeners(self) -> None:
-        """The rules that hold for every listener."""
+        """Check the rules for every listener."""
         for (name, _), entries in self.log.items():
             check_listener(entries, in_order=name in self.in_order)
 
@@ -229,7 +228,7 @@ class MadeBody:
 
 
 class Maker:
-    """Makes one body; the same seed makes the same one."""
+    """Makes one body; the same seed makes the same body."""
 
     def __init__(self, seed: int, *, ahead: Any = None, sources_seed: int | None = None) -> None:
         self._seed = seed
@@ -272,7 +271,7 @@ class Maker:
             self._part_per_round(streams)
         turns = [self._turn(chosen.sample(streams, k=min(len(streams), 2))) for _ in variables]
         feedback = [self._steps(turn, short=True).rebalance() for turn in turns]
-        # A stream that is only looked at.
+        # This stream has an observer only.
         self._listen(chosen.choice(streams))
         outputs = [turn.side_output(SEEN) for turn in turns]
         outputs += [stream.process(Show) for stream in chosen.sample(streams, k=1)]
@@ -315,7 +314,7 @@ class Maker:
         return connect(left=left, right=right).process(make, parallelism=parallelism)
 
     def _part_per_round(self, streams: list[Stream]) -> None:
-        """Put some of the streams through a part that begins anew in each round."""
+        """Put some of the streams through a part that has new operators in each round."""
         chosen = self._chosen
         places = chosen.sample(range(len(streams)), k=min(len(streams), chosen.randint(1, 2)))
 
@@ -373,7 +372,7 @@ class Maker:
 
 
 class Show(Operator):
-    """Each record with its epoch."""
+    """Emits each record with its epoch."""
 
     def open(self, context: Any) -> None:
         self._context = context

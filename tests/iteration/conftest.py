@@ -1,4 +1,4 @@
-"""What tests of loops through topics share."""
+"""Fixtures for tests of loops through topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamiter.topics import MemoryBroker, Topic
 
 @pytest.fixture(params=["memory", "sqlite", "kafka"])
 def make_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
-    """Call it and await it for a topic that is there."""
+    """Return a coroutine function that creates a topic."""
     broker = MemoryBroker()
     if request.param == "kafka":
         address = request.getfixturevalue("kafka_broker").bootstrap

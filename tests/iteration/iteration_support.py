@@ -1,4 +1,4 @@
-"""Flows with loops under schedules that a seed decides, and steps that tell what they met."""
+"""Flows with loops under a schedule decided by a seed, and steps that record their calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = ChannelLimits(records=2)
 
 
 class ShuffledEventLoop(asyncio.SelectorEventLoop):
-    """Runs what is ready in an order that a seed decides: any order is one that a busy machine may choose."""
+    """Runs ready callbacks in an order decided by a seed: a busy machine may choose any order."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -43,7 +43,7 @@ def run_shuffled(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
 
 
 async def ended(job: Job, patience_s: float = PATIENCE_S) -> JobStatistics:
-    """The job's end; if it does not come, what its tasks wait for."""
+    """Wait for the job's end; if the job does not end, raise an error that says what each task waits for."""
     try:
         return await asyncio.wait_for(job.wait(), patience_s)
     except TimeoutError:
@@ -64,7 +64,7 @@ def run(flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, **opt
 
 
 class CutItems(Source):
-    """Item i to subtask i mod n, in batches cut at random, after pauses of random length."""
+    """Gives item i to subtask i mod n, in batches cut at random, after pauses of random length."""
 
     def __init__(
         self, items: Sequence[Any], seed: int, *, at_end: Callable[[], Awaitable[object]] | None = None
@@ -93,13 +93,13 @@ class CutItems(Source):
 
 
 def cut_items(flow: Flow, items: Iterable[Any], *, seed: int = 0, parallelism: int = 1) -> Stream:
-    """A bounded stream of items that comes in random pieces."""
+    """Return a bounded stream of items in batches of random length."""
     listed = list(items)
     return flow.from_source(lambda: CutItems(listed, seed), parallelism=parallelism)
 
 
 class Endless:
-    """A factory of sources that give some items and then wait for ever."""
+    """A factory of sources that give some items and then wait forever."""
 
     bounded = False
 
@@ -115,7 +115,7 @@ class Endless:
 
 
 class Dawdle(Operator):
-    """Passes records on in pieces of random length, with random pauses: a step in a task of its own."""
+    """Passes records on in pieces of random length, with random pauses; the step has its own task."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -134,11 +134,11 @@ class Dawdle(Operator):
 
 
 Log = dict[tuple[str, int], list[tuple[Any, ...]]]
-"""What the instances of steps met, in order, by step name and subtask."""
+"""The calls of all instances of steps, in order, by step name and subtask."""
 
 
 class Witness(Operator, IterationListener):
-    """Writes down all that happens to it; ``on_record`` and ``on_callback`` may emit."""
+    """Records all its calls; ``on_record`` and ``on_callback`` may emit."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Witness(Operator, IterationListener):
 
 
 class WithEpoch(Operator):
-    """Each record with the epoch it has here."""
+    """Emits each record with its epoch at this step."""
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -211,7 +211,7 @@ def tagged(stream: Stream, **options: Any) -> Stream:
 
 
 def with_coroutines(kind: type[T]) -> type[T]:
-    """The same operator, whose methods are coroutine functions that give way first."""
+    """Return the operator class with coroutine functions as methods, which first yield to the event loop."""
 
     def gives_way(plain: Callable[..., None]) -> Callable[..., Coroutine[Any, Any, None]]:
         async def method(self: Any, *arguments: Any) -> None:
@@ -233,12 +233,12 @@ def with_coroutines(kind: type[T]) -> type[T]:
 
 
 def callbacks(log: Sequence[tuple[Any, ...]]) -> list[int]:
-    """The epochs of the callbacks in a log, in order."""
+    """Return the epochs of the callbacks in a log, in order."""
     return [entry[1] for entry in log if entry[0] == "callback"]
 
 
 def check_listener(log: Sequence[tuple[Any, ...]], *, in_order: bool = False) -> None:
-    """The rules that hold for every listener, whatever feeds it."""
+    """Check the rules for every listener, with any kind of input."""
     heard = callbacks(log)
     assert heard == list(range(len(heard))), heard
     kinds = [entry[0] for entry in log]

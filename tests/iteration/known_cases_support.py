@@ -1,4 +1,4 @@
-"""What the cases of the reference implementation have in common: their input, and their way back."""
+"""The inputs and the feedback path that the cases of the reference implementation share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from streamiter import Flow, Operator, OutputTag, Stream
 OUTPUT = OutputTag("output")
 INSTANCES = 4
 NUMBERS = 250
-"""The reference implementation takes 1000, which needs four times as long and shows no more."""
+"""The reference implementation takes 1000, which takes four times as long and tests the same."""
 SUM = INSTANCES * sum(range(NUMBERS))
 TOTAL = INSTANCES * NUMBERS
 
 
 class SequenceSource(CutItems):
-    """Each parallel instance gives 0..n−1, and then ends or waits for ever."""
+    """Gives 0..n−1 in each parallel instance, and then ends or waits forever."""
 
     def open(self, context: Any, positions: Any) -> None:
         super().open(context, positions)
@@ -56,7 +56,7 @@ class Count(Operator):
 
 
 def feedback_path(stream: Stream) -> Stream:
-    """By value % 4, through a map and a keyed counter."""
+    """Send the stream by value % 4 through a map and a keyed counter."""
     spread = stream.partition_by(lambda value: value % INSTANCES).map(
         lambda value: value, parallelism=INSTANCES
     )

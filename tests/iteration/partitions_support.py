@@ -1,4 +1,4 @@
-"""Topics whose partitions a test fills one by one, and what comes of them when they are stamped."""
+"""Topics whose partitions a test fills one by one, and steps that record the stamped streams of these topics."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from streamiter.topics.topic import OutgoingBatch, Topic
 
 
 async def made(partitions: int) -> Topic:
-    """A topic in memory."""
+    """Create a topic in memory."""
     topic = MemoryBroker().topic("clicks")
     await topic.create(partitions=partitions)
     return topic
 
 
 async def write(topic: Topic, partition: int, numbers: Iterable[int]) -> None:
-    """Numbers at the end of a partition."""
+    """Append numbers to a partition."""
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([b"%d" % number for number in numbers], partition=partition))
     await writer.close()
 
 
 def train(stamped: Stream, log: Log) -> None:
-    """A synchronous loop: its one step hears of every epoch, and feeds something back in each of the first."""
+    """Add a synchronous loop; its one step is called at every epoch, and feeds back in each of the first epochs."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         both = connect(variable=variables[0], data=data[0].rebalance()).process(
@@ -60,14 +60,14 @@ def train(stamped: Stream, log: Log) -> None:
 
 
 def data_of(log: Log) -> list[tuple[int, int]]:
-    """The numbers that the loop was trained on, with their epochs."""
+    """Return the numbers that the loop was trained with, and their epochs."""
     return [
         (entry[1], entry[2]) for entry in log["train", 0] if entry[0] == "record" and type(entry[1]) is int
     ]
 
 
 def before(name: str, source: Stream, seed: int) -> Stream:
-    """Steps between the source and the stamps."""
+    """Add steps between the source and the stamps."""
     if name == "tasks":
         return source.process(lambda: Dawdle(seed)).map(lambda x: x).process(lambda: Dawdle(seed))
     return source if name == "nothing" else source.map(lambda x: x)
@@ -77,11 +77,11 @@ def before(name: str, source: Stream, seed: int) -> Stream:
 
 
 Entry = tuple[int, str, int, int]
-"""Subtask, "record" or "callback", epoch, number."""
+"""The subtask, "record" or "callback", the epoch, the number."""
 
 
 class Track(Operator, IterationListener):
-    """Emits what it meets, in order."""
+    """Emits its records and callbacks in order."""
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -125,7 +125,7 @@ def tracked(stamped: Stream) -> Any:
 
 
 def records_in(seen: list[Entry], subtask: int) -> list[tuple[int, int]]:
-    """The numbers of a subtask with their epochs."""
+    """Return the numbers of a subtask with their epochs."""
     return [(entry[3], entry[2]) for entry in seen if entry[0] == subtask and entry[1] == "record"]
 
 
@@ -134,7 +134,7 @@ def callbacks_in(seen: list[Entry], subtask: int) -> list[int]:
 
 
 def check(seen: list[Entry], subtasks: int) -> None:
-    """The rules of each subtask: epochs never go back, and each watermark comes after the records of its epoch."""
+    """Check each subtask: epochs never decrease, and each watermark comes after the records of its epoch."""
     for subtask in range(subtasks):
         heard = callbacks_in(seen, subtask)
         assert heard == list(range(len(heard))), heard
@@ -151,7 +151,7 @@ def check(seen: list[Entry], subtasks: int) -> None:
 
 
 async def settled(clock: VirtualClock) -> None:
-    """Let tasks run until nothing is left for them to do at this time."""
+    """Let the tasks run until they have nothing more to do at this time."""
     for _ in range(5):
         await clock.advance(0)
 
@@ -159,7 +159,7 @@ async def settled(clock: VirtualClock) -> None:
 async def timed_job(
     parallelism: int = 2, *, partitions: int = 2, **ways: Any
 ) -> tuple[VirtualClock, Topic, Job, Any]:
-    """A running job that stamps the partitions of a topic, on a clock of its own."""
+    """Start a job with its own virtual clock that stamps the partitions of a topic."""
     clock, topic, flow = VirtualClock(), await made(partitions), Flow("stamps")
     seen = tracked(epochs_every(flow.source(topic, parallelism=parallelism), **ways))
     return clock, topic, await flow.start(clock=clock), seen

@@ -1,6 +1,6 @@
-"""A worker of a loop in which tokens hop from head to head by their key, and each hop is written down.
+"""A worker of a loop in which tokens hop from head to head by their key, and each hop is written to a topic.
 
-Run by `test_shared_loops.py` as a process of its own:
+Run by `test_shared_loops.py` as a separate process:
 ``shared_loop_worker.py <index> <count> <run id> <url of the loop> <url of the hops> <tokens> <hops>``.
 """
 
@@ -25,11 +25,11 @@ from streamiter.operators.source import Source, SourceBatch
 from streamiter.topics import Topic
 
 HEADS = 2
-"""In each worker."""
+"""The number of heads in each worker."""
 
 
 class Silence(Source):
-    """Input that never comes and never ends."""
+    """An input that never has a record and never ends."""
 
     bounded = False
 
@@ -42,7 +42,7 @@ class Silence(Source):
 
 
 def owner(token: int, hop: int, workers: int) -> int:
-    """The worker with the head to which a token comes for this hop, by its key."""
+    """Return the worker whose head receives the token at this hop, by its key."""
     head = int(key_groups([f"{token}-{hop}"])[0]) * HEADS * workers // 128
     return head // HEADS
 
@@ -56,7 +56,7 @@ def hopping(
     worker: int,
     note: Callable[[tuple[int, int]], object] = lambda at: None,
 ) -> Flow:
-    """Tokens are shared out over the workers; each hops ``count`` times."""
+    """Return a flow that shares tokens out over the workers; each token hops ``count`` times."""
     flow = Flow(name)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -1,4 +1,4 @@
-"""Heads and replayers by themselves, with the numbers of the reference implementation."""
+"""Heads and replayers alone, with the numbers of the reference implementation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamiter.runtime.gate_epochs import InputEnded
 
 
 class Passed(BoundaryOutput):
-    """What a border operator passes on: records with their epochs, and watermarks."""
+    """Keeps the output of a border operator: records with their epochs, and watermarks."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -32,14 +32,14 @@ class Passed(BoundaryOutput):
         self.all += [(record, epoch) for record in records]
 
     async def room(self) -> None:
-        """There always is."""
+        """Return at once: this output always has room."""
 
     async def control(self, control: Control) -> None:
         kind = type(control).__name__
         self.all.append((kind, control.epoch) if isinstance(control, (EpochWatermark, EndOfInput)) else kind)
 
     def taken(self) -> list[Any]:
-        """All since the last time."""
+        """Return all output since the last call."""
         taken, self.all = self.all, []
         return taken
 
@@ -49,14 +49,14 @@ OPENED: list[Boundary] = []
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Their files are closed, as a task would close them."""
+    """Close the files of the operators, as a task would."""
     yield
     while OPENED:
         OPENED.pop().close()
 
 
 class Bench:
-    """One border operator, as its task and its loop would drive it."""
+    """Drives one border operator as its task and its loop would."""
 
     def __init__(self, operator: Boundary, coordinator: LoopCoordinator) -> None:
         self.operator = operator
@@ -100,15 +100,15 @@ class Bench:
         )
 
     async def feed(self, input_name: str, *records: Any, epoch: int = 0) -> None:
-        """Records of one epoch come in."""
+        """Pass records of one epoch to the operator."""
         await self.operator.on_batch(input_name, list(records), epoch, self.out)
 
     async def control(self, control: Control) -> None:
-        """A control record comes in."""
+        """Pass a control record to the operator."""
         await self.operator.on_control(control, self.out)
 
     async def settle(self) -> list[Any]:
-        """Handle what was posted to it; gives what it has passed on."""
+        """Handle the control records that were posted to the operator, and return its new output."""
         while self.posted:
             await self.control(self.posted.pop(0))
         return self.out.taken()
@@ -125,12 +125,12 @@ def replayer(memory_bytes: int) -> Bench:
 
 
 async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go_on() -> None:
-    """A watermark that went out before all heads had the epoch would have let callbacks come too early."""
+    """A head sent a watermark before all heads had reported the epoch, so callbacks came too early."""
     bench = head(0, others=1)
     await bench.feed(INITIAL, 1)
     await bench.control(InputEnded(INITIAL))
     assert await bench.settle() == [(1, 0)]
-    assert bench.coordinator.last_released == -1  # The other head has not said so.
+    assert bench.coordinator.last_released == -1  # The other head has not reported the epoch.
     bench.coordinator.head_received(1, 0, 0)
     assert await bench.settle() == [("EpochWatermark", 0)]
     await bench.feed(FEEDBACK, 4, epoch=1)
@@ -147,7 +147,10 @@ async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go
 async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_what_came_before(
     ahead: int | None,
 ) -> None:
-    """(100, 5) came before the snapshot; (101, 5), (102, 5), (103, 6) and watermark 5 between it and the barrier."""
+    """A restored head lost logged feedback.
+
+    (100, 5) comes before the snapshot; (101, 5), (102, 5), (103, 6) and watermark 5 come between snapshot and barrier.
+    """
     first = head(ahead, others=1)
     await first.control(InputEnded(INITIAL))
     for epoch in range(5):
@@ -178,7 +181,11 @@ async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_wha
 
 
 def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
-    """Epoch 0 without feedback goes on, epoch 2 without ends, one record at any of them goes on, no criteria end."""
+    """A loop ended at a count of one head instead of the counts of all heads.
+
+    Epoch 0 without feedback does not end the loop, epoch 2 without feedback does; one record at any head keeps it
+    running; an epoch without criteria ends it.
+    """
     for of_epoch_2, criteria, expected in (
         ([0, 0, 0, 0, 0], None, Ended(2)),
         ([0, 0, 3, 0, 0], None, Completed(2)),
@@ -202,7 +209,7 @@ def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 async def test_a_replayer_sends_what_it_was_given_with_each_epoch_it_is_told(memory_bytes: int) -> None:
-    """0..9, then watermark 0; told of epoch 1, 0..9 of epoch 1 and watermark 1."""
+    """A replayer sent other records in a later epoch than in epoch 0, or sent them before the epoch was released."""
     bench = replayer(memory_bytes)
     for start in (0, 4, 7):
         await bench.feed("input", *range(start, {0: 4, 4: 7, 7: 10}[start]))
@@ -218,7 +225,7 @@ async def test_a_replayer_sends_what_it_was_given_with_each_epoch_it_is_told(mem
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 async def test_a_replayer_restored_in_the_middle_of_epoch_0_replays_all_of_it(memory_bytes: int) -> None:
-    """Only what came after the restore was replayed."""
+    """A restored replayer replayed only the records that came after the restore."""
     first = replayer(memory_bytes)
     await first.feed("input", *range(5))
     state = stored(first.operator.snapshot())()
@@ -234,9 +241,9 @@ async def test_a_replayer_restored_in_the_middle_of_epoch_0_replays_all_of_it(me
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memory_bytes: int) -> None:
-    """A replay that began again gave its first records twice."""
+    """A restored replay started again, so its first records came twice."""
     first = replayer(memory_bytes)
-    big = "x" * 300_000  # Large enough to stay batches of their own.
+    big = "x" * 300_000  # Each record is large enough to stay a batch of its own.
     for number in range(4):
         await first.feed("input", f"{number}{big}")
     await first.control(InputEnded("input"))
@@ -254,7 +261,7 @@ async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memo
 
 
 async def test_the_end_comes_behind_the_replays_that_were_asked_for() -> None:
-    """Feedback that does not wait for the data decided on the end while the replay was epochs behind."""
+    """Feedback that did not wait for the data ended the loop while the replay was epochs behind."""
     bench = replayer(1 << 20)
     await bench.feed("input", 7)
     await bench.control(InputEnded("input"))

@@ -1,4 +1,4 @@
-"""What is refused while a bounded iteration is built, and what the error says, to the last word."""
+"""Errors of wrong bounded iterations, with their full messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stamped(flow: Flow) -> Stream:
 
 
 def in_body(build: Callable[[list[Stream]], Any]) -> Build:
-    """What ``build`` does in the body, whose variable is fed back as it is."""
+    """Return a function that calls ``build`` in the body of a loop, which feeds its variable back unchanged."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         build(variables)
@@ -111,7 +111,7 @@ def uses_side_output_of_given_back_stream(streams: list[Stream]) -> object:
 
 
 def first_of(flow: Flow) -> Stream:
-    """The stream of the first step of a flow."""
+    """Return the stream of the first step of a flow."""
     return Stream(flow, flow.steps[0])
 
 
@@ -372,13 +372,13 @@ CASES: list[tuple[str, Build, str]] = [
 
 @pytest.mark.parametrize(("build", "message"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_wrong_use_is_refused_with_the_whole_reason(build: Build, message: str) -> None:
-    """The first error that a user meets is all the help there is at that moment."""
+    """The first error message is the only help that a user has at that moment."""
     with pytest.raises(GraphError, match="^" + re.escape(message)):
         build(Flow("loop"))
 
 
 def test_sources_and_sinks_are_refused_in_a_part_that_begins_anew() -> None:
-    """A part of a body is the body too."""
+    """Sources and sinks were accepted in a part of a body, which is inside the body, too."""
     topic = MemoryBroker().topic("results")
     for make, message in (
         (lambda streams: [streams[0].flow.from_items([1])], "expected no sources inside an iteration body"),
@@ -391,7 +391,7 @@ def test_sources_and_sinks_are_refused_in_a_part_that_begins_anew() -> None:
 
 
 def test_a_refused_part_leaves_the_body_usable() -> None:
-    """Steps added after the error were still taken for steps of the round."""
+    """After the error, new steps still counted as steps of the round."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         with pytest.raises(ZeroDivisionError):
@@ -407,7 +407,7 @@ def test_a_refused_part_leaves_the_body_usable() -> None:
 
 
 def test_numbers_of_epochs_ahead_are_all_allowed() -> None:
-    """Bounded data completes epoch 0 at its end: nothing is held for ever."""
+    """A limit of epochs ahead was refused, although bounded data completes epoch 0 at its end."""
     for ahead in (0, 1, None):
         flow = Flow("loop")
         [output] = bounded(
@@ -425,7 +425,7 @@ def test_numbers_of_epochs_ahead_are_all_allowed() -> None:
 
 @pytest.mark.parametrize("again", ["the same", "raises", "no operator"])
 def test_a_factory_that_fails_in_a_later_round_is_an_error_of_its_step(again: str) -> None:
-    """It was told as a mistake of the engine, without a name, and asked to be reported."""
+    """The error was reported as a bug in the engine, without the name of the step."""
     made: list[Operator] = []
 
     class Step(Operator):
@@ -457,11 +457,11 @@ def test_a_factory_that_fails_in_a_later_round_is_an_error_of_its_step(again: st
         run(flow)
 
 
-# -- what waits for the end of the iteration -----------------------------------------------------------------
+# -- results that arrive at the end of the iteration ---------------------------------------------------------
 
 
 class Meets(Operator):
-    """Handles a total before numbers, or whatever comes."""
+    """Handles a total before numbers, or both in any order."""
 
     def __init__(self, *wanted: str) -> None:
         self._wanted = wanted
@@ -512,7 +512,7 @@ ALL_REDUCE = "all_reduce(stream, f)"
 def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
     waits: Callable[[Stream], Stream],
 ) -> None:
-    """The loop ended in epoch 1 without a word: it had fed back nothing, and what came at the end was dropped."""
+    """The loop ended in epoch 1 without an error: it had fed back nothing, and the results at the end were dropped."""
     flow = Flow("loop")
     start = flow.from_items([1])
     names: list[str] = []
@@ -544,7 +544,7 @@ def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
 
 
 def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> None:
-    """The job failed for want of a value in epoch 0, and told to begin with an initial one."""
+    """The job failed because epoch 0 had no value, and the message asked for an initial value."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -564,7 +564,7 @@ def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> 
 def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused(
     source: str, again: bool
 ) -> None:
-    """The step waited for the total, the total for the end of the iteration, and that for the step."""
+    """The step waited for the total, the total for the end of the iteration, and the end for the step."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -588,14 +588,14 @@ def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused
     [
         ((), False, True),  # It waits for nothing.
         (("total", "numbers"), False, True),
-        (("total",), True, True),  # Plain data ends long before the iteration, and the total's input with it.
+        (("total",), True, True),  # It does not wait for the total.
         (("total",), False, False),  # Nothing in the loop waits for this step.
     ],
 )
 def test_what_meets_a_total_without_waiting_for_it_is_let_through(
     wanted: tuple[str, ...], of_data: bool, is_fed_back: bool
 ) -> None:
-    """A total of all epochs is a good output, and may come to a step that has other input."""
+    """A total of all epochs was refused, although it is a valid output, and a step may have it as a second input."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -612,7 +612,9 @@ def test_what_meets_a_total_without_waiting_for_it_is_let_through(
 
 
 def test_criteria_behind_a_total_may_come_before_it() -> None:
-    """A listener emits in its callbacks, whatever it is given: these criteria end the loop after two rounds."""
+    """These criteria were refused, although a listener emits them in its callbacks and they end the loop after two
+    rounds.
+    """
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -627,14 +629,14 @@ def test_criteria_behind_a_total_may_come_before_it() -> None:
 
 
 class DoublesOnly(Operator):
-    """Emits for records only, and says so by what it has not."""
+    """Emits for records only: it has no method that could emit at other times."""
 
     def process(self, record: int, out: Any) -> None:
         out.emit(2 * record)
 
 
 def test_a_round_may_wait_for_its_end() -> None:
-    """That is what for_each_round is for, also where a total of all epochs comes in at the end."""
+    """A step that waits for the end of its round was refused in ``for_each_round``, which exists for such steps."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -648,7 +650,7 @@ def test_a_round_may_wait_for_its_end() -> None:
 
 
 def test_a_generator_function_is_no_body() -> None:
-    """Calling it builds nothing: the error told of a generator instead of the yield."""
+    """A generator function builds nothing when it is called, and the error did not name the ``yield``."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> Any:
@@ -659,7 +661,9 @@ def test_a_generator_function_is_no_body() -> None:
 
 
 def test_a_body_of_other_arguments_is_told_what_it_is_called_with() -> None:
-    """``def body(variables)``, as the sub-body of for_each_round has it, and the other way round."""
+    """A body or sub-body with wrong parameters was refused without the right ones, such as ``def body(variables,
+    data)``.
+    """
     flow = Flow("loop")
     with pytest.raises(GraphError) as caught:
         bounded(flow, lambda variables: IterationBodyResult(variables, []))
@@ -680,7 +684,7 @@ def test_a_body_of_other_arguments_is_told_what_it_is_called_with() -> None:
 
 
 def test_no_rounds_are_told_what_to_write() -> None:
-    """The message said what was wrong, and left the reader there."""
+    """The message named the mistake, but not the solution."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -1,4 +1,4 @@
-"""Bounded iterations: which records come in which epoch, what listeners hear, and when it ends."""
+"""Bounded iterations: the epochs of records, the callbacks of listeners, and the end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]
 
 
 def records(log: Sequence[tuple[Any, ...]]) -> list[tuple[Any, int]]:
-    """Record and epoch of all that came, in order."""
+    """Return record and epoch of all records in a log, in order."""
     return [(entry[1], entry[2]) for entry in kinds(log, "record")]
 
 
@@ -61,7 +61,7 @@ def raised(record: int, context: Any, out: Any) -> None:
 
 
 def goes_on_for(rounds: int) -> Callable[[int, Any, Any], None]:
-    """A callback that asks for so many rounds of callbacks."""
+    """Return a callback that asks for this number of rounds."""
 
     def on_callback(epoch: int, context: Any, out: Any) -> None:
         if epoch + 1 < rounds:
@@ -86,7 +86,7 @@ def nothing(flow: Flow, parallelism: int = 1) -> Stream:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_a_token_goes_round_until_it_is_not_fed_back(seed: int, ahead: int | None) -> None:
-    """Records 1 to 5 of epochs 0 to 4; no feedback has epoch 5, so it ends there."""
+    """The loop ended too early or too late: feedback exists in epochs 1 to 4, so it must end in epoch 5."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -103,7 +103,7 @@ def test_a_token_goes_round_until_it_is_not_fed_back(seed: int, ahead: int | Non
 
 
 def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence[Any] = ()) -> Any:
-    """A token that would go round for ever; the criteria stream asks for so many rounds."""
+    """Add a loop whose token would circulate forever; the criteria stream asks for this number of rounds."""
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         mapped = variables[0].process(
@@ -119,12 +119,12 @@ def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_criteria_of_three_rounds_give_three_callbacks_and_four_passes(seed: int, ahead: int | None) -> None:
-    """The last update is applied in the ending epoch: without that pass it would be lost."""
+    """The last update, which belongs to the ending epoch, was lost."""
     flow, log = Flow("loop"), Log()
     [seen] = counted(flow, log, 3, ahead)
     run(flow, seed=seed, limits=SMALL)
     assert seen.items[:4] == [(1, 0), (2, 1), (3, 2), (4, 3)]
-    # With s the records of s epochs after the last complete one, which is 2, have been let go already.
+    # With limit s, the head has released the records of s epochs after the last complete epoch, which is 2.
     assert ahead is None or len(seen.items) <= max(4, 3 + ahead)
     check_listener(log["map", 0])
     assert callbacks(log["map", 0]) == [0, 1, 2]
@@ -137,7 +137,7 @@ def test_criteria_of_three_rounds_give_three_callbacks_and_four_passes(seed: int
 def test_replayed_data_comes_in_every_round_and_not_in_the_ending_epoch(
     seed: int, ahead: int | None, rounds: int
 ) -> None:
-    """Nothing is held back and nothing comes twice, also where the loop is far ahead of the replay."""
+    """Replayed rows were missing or came twice when the loop was far ahead of the replay."""
     flow, log = Flow("loop"), Log()
     _, seen = counted(flow, log, rounds, ahead, [replayed(cut_items(flow, [10, 20], seed=seed))])
     run(flow, seed=seed, limits=SMALL)
@@ -172,7 +172,7 @@ def test_replayed_data_comes_in_the_same_order_on_the_same_instance(seed: int, p
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_a_body_that_feeds_nothing_back_runs_epoch_0_and_ends(seed: int, ahead: int | None) -> None:
-    """Epoch 0 never ends it, whatever it brought."""
+    """A loop without feedback ended in epoch 0, which never ends an iteration."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -191,7 +191,9 @@ def test_a_body_that_feeds_nothing_back_runs_epoch_0_and_ends(seed: int, ahead: 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_criteria_that_still_emit_do_not_keep_an_empty_loop_alive(seed: int, ahead: int | None) -> None:
-    """The two conditions are "or": where nothing circulates there is nothing to go on with."""
+    """A loop without feedback ran on because its criteria still had records; one of the two conditions is enough to
+    end it.
+    """
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -209,7 +211,7 @@ def test_criteria_that_still_emit_do_not_keep_an_empty_loop_alive(seed: int, ahe
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_criteria_that_never_emit_end_the_loop_in_epoch_1(seed: int) -> None:
-    """The first epoch in which it can end."""
+    """A loop without criteria records ran longer than to epoch 1, the first epoch in which it can end."""
     flow, log = Flow("loop"), Log()
     [seen] = counted(flow, log, 1, 0)
     run(flow, seed=seed, limits=SMALL)
@@ -219,7 +221,7 @@ def test_criteria_that_never_emit_end_the_loop_in_epoch_1(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_criteria_from_data_that_is_not_replayed_end_it_when_that_is_over(seed: int) -> None:
-    """Nothing can come on such a stream any more; the loop waited for it."""
+    """A loop waited for criteria from a data stream that had ended."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -229,13 +231,13 @@ def test_criteria_from_data_that_is_not_replayed_end_it_when_that_is_over(seed: 
     [output] = iterate([flow.from_items([0])], [cut_items(flow, [7, 8], seed=seed)], body)
     seen = output.collect()
     run(flow, seed=seed, limits=SMALL)
-    assert seen.items == [1, 2, 3]  # A record of the criteria in epoch 1, none in epoch 2.
+    assert seen.items == [1, 2, 3]  # Epoch 1 has a record of the criteria, epoch 2 has none.
     assert callbacks(log["map", 0]) == [0, 1]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stream_may_be_feedback_and_criteria_and_output_at_once(seed: int) -> None:
-    """Each of its readers has channels of its own."""
+    """A stream with three uses lost records in one of them: each reader needs its own channels."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -252,7 +254,7 @@ def test_a_stream_may_be_feedback_and_criteria_and_output_at_once(seed: int) -> 
 def test_records_of_the_ending_epoch_are_handled_once_without_callback_and_fed_back_no_more(
     seed: int,
 ) -> None:
-    """An algorithm applies its last update there; a callback more would have made it a round more."""
+    """An additional callback in the ending epoch gave an algorithm one round too many."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -278,7 +280,7 @@ def test_records_of_the_ending_epoch_are_handled_once_without_callback_and_fed_b
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_termination_runs_in_dataflow_order_and_has_the_ending_epoch(seed: int) -> None:
-    """What one step emits at its end is handled by the next before that one ends; towards feedback it is dropped."""
+    """A step ended before it had handled the records that the step before it emitted at its end."""
     flow, log, order = Flow("loop"), Log(), list[str]()
 
     def step(stream: Stream, name: str, parallelism: int) -> Stream:
@@ -317,7 +319,7 @@ def test_termination_runs_in_dataflow_order_and_has_the_ending_epoch(seed: int) 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_held_feedback_of_epochs_after_the_end_is_dropped(seed: int, ahead: int) -> None:
-    """What had been let go counts; what was still held would be rounds that nobody asked for."""
+    """Feedback that was held in memory at the end was sent as additional rounds."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -343,7 +345,7 @@ def test_held_feedback_of_epochs_after_the_end_is_dropped(seed: int, ahead: int)
 def test_no_record_is_further_ahead_of_the_last_complete_epoch_than_was_allowed(
     seed: int, ahead: int
 ) -> None:
-    """Staleness is promised to the algorithm: it holds also while the data of epoch 0 is still coming."""
+    """Feedback ran further ahead than the limit while data of epoch 0 was still arriving."""
     flow, log, too_far = Flow("loop"), Log(), list[tuple[int, int]]()
 
     async def main() -> None:
@@ -380,7 +382,7 @@ def test_no_record_is_further_ahead_of_the_last_complete_epoch_than_was_allowed(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plain_data_ends_at_its_own_end_replayed_data_and_variables_at_the_end_of_all(seed: int) -> None:
-    """A worker that waited for the end of its data at the epoch's completion waited for itself."""
+    """A worker waited for the end of its data until the epoch was complete, and the epoch waited for the worker."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -406,7 +408,7 @@ def test_plain_data_ends_at_its_own_end_replayed_data_and_variables_at_the_end_o
 
 
 async def test_the_end_of_plain_data_is_heard_while_other_data_of_epoch_0_still_comes() -> None:
-    """At its own end, not when the epoch is complete."""
+    """A step received the end of its data only when the epoch was complete."""
     flow, log, goes_on = Flow("loop"), Log(), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -426,7 +428,7 @@ async def test_the_end_of_plain_data_is_heard_while_other_data_of_epoch_0_still_
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_step_fed_by_plain_data_only_has_callback_0_and_then_the_end(seed: int) -> None:
-    """It hears nothing of the rounds between, and must not end before them."""
+    """A step with plain data only received callbacks of later rounds, or ended before them."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -451,7 +453,7 @@ def test_a_step_fed_by_plain_data_only_has_callback_0_and_then_the_end(seed: int
 def test_several_variables_of_different_parallelism_are_aligned_together(
     seed: int, ahead: int | None
 ) -> None:
-    """One that was done held up the other, or ended it."""
+    """One variable without feedback delayed the others, or ended the loop."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -481,7 +483,7 @@ def test_several_variables_of_different_parallelism_are_aligned_together(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_feedback_may_be_a_union_and_repartitioned(seed: int) -> None:
-    """The head takes the channels of all who feed back, and aligns them."""
+    """A head did not align the channels of all steps that fed back to it."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -499,7 +501,7 @@ def test_feedback_may_be_a_union_and_repartitioned(seed: int) -> None:
 
 
 class WithoutState(Operator):
-    """Hands on what comes."""
+    """Passes each record on."""
 
     def process(self, record: Any, out: Any) -> None:
         out.emit(record)
@@ -508,7 +510,7 @@ class WithoutState(Operator):
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_empty_inputs_everywhere(parallelism: int, ahead: int | None) -> None:
-    """One callback, then the end, in every instance."""
+    """A loop with empty inputs did not end, or an instance received more than one callback."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -529,7 +531,7 @@ def test_empty_inputs_everywhere(parallelism: int, ahead: int | None) -> None:
 
 
 def test_a_body_that_gives_its_arguments_back_with_empty_variables_ends() -> None:
-    """Its arguments count as inside."""
+    """Arguments of the body were refused as feedback or output."""
     flow = Flow("loop")
     outputs = iterate(
         [nothing(flow)],
@@ -544,7 +546,7 @@ def test_a_body_that_gives_its_arguments_back_with_empty_variables_ends() -> Non
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("following", [iterate_bounded_streams_until_termination, iterate_unbounded_streams])
 def test_outputs_go_on_downstream_and_into_a_following_iteration(seed: int, following: Any) -> None:
-    """They begin there with epoch 0, and end when the first iteration has."""
+    """Outputs kept the epochs of the first iteration, or ended before it."""
     flow, log = Flow("loop"), Log()
 
     def first(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
@@ -584,7 +586,7 @@ class ThreadWitness(Witness):
 @pytest.mark.parametrize("kind", [AsyncWitness, ThreadWitness])
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_coroutines_and_threads_hear_the_same(kind: type[Witness], ahead: int | None, seed: int) -> None:
-    """What was emitted in one epoch went out with the next."""
+    """Records emitted in one epoch were sent with the next epoch."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -614,7 +616,7 @@ PLACES = ["on_epoch_watermark_incremented", "on_iteration_terminated", "input_en
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("base", [Witness, AsyncWitness])
 def test_an_exception_in_any_callback_names_the_step(place: str, base: type[Witness]) -> None:
-    """Without a record there was nothing to name but the engine."""
+    """An exception outside of ``process`` has no record, and its message named only the engine."""
     flow, log = Flow("loop"), Log()
 
     def fails(self: Any, *_: Any) -> None:
@@ -638,7 +640,7 @@ def test_an_exception_in_any_callback_names_the_step(place: str, base: type[Witn
 
 
 class CountTimes(Operator, IterationListener):
-    """Counts how often each record comes by; asks for twenty rounds."""
+    """Counts how often each record arrives; asks for twenty rounds."""
 
     def __init__(self, times: Counter[int]) -> None:
         self._times = times
@@ -658,7 +660,7 @@ class CountTimes(Operator, IterationListener):
 def test_what_is_fed_back_does_not_starve_what_comes_in(
     ahead: int | None, limits: ChannelLimits | None, parallelism: int
 ) -> None:
-    """30,000 records in a loop kept their own source from ending: epoch 0 was never complete, nor the job."""
+    """30,000 records in a loop kept their source from ending: epoch 0 never completed, and the job never ended."""
     flow, times = Flow("loop"), Counter[int]()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -677,7 +679,7 @@ def test_what_is_fed_back_does_not_starve_what_comes_in(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 async def test_feedback_from_data_that_is_over_before_the_variables_are(seed: int, ahead: int | None) -> None:
-    """Its head was done, heard of one epoch more, and called that a mistake of the engine."""
+    """The head had ended, received one more epoch, and reported it as a bug in the engine."""
     flow, goes_on = Flow("loop"), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -696,7 +698,7 @@ async def test_feedback_from_data_that_is_over_before_the_variables_are(seed: in
 
 
 def test_a_step_that_wants_a_variable_which_brings_nothing_does_not_stand_still() -> None:
-    """The data filled its channel and never ended; the variable's epoch was never complete, and nothing said why."""
+    """The data filled its channel and never ended, the variable's epoch never completed, and the job stalled."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

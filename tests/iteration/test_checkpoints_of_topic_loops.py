@@ -1,4 +1,6 @@
-"""Checkpoints of loops through topics: they say where in the topic feedback lies, and go on with exactly that."""
+"""Checkpoints of loops through topics: they store the position of feedback in the topic, and a restart reads exactly
+it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ async def is_undisturbed(out: Topic) -> None:
 
 
 async def visits(job: Job, count: int) -> None:
-    """Until so many visits were counted, or the loop has ended."""
+    """Wait until ``count`` visits were counted, or the loop has ended."""
 
     def are_done() -> bool:
         statistics = job.statistics()
@@ -73,7 +75,7 @@ async def visits(job: Job, count: int) -> None:
 
 
 async def crashed_after_a_checkpoint(job: Job, *, more_turns: int = 0) -> bool:
-    """Says whether the job had ended before."""
+    """Take a checkpoint and abort the job; return whether the job had ended before."""
     try:
         await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
     except CheckpointError:
@@ -90,14 +92,14 @@ def ranges_of(logged: list[Any]) -> list[TopicRange]:
     return logged
 
 
-# -- going on -----------------------------------------------------------------------------------------------
+# -- restarts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
     make_topic: MakeTopic, kind: Kind
 ) -> None:
-    """What was written after the last checkpoint came back to the next run, or what was before it did not."""
+    """A run read feedback from after its checkpoint, or lost feedback from before it."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     name, store, found = f"tokens {uuid.uuid4().hex}", MemoryStore(), list[Any]()
     for run in range(3):
@@ -117,7 +119,9 @@ async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
 
 
 async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
-    """Several crashes, some before anything of what the last run left has been read; what their checkpoints say."""
+    """Crash several times, sometimes before the feedback of the last run is read; return the ranges in each
+    checkpoint.
+    """
     broker, store, chance = MemoryBroker(), MemoryStore(), random.Random(seed)
     loop, out = broker.topic("loop"), broker.topic("out")
     await loop.create(partitions=2 + seed % 3)
@@ -133,7 +137,7 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
         if await crashed_after_a_checkpoint(job, more_turns=chance.randrange(60)):
             break
         found.append(ranges_of(await logged_in_last(store)))
-        if chance.random() < 0.3:  # Home partitions of producers may be others then.
+        if chance.random() < 0.3:  # The home partitions of producers may change then.
             await loop.create(partitions=5)
     else:
         job = await flow_of(loop, out, kind).start(
@@ -146,7 +150,7 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_may_follow_on_the_other(kind: Kind) -> None:
-    """What the last run but one had left was forgotten when the last one crashed before it had read it."""
+    """Feedback of an earlier run was lost when the next run crashed before it had read this feedback."""
     found = [ranges for seed in range(6) for ranges in run_shuffled(crashing(seed, kind), seed)]
     runs = max(len({lying.run for lying in ranges}) for ranges in found)
     assert runs > (1 if kind in ("asynchronous", "unbounded") else 0)
@@ -154,7 +158,7 @@ def test_a_crash_may_follow_on_the_other(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_path: Path) -> None:
-    """The pumps were stopped before what lay before the last barrier was in the topic."""
+    """The pumps stopped before the feedback from before the last barrier was in the topic."""
     loop, out = await make_topic(partitions=2), await make_topic(name="out")
     name = f"tokens {uuid.uuid4().hex}"
     for run in range(3):
@@ -170,14 +174,14 @@ async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_p
     await is_undisturbed(out)
 
 
-# -- who else writes there ----------------------------------------------------------------------------------
+# -- other writers of the topic -------------------------------------------------------------------------------
 
 
 async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic) -> None:
-    """Two pods for a minute: the old one went on feeding back into the topic, and the new one took it for its own."""
+    """Two pods ran for a minute, and the new one read the feedback that the old one still wrote as its own."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     name = f"tokens {uuid.uuid4().hex}"
-    store = MemoryStore()  # In the time that a disk takes the zombie could come to its end.
+    store = MemoryStore()  # While a disk stores the checkpoint, the zombie could reach its end.
     door = asyncio.Event()
     door.set()
     zombie = await flow_of(loop, out, name=name, door=door).start(
@@ -208,7 +212,7 @@ async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic) -> Non
 
 
 async def writes_on(loop: Topic, lying: TopicRange) -> None:
-    """As the run that left this does behind its last barrier, until it hears that another one has taken over."""
+    """Write records after the last barrier of a run, as the run does until it is fenced."""
     writer = await loop.open_writer()
     for sequence in range(lying.stop.sequence + 1, lying.stop.sequence + 4):
         message = Message(lying.run, lying.producer, "data", 1, sequence, lying.partition)
@@ -218,7 +222,7 @@ async def writes_on(loop: Topic, lying: TopicRange) -> None:
 
 
 async def runs_in(loop: Topic, partition: int) -> list[str]:
-    """The run that each record of a partition is of."""
+    """Return the run of each record in a partition."""
     reader = await loop.open_reader(ReadRequest(stop="latest"))
     runs: list[str] = []
     while (batch := await reader.read()) is not None:
@@ -229,7 +233,7 @@ async def runs_in(loop: Topic, partition: int) -> list[str]:
 
 
 class Twice(MemoryTopic):
-    """A topic to which each batch is written twice."""
+    """A topic that writes each batch twice."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         super().__init__(broker.topic(name)._store, name)
@@ -254,7 +258,7 @@ class TwiceWriter(TopicWriter):
 
 
 async def test_a_record_that_is_stored_twice_counts_once() -> None:
-    """A writer that sends again what was stored already, as its answer was lost."""
+    """A writer sent records again because the answer was lost, and the records counted twice."""
     broker, store = MemoryBroker(), MemoryStore()
     loop, out = broker.topic("loop"), broker.topic("out")
     await loop.create(partitions=2)
@@ -271,11 +275,11 @@ async def test_a_record_that_is_stored_twice_counts_once() -> None:
     await is_undisturbed(out)
 
 
-# -- what is not there any more ------------------------------------------------------------------------------
+# -- missing topics and records -------------------------------------------------------------------------------
 
 
 async def crashed(loop: Topic | None, out: Topic, store: MemoryStore, **options: Any) -> list[Any]:
-    """Crash with feedback under way; gives what the checkpoint says of it."""
+    """Crash while feedback is in transit; return the feedback in the checkpoint."""
     settings = Checkpoints(store, interval_s=RARELY_S)
     job = await flow_of(loop, out, **options).start(checkpoints=settings, channel_limits=SMALL)
     await visits(job, 30)
@@ -284,7 +288,7 @@ async def crashed(loop: Topic | None, out: Topic, store: MemoryStore, **options:
 
 
 async def fails_to_go_on(loop: Topic | None, out: Topic, store: MemoryStore) -> str:
-    """The error that says so, of the start or as the job reads what it goes on with."""
+    """Start from the checkpoint, and return the error of the start or of the job."""
     with pytest.raises(JobFailed) as failed:
         await ended(
             await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
@@ -293,7 +297,7 @@ async def fails_to_go_on(loop: Topic | None, out: Topic, store: MemoryStore) -> 
 
 
 async def foreign_records(loop: Topic, count: int) -> None:
-    """Records of another run in each partition, which readers skip."""
+    """Write records of another run, which readers skip, to each partition."""
     partitions = (await loop.describe()).partitions
     headers = Message("another run", 0, "data", 1, 0, 0).headers()
     writer = await loop.open_writer()
@@ -315,7 +319,7 @@ async def made(broker: MemoryBroker, **settings: str) -> tuple[Topic, Topic, Mem
 
 
 async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(broker: MemoryBroker) -> None:
-    """A job that had stood still for a month began with a part of what was under way, and nobody was told."""
+    """A job that had been down for a month started with only a part of its feedback, and without an error."""
     loop, out, store = await made(broker, retention_records="500")
     ranges = ranges_of(await crashed(loop, out, store))
     await foreign_records(loop, 600)
@@ -339,7 +343,7 @@ async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(b
 
 @pytest.mark.parametrize("made_anew", ["not", "empty", "full"])
 async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_anew: str) -> None:
-    """The loop began without what had been under way, as if the topic had always been empty."""
+    """The loop started without its feedback, as if the topic had always been empty."""
     loop, out, store = await made(broker)
     ranges = ranges_of(await crashed(loop, out, store))
     await loop.delete()
@@ -361,7 +365,7 @@ async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_a
 
 
 async def test_a_topic_that_was_deleted_does_no_harm_where_nothing_lay_in_it(broker: MemoryBroker) -> None:
-    """A checkpoint that needs nothing of the topic asked for it all the same."""
+    """A checkpoint without feedback in the topic still required the old topic."""
     loop, out, store = await made(broker)
     job = await flow_of(loop, out).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await ended(job)
@@ -372,7 +376,7 @@ async def test_a_topic_that_was_deleted_does_no_harm_where_nothing_lay_in_it(bro
 
 
 async def test_another_topic_or_none_is_refused_by_name(broker: MemoryBroker) -> None:
-    """What lay in the topic of before was forgotten after an edit of the flow."""
+    """After an edit of the flow, feedback in the old topic was lost."""
     loop, out, store = await made(broker)
     await crashed(loop, out, store)
     other = broker.topic("other loop")
@@ -388,7 +392,7 @@ async def test_another_topic_or_none_is_refused_by_name(broker: MemoryBroker) ->
 
 
 async def test_a_loop_that_was_in_memory_goes_on_through_a_topic(broker: MemoryBroker) -> None:
-    """Batches that a checkpoint holds come before the topic, and are in the next checkpoint once."""
+    """Feedback in the checkpoint came after the topic's feedback, or was stored twice in the next checkpoint."""
     loop, out, store = await made(broker)
     logged = await crashed(None, out, store)
     assert logged
@@ -404,13 +408,13 @@ async def test_a_loop_that_was_in_memory_goes_on_through_a_topic(broker: MemoryB
     await is_undisturbed(out)
 
 
-# -- how much it takes ---------------------------------------------------------------------------------------
+# -- the size of checkpoints ----------------------------------------------------------------------------------
 
 BLOCK_BYTES = 100_000
 
 
 def block_flow(loop: Topic, out: Topic, blocks: int, door: asyncio.Event) -> Flow:
-    """Blocks that are fed back wait at a door."""
+    """Return a flow whose blocks wait at a door when they are fed back."""
     flow = Flow(f"{blocks} blocks")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -429,7 +433,7 @@ def block_flow(loop: Topic, out: Topic, blocks: int, door: asyncio.Event) -> Flo
 
 
 async def under_way(loop: Topic, out: Topic, blocks: int, store: MemoryStore) -> tuple[int, list[TopicRange]]:
-    """The size of a checkpoint that is taken while so many blocks wait, and what it says of them; then a crash."""
+    """Crash after a checkpoint with this number of waiting blocks; return its size and its ranges."""
     door = asyncio.Event()
     job = await block_flow(loop, out, blocks, door).start(
         checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
@@ -438,7 +442,7 @@ async def under_way(loop: Topic, out: Topic, blocks: int, store: MemoryStore) ->
         while await end_of(loop) < blocks:
             await asyncio.sleep(0)
     taking = asyncio.create_task(job.checkpoint())
-    for _ in range(10):  # so that the barrier is there before the head may go on
+    for _ in range(10):  # The barrier must arrive before the head continues.
         await asyncio.sleep(0)
     door.set()
     await asyncio.wait_for(taking, PATIENCE_S)
@@ -449,7 +453,7 @@ async def under_way(loop: Topic, out: Topic, blocks: int, store: MemoryStore) ->
 
 
 async def test_a_checkpoint_is_no_larger_where_more_is_under_way(broker: MemoryBroker) -> None:
-    """All that lay in the topic was written a second time with each checkpoint."""
+    """Each checkpoint stored all feedback in the topic a second time."""
     sizes = {}
     for blocks in (40, 140):
         loop, out, store = broker.topic(f"loop {blocks}"), broker.topic(f"out {blocks}"), MemoryStore()
@@ -467,7 +471,7 @@ async def test_a_checkpoint_is_no_larger_where_more_is_under_way(broker: MemoryB
 
 
 async def test_a_checkpoint_that_is_given_up_keeps_nothing(broker: MemoryBroker) -> None:
-    """What was logged for it was in the next one, too, or its barrier ended the log of the next one."""
+    """The next checkpoint contained the log of the abandoned one, or the old barrier ended the new log."""
     clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
     loop, out = broker.topic("loop"), broker.topic("out")
     await loop.create(settings={"max_record_bytes": str(2 * BLOCK_BYTES)})
@@ -499,7 +503,7 @@ async def test_a_checkpoint_that_is_given_up_keeps_nothing(broker: MemoryBroker)
 async def test_feedback_in_a_topic_is_shared_out_over_other_heads(
     broker: MemoryBroker, kind: Kind, parallelisms: tuple[int, ...]
 ) -> None:
-    """What lay in the partition of a head that was not there any more was never read."""
+    """Feedback in the partition of a removed head was never read."""
     loop, out, store = broker.topic("loop"), broker.topic("out"), MemoryStore()
     await loop.create(partitions=4)
     await out.create()
@@ -519,7 +523,7 @@ async def test_feedback_in_a_topic_is_shared_out_over_other_heads(
 
 
 async def test_what_was_shared_out_and_is_missing_is_an_error(broker: MemoryBroker) -> None:
-    """Heads of another number began without what lay in a topic that had been deleted."""
+    """A restart with another number of heads ignored that the topic with its feedback had been deleted."""
     loop, out, store = await made(broker)
     await crashed(loop, out, store)
     await loop.delete()
@@ -531,7 +535,7 @@ async def test_what_was_shared_out_and_is_missing_is_an_error(broker: MemoryBrok
 
 
 async def test_what_was_shared_out_leaves_no_file(broker: MemoryBroker) -> None:
-    """Queues that batches of the topic waited in, until heads of another number had taken them over."""
+    """Queues that held batches of the topic for the new heads left their files open."""
     before = unnamed_files()
     on_disk = FeedbackLimits(memory_bytes=0)
     loop, out, store = await made(broker)
@@ -546,7 +550,7 @@ async def test_what_was_shared_out_leaves_no_file(broker: MemoryBroker) -> None:
 def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """Those of a loop that was in memory before: their files stayed until the process ended."""
+    """After an abandoned checkpoint, the files of restored batches stayed open until the process ended."""
 
     def make_queue() -> SpillQueue:
         return SpillQueue(name="loop", directory=tmp_path, memory_limit_bytes=100, disk_limit_bytes=1 << 20)
@@ -568,7 +572,7 @@ def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
     batches = [("data", 1, 10, plain_data.encode_batch(np.zeros(10)))] * 5
     log.restore([(0, [batches])])
     log.start(CheckpointBarrier(1))
-    kept = port.log  # What is not referred to any more would let go by itself.
+    kept = port.log  # An object without a reference would release its file without the call.
     while port.peek() is not None:
         port.take()
     assert len(unnamed_files()) > len(before)

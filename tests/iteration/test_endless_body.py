@@ -1,4 +1,4 @@
-"""A body that never ends: it can be looked at while it runs, and stopped in every way."""
+"""A body that never ends: its statistics while it runs, and all ways to stop it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SEEDS = range(4)
 
 
 class SumOfRound(Operator):
-    """The sum of what comes in one round; lives for it alone."""
+    """Emits the sum of its records in one round."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -58,7 +58,7 @@ class SumOfRound(Operator):
 
 
 def endless(log: Log, *, ahead: int | None, parallelism: int, seed: int) -> tuple[Flow, Collected]:
-    """Three tokens go round for ever, beside replayed data that is summed in each round."""
+    """Return a flow in which three tokens circulate forever, with replayed data that is summed in each round."""
     flow = Flow("endless")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -80,7 +80,7 @@ def endless(log: Log, *, ahead: int | None, parallelism: int, seed: int) -> tupl
 
 
 async def going(flow: Flow, epoch: int) -> Job:
-    """A job whose loop has come so far."""
+    """Start a job, and wait until its loop has reached this epoch."""
     job = await flow.start(channel_limits=SMALL)
     await until(lambda: job.statistics().loops[0].epoch_complete >= epoch)
     return job
@@ -92,7 +92,7 @@ async def going(flow: Flow, epoch: int) -> Job:
 def test_drained_it_ends_with_the_epoch_under_way_as_any_loop_does(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
-    """Without criteria there was no way to get at what it had learned."""
+    """A loop without criteria could not be ended with its results."""
     log = Log()
 
     async def main() -> None:
@@ -117,7 +117,7 @@ def test_drained_it_ends_with_the_epoch_under_way_as_any_loop_does(
 @pytest.mark.parametrize("ahead", [0, 2, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_suspended_no_step_hears_of_an_end(ahead: int | None, parallelism: int, seed: int) -> None:
-    """SIGTERM does this: it must come to an end in the middle of an epoch, of a replay and of a round."""
+    """SIGTERM suspends a job: a suspended step received an end in the middle of an epoch, a replay or a round."""
     log = Log()
 
     async def main() -> None:
@@ -141,7 +141,7 @@ def test_suspended_no_step_hears_of_an_end(ahead: int | None, parallelism: int, 
 def test_aborted_it_ends_at_once_and_closes_everything(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
-    """The last way out, whatever it is doing."""
+    """An aborted loop left operators open."""
     log = Log()
 
     async def main() -> None:
@@ -161,7 +161,7 @@ def test_aborted_it_ends_at_once_and_closes_everything(
 def test_it_goes_on_from_a_snapshot_and_can_be_drained_then(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
-    """Sums of a round that was under way are completed, and no round is left out or comes twice."""
+    """After a restart, the sum of an unfinished round was wrong, or a round was lost or came twice."""
     log = Log()
 
     async def main() -> None:
@@ -181,7 +181,7 @@ def test_it_goes_on_from_a_snapshot_and_can_be_drained_then(
 
 
 def a_long_way_round(seed: int) -> Flow:
-    """A loop that takes a barrier many turns of the event loop."""
+    """Return a flow with a loop through which a barrier takes many turns of the event loop."""
     flow = Flow("long")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -196,7 +196,7 @@ def a_long_way_round(seed: int) -> Flow:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(seed: int) -> None:
-    """Two barriers in one loop: the first came back to a head that had heard of the second only, and stood still."""
+    """With two barriers in one loop, the first returned to a head that knew only the second, and the head stalled."""
 
     async def main() -> None:
         job = await going(a_long_way_round(seed), 3)
@@ -209,7 +209,7 @@ def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(see
         await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
         job = await a_long_way_round(seed).start(channel_limits=SMALL, snapshot=snapshot)
         statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
-        # The records of one round, as often as there were rounds since; none was lost, none came twice.
+        # Each record comes once in each round since the snapshot.
         assert statistics.loops[0].fed_back_records % 9 == 0
 
     run_shuffled(main(), seed)
@@ -217,7 +217,7 @@ def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(see
 
 @pytest.mark.parametrize("ahead", [0, 2, None])
 def test_its_statistics_tell_how_far_it_is(ahead: int | None) -> None:
-    """A loop of many hours, and nothing said whether it stood or went."""
+    """The statistics of a loop that ran for hours did not show whether it made progress."""
 
     async def main() -> None:
         flow, _ = endless(Log(), ahead=ahead, parallelism=2, seed=1)
@@ -241,7 +241,7 @@ def test_its_statistics_tell_how_far_it_is(ahead: int | None) -> None:
 
 
 async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_end() -> None:
-    """Nothing of what was read is dropped: drained inputs end, and the loop with them."""
+    """A drained loop dropped records that it had read, instead of ending after its inputs."""
     log = Log()
     flow, sums = endless(log, ahead=0, parallelism=1, seed=2)
     job = await flow.start(channel_limits=SMALL)
@@ -255,7 +255,7 @@ async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_en
 
 
 async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() -> None:
-    """A loop that went on beside a slow step left a note for each of its epochs, at a megabyte a second."""
+    """A loop that ran past a slow step stored a note for each of its epochs, one megabyte a second."""
     flow, may_go_on, seen = Flow("endless"), asyncio.Event(), list[int]()
 
     class Slow(Operator):
@@ -287,7 +287,7 @@ async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_unbounded_loop_in_which_something_circulates_ends_when_it_is_drained_twice(seed: int) -> None:
-    """What goes round may belong to what was read, so once is not enough; nothing but losing it all was left."""
+    """A drain waits for circulating records, which may belong to input, and only an abort ended the loop."""
     log, flow = Log(), Flow("token")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -1,4 +1,4 @@
-"""Counts by epoch, against a plain dict."""
+"""Counts by epoch, compared with a plain dict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Adds = list[tuple[int, int]]
 
 
 def some_adds(random: Random) -> Adds:
-    """Epochs and counts; of few epochs or of many, so that runs are joined as well as split."""
+    """Return epochs and counts, of few epochs or of many, so that runs are joined and split."""
     epochs, counts = random.choice((3, 13, 40)), random.choice((1, 3))
     return [(random.randrange(epochs), random.randint(1, counts)) for _ in range(random.randrange(61))]
 
@@ -27,7 +27,7 @@ def adds_and_takes(random: Random) -> tuple[Adds, list[int]]:
 
 @random_examples(adds_and_takes)
 def test_counts_are_those_of_a_dict(given: tuple[Adds, list[int]]) -> None:
-    """A count that got lost ends the loop while records are on their way."""
+    """A lost count ended a loop with records still in transit."""
     adds, taken = given
     counts, expected = EpochCounts(), Counter[int]()
     for epoch, count in adds:
@@ -45,7 +45,7 @@ def test_counts_are_those_of_a_dict(given: tuple[Adds, list[int]]) -> None:
 
 @random_examples(some_adds)
 def test_runs_are_in_order_and_as_few_as_can_be(adds: Adds) -> None:
-    """Ranges are kept, not a count for each."""
+    """Equal counts of neighbouring epochs were stored one by one instead of as one run."""
     counts = EpochCounts()
     for epoch, count in adds:
         counts.add(epoch, count)
@@ -56,7 +56,7 @@ def test_runs_are_in_order_and_as_few_as_can_be(adds: Adds) -> None:
 
 @random_examples(some_adds)
 def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
-    """The counts of a loop are part of its snapshot."""
+    """The restored counts of a loop differed after more records."""
     counts, restored = EpochCounts(), EpochCounts()
     half = len(adds) // 2
     for epoch, count in adds[:half]:
@@ -72,7 +72,7 @@ def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
 def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
     adds: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never 0 where something came, never more than came: a loop would end too early, or never."""
+    """An epoch with records had the count 0, or a count that was too high: the loop ended too early or never."""
     monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
     counts, expected = EpochCounts(), Counter[int]()
     for epoch, count in adds:
@@ -97,7 +97,7 @@ def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
 def test_beyond_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_count(
     brought: list[int], runs: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer half is what the end of a loop is decided by: it stays exact."""
+    """Counts of the newer half, which decide the end of a loop, became inexact."""
     monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
     counts = EpochCounts()
     for epoch, count in enumerate(brought):
@@ -107,7 +107,7 @@ def test_beyond_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_c
 
 
 def test_all_but_the_last_runs_are_forgotten() -> None:
-    """Statistics tell of the last thousand."""
+    """Old runs stayed in the statistics, which show the last thousand."""
     counts = EpochCounts()
     for epoch, count in enumerate([1, 2, 3, 4, 5]):
         counts.add(epoch, count)
@@ -119,7 +119,7 @@ def test_all_but_the_last_runs_are_forgotten() -> None:
 def test_beyond_the_limit_of_gaps_the_older_ones_are_filled(
     adds: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop whose tokens visit two heads in turn for months; the newer half stays as it is."""
+    """Filled gaps changed the newer half of the counts, in a loop whose tokens visited two heads in turn for months."""
     monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
     monkeypatch.setattr(epoch_counts, "_RUNS_WITH_GAPS_MAX", 6)
     counts, expected = EpochCounts(), Counter[int]()
@@ -134,7 +134,7 @@ def test_beyond_the_limit_of_gaps_the_older_ones_are_filled(
 
 
 def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:
-    """A loop whose epochs bring now one record and now two kept every one of them for months."""
+    """A loop with epochs of alternately one and two records stored every count for months."""
     counts, generator, brought = EpochCounts(), Random(1), {}
     tracemalloc.start()
     for epoch in range(1, 30_001):
@@ -156,7 +156,7 @@ def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:
 
 
 def test_memory_does_not_grow_with_gaps() -> None:
-    """A token that visited two heads in turn cost each of them some 100 bytes a round, for months."""
+    """A token that visited two heads in turn took some 100 bytes at each head in every round, for months."""
     counts = EpochCounts()
     for epoch in range(0, 400_000, 2):
         counts.add(epoch, 1)
@@ -166,7 +166,7 @@ def test_memory_does_not_grow_with_gaps() -> None:
 
 
 def test_a_few_thousand_gaps_are_not_filled() -> None:
-    """An epoch that brought nothing must not count as one that did, or the loop ends too late."""
+    """An epoch without records counted as one with records, and the loop ended too late."""
     counts = EpochCounts()
     for epoch in range(0, 5_000, 2):
         counts.add(epoch, 1)

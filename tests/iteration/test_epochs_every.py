@@ -1,4 +1,4 @@
-"""Epochs by number, by the clock and at marks."""
+"""Epochs by number of records, by time and at marks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from streamiter.topics.topic import Topic
     ],
 )
 def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> None:
-    """Two ways to end an epoch at once, or none: whichever was meant, the other was silently taken."""
+    """With two ways to end an epoch, or none, one was chosen silently."""
     with pytest.raises(GraphError) as caught:
         epochs_every(Flow("stamps").from_items([1]), **given)
     assert message in str(caught.value)
@@ -94,7 +94,7 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> Non
 def test_groups_do_not_depend_on_where_batches_are_cut(
     way: str, group_of: Callable[[int], int], kind: str, seed: int
 ) -> None:
-    """A mark that began a batch, or ended one, was passed on; an array was asked whether it is true."""
+    """A mark at the start or end of a batch was passed on, and the truth value of an array raised an error."""
     flow = Flow("stamps")
     items = cut_items(flow, range(40), seed=seed).map_batch(KINDS[kind])
     seen = tracked(epochs_every(items, **WAYS[way]))
@@ -106,7 +106,7 @@ def test_groups_do_not_depend_on_where_batches_are_cut(
 
 
 def test_a_restored_group_is_not_larger_than_groups_are_now() -> None:
-    """Three records of four were there; told to make groups of two, it waited for minus one."""
+    """A group had three of four records; restored with groups of two, it waited for minus one record."""
 
     async def run_on(
         topic: Topic, records: int, count: int, snapshot: JobSnapshot | None
@@ -132,7 +132,7 @@ def test_a_restored_group_is_not_larger_than_groups_are_now() -> None:
 
 
 def test_marks_without_records_between_them_end_epochs() -> None:
-    """The number of an epoch is that of its mark: another count of the marks must come to the same."""
+    """Two marks without records between them ended only one epoch, so epochs differed from the number of marks."""
     flow = Flow("stamps")
     seen = tracked(epochs_every(flow.from_items([0, 0, 1, 0, 0, 2, 0]), marks=lambda number: number == 0))
     flow.run()
@@ -142,7 +142,7 @@ def test_marks_without_records_between_them_end_epochs() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_predicate_that_raises_names_the_record(kind: str) -> None:
-    """An error without the record is looked for in a million of them."""
+    """The error of a predicate did not name the record, which was one of a million."""
     flow = Flow("stamps")
     items = flow.from_items(range(5, -1, -1)).map_batch(KINDS[kind])
     tracked(epochs_every(items, marks=lambda record: 1 / number_of(record) < 0, name="stamp"))
@@ -155,7 +155,7 @@ def test_a_predicate_that_raises_names_the_record(kind: str) -> None:
 
 
 def test_an_epoch_ends_when_its_time_is_over_unless_it_is_empty() -> None:
-    """Nights without a click made thousands of epochs, each with a model like the one before."""
+    """Nights without a click made thousands of epochs, each with the same model as before."""
 
     async def main() -> None:
         clock, topic, job, seen = await timed_job(1, partitions=1, seconds=10)
@@ -179,7 +179,9 @@ def test_an_epoch_ends_when_its_time_is_over_unless_it_is_empty() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_records_of_the_same_time_are_of_the_same_epoch_at_all_subtasks(seed: int) -> None:
-    """One that had been silent for an hour counted on from its own last epoch, and was 360 behind the others."""
+    """A subtask that had been silent for an hour counted from its own last epoch, and was 360 epochs behind the
+    others.
+    """
 
     async def main() -> None:
         clock, topic, job, seen = await timed_job(3, seconds=10)
@@ -201,7 +203,7 @@ def test_records_of_the_same_time_are_of_the_same_epoch_at_all_subtasks(seed: in
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_subtask_that_was_blocked_goes_along_with_all_epochs_since(seed: int) -> None:
-    """It heard of each that had ended meanwhile, one after the other, between its records."""
+    """A blocked subtask handled each epoch that had ended meanwhile, one after the other, between its records."""
     may_go_on = asyncio.Event()
 
     class Blocks(Operator):
@@ -233,7 +235,7 @@ def test_a_subtask_that_was_blocked_goes_along_with_all_epochs_since(seed: int) 
 
 
 class LateClock(VirtualClock):
-    """Everything is called a while after it is due, as on a busy machine."""
+    """Calls everything some time after it is due, as on a busy machine."""
 
     def __init__(self, late_s: float) -> None:
         super().__init__()
@@ -245,7 +247,9 @@ class LateClock(VirtualClock):
 
 @pytest.mark.parametrize(("late_s", "epochs"), [(0.25, 19), (2.5, 6)])
 async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
-    """Minutes became 61 seconds, and the epoch of noon ended at a quarter past; after a pause all came at once."""
+    """Minutes became 61 seconds, the epoch of noon ended at a quarter past, and after a pause all epochs ended at
+    once.
+    """
     clock, posted = LateClock(late_s), list[Control]()
     stamping = StampingClock(clock, seconds=1.0)
     stamping.join(0, posted.append)
@@ -259,13 +263,13 @@ async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
 @pytest.mark.parametrize("stop", ["drain", "suspend", "abort"])
 @pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
 def test_timers_are_called_off_when_the_job_stops(way: str, stop: Any) -> None:
-    """A timer that is left holds the operator, and posts to a task that is gone."""
+    """A forgotten timer held the operator, and posted to a task that had ended."""
 
     async def main() -> None:
         clock, topic, job, _ = await timed_job(**WAYS[way])
         await write(topic, 0, [1, 2])
         await settled(clock)
-        assert clock.timers > 1  # One is the watchdog's.
+        assert clock.timers > 1  # One timer is the watchdog's.
         await job.stop(stop)
         assert clock.timers == 0
 
@@ -274,7 +278,7 @@ def test_timers_are_called_off_when_the_job_stops(way: str, stop: Any) -> None:
 
 @pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
 def test_timers_are_called_off_when_the_input_has_ended_and_the_job_goes_on(way: str) -> None:
-    """Epochs of no records until the end of the year."""
+    """After the end of the input, timers ended epochs without records until the job stopped."""
 
     async def main() -> None:
         clock, topic, flow = VirtualClock(), await made(1), Flow("stamps")
@@ -282,7 +286,7 @@ def test_timers_are_called_off_when_the_input_has_ended_and_the_job_goes_on(way:
         flow.source(topic).collect()
         job = await flow.start(clock=clock)
         await settled(clock)
-        assert clock.timers == 1  # The watchdog's.
+        assert clock.timers == 1  # The only timer is the watchdog's.
         assert callbacks_in(seen.items, 0) == [0]
         await job.stop("abort")
 
@@ -291,7 +295,7 @@ def test_timers_are_called_off_when_the_input_has_ended_and_the_job_goes_on(way:
 
 @pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
 def test_timers_are_not_set_again_for_an_input_that_had_ended_before_the_restore(way: str) -> None:
-    """The restored step listened for records of an input that it knew to be over."""
+    """The restored step set timers for an input that had ended."""
 
     def flow_of(topic: Topic) -> Flow:
         flow = Flow("stamps")
@@ -309,7 +313,7 @@ def test_timers_are_not_set_again_for_an_input_that_had_ended_before_the_restore
         clock = VirtualClock()
         job = await flow_of(topic).start(clock=clock, snapshot=snapshot)
         await settled(clock)
-        assert clock.timers == 1  # The watchdog's.
+        assert clock.timers == 1  # The only timer is the watchdog's.
         await job.stop("abort")
 
     run_shuffled(main())
@@ -317,7 +321,7 @@ def test_timers_are_not_set_again_for_an_input_that_had_ended_before_the_restore
 
 @pytest.mark.parametrize("way", ["seconds", "records, idle"])
 def test_timers_are_called_off_when_a_step_fails(way: str) -> None:
-    """The job had failed, its clock went on."""
+    """The job had failed, but its timers still ran."""
 
     async def main() -> None:
         clock, flow = VirtualClock(), Flow("stamps")
@@ -331,7 +335,7 @@ def test_timers_are_called_off_when_a_step_fails(way: str) -> None:
 
 
 def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
-    """With a snapshot each minute and epochs of five none ever ended."""
+    """With a snapshot each minute and epochs of five minutes, no epoch ever ended."""
 
     async def started(topic: Topic, snapshot: JobSnapshot | None) -> tuple[VirtualClock, Job, Any]:
         clock, flow = VirtualClock(), Flow("stamps")
@@ -348,7 +352,7 @@ def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
             await job.stop("abort")
         assert records_in(seen.items, 0) == [(0, 0), (1, 0), (2, 0), (3, 1)]
         assert callbacks_in(seen.items, 0) == callbacks_in(seen.items, 1) == [0]
-        # The epoch that the snapshot fell into is as good as any other: it ends with the input.
+        # The epoch of the snapshot ends with the input, as any other epoch.
         clock, job, seen = await started(topic, snapshot)
         await settled(clock)
         await job.stop("drain")
@@ -359,7 +363,7 @@ def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
 
 
 async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> None:
-    """One was asked before the end of an epoch, the other after it: the first waited for it to end again."""
+    """One subtask gave its state before the end of an epoch, another after it, and the first ended the epoch again."""
     clock, posted = VirtualClock(), list[Control]()
     stamping = StampingClock(clock, seconds=10.0)
     for subtask, (completed, remaining_s) in enumerate([(3, 0.5), (4, 9.5), (-1, 99.0)]):
@@ -377,7 +381,7 @@ async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> No
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("way", WAYS)
 def test_each_record_has_one_epoch_whatever_happens(way: str, seed: int) -> None:
-    """Restores in the middle of groups, partitions that fall silent, batches cut anywhere."""
+    """A record had two epochs, or none, after a restore inside a group, a silent partition or other cuts of batches."""
     chance = random.Random(f"{way} {seed}")
     partitions, parallelism = chance.choice([(1, 1), (2, 2), (3, 2), (2, 3), (4, 2)])
     kind, between = chance.choice(list(KINDS)), chance.choice(["nothing", "chain", "tasks"])
@@ -416,7 +420,7 @@ def test_each_record_has_one_epoch_whatever_happens(way: str, seed: int) -> None
         await until(lambda: sum(entry[1] == "record" for entry in seen.items) == sum(map(len, expected)))
         if (
             "idle" in way or "seconds" in way
-        ) and seed % 2:  # Nobody is held back, not even by all the others.
+        ) and seed % 2:  # No subtask is held back, not even if all the others are idle.
             for _ in range(4):
                 await clock.advance(5)
             last = max((entry[2] for entry in seen.items), default=-1)

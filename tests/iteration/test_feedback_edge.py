@@ -1,4 +1,4 @@
-"""The feedback edge: it never blocks, starves nobody, goes on on disk, and ends at a limit with a clear error."""
+"""The feedback edge never blocks, starves no input, uses the disk, and ends the job at a limit with a clear error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_memory(size_bytes: int, disk_bytes: int = 1 << 30) -> IterationConfig:
 
 
 class Branch(Operator):
-    """A record (depth, number) becomes ``width`` records of the next depth; the deepest leave."""
+    """Makes ``width`` records of the next depth from a record (depth, number); the deepest records leave the loop."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -52,7 +52,7 @@ class Branch(Operator):
 @pytest.mark.parametrize("memory_bytes", [0, 10_000, 64 << 20])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_loop_that_multiplies_its_records_never_deadlocks(limit: int, memory_bytes: int, seed: int) -> None:
-    """Every channel of the loop is full and waits for the next one, which waits for the first."""
+    """Every channel of the loop was full and waited for the next one, and the last waited for the first."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -69,11 +69,11 @@ def test_a_loop_that_multiplies_its_records_never_deadlocks(limit: int, memory_b
 
 
 def test_what_lay_on_disk_comes_back_in_order() -> None:
-    """Feedback of one edge is a queue, in memory and beyond."""
+    """Feedback of one edge came from disk in another order than it was written."""
     flow = Flow("loop")
 
     class Pump(Operator):
-        """The first record becomes many; those leave when they come round."""
+        """Makes many records from the first record; they leave when they return."""
 
         def process(self, record: int, out: Any) -> None:
             if record < 0:
@@ -92,12 +92,12 @@ def test_what_lay_on_disk_comes_back_in_order() -> None:
     assert collected.items == list(range(20_000))
     [channel] = [channel for task in statistics.tasks for channel in task.feedback]
     assert channel.peak_bytes_on_disk > 0
-    # Beyond the limit there is the batch that comes next, and nothing more.
+    # Above the limit memory holds only the next batch.
     assert channel.peak_bytes_in_memory < channel.peak_bytes_on_disk / 2
 
 
 def test_past_its_disk_limit_the_job_ends_with_an_error_that_names_the_loop() -> None:
-    """Unlimited, a loop that multiplies its records would fill the disk of everything else on the machine."""
+    """A loop without limit that multiplied its records filled the disk of all programs on the machine."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -111,7 +111,7 @@ def test_past_its_disk_limit_the_job_ends_with_an_error_that_names_the_loop() ->
 
 
 class Tap(Source):
-    """Gives a record whenever it is asked: more new input than anyone can take."""
+    """Gives a record at every read: more new input than the loop can handle."""
 
     bounded = False
 
@@ -125,12 +125,12 @@ class Tap(Source):
 
 
 async def test_new_input_falls_to_one_batch_in_sixteen_but_never_to_none() -> None:
-    """A loop that is busy with itself would not hear of the end of its input, nor of a new model, for hours."""
+    """A loop that was busy with its feedback did not receive the end of its input, or a new model, for hours."""
     flow = Flow("loop")
     came: list[str] = []
 
     class Mix(Operator):
-        """Feeds everything back, so that feedback only grows."""
+        """Feeds everything back, so that the feedback only grows."""
 
         def process_data(self, record: int, out: Any) -> None:
             came.append("new")
@@ -152,12 +152,12 @@ async def test_new_input_falls_to_one_batch_in_sixteen_but_never_to_none() -> No
     busy = came[5_000:30_000]
     new = [place for place, kind in enumerate(busy) if kind == "new"]
     assert len(new) > 10
-    # A batch of feedback may be many records once they wait on disk: they are joined.
+    # A batch of feedback may have many records after it was on disk, because small batches are joined.
     assert len(new) <= len(busy) / 8
 
 
 async def test_a_loop_that_keeps_up_takes_input_as_it_comes() -> None:
-    """Fairness must not slow down those who are not overloaded."""
+    """The throttling of new input slowed a loop that was not overloaded."""
     flow = Flow("loop")
     seen: list[int] = []
 
@@ -172,7 +172,7 @@ async def test_a_loop_that_keeps_up_takes_input_as_it_comes() -> None:
 
 
 async def test_input_that_is_ahead_of_its_loop_waits_where_it_comes_from() -> None:
-    """A fast topic beside a slow model filled the memory with examples of epochs to come."""
+    """A fast topic with a slow model filled the memory with examples of later epochs."""
     flow, taps = Flow("loop"), list[Tap]()
 
     class Slow(Operator):

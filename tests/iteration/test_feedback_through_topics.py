@@ -1,4 +1,4 @@
-"""A loop through a topic gives what it gives in memory, can be watched, and fails rather than hangs."""
+"""A loop through a topic: it has the same results as in memory, can be watched, and fails instead of stalling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 
 CRITERIA = OutputTag("criteria")
 
-# A loop over a broker on a busy machine goes round some hundred times a second.
+# A loop over a broker on a busy machine makes about a hundred rounds a second.
 BROKER_PATIENCE_S = 60.0
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
@@ -64,7 +64,7 @@ async def run(flow: Flow, **options: Any) -> JobStatistics:
 
 
 def iterate(initial: Stream, data: list[Any], body: Body, ahead: int | str | None) -> Any:
-    """A bounded iteration with that number, or an unbounded one."""
+    """Add a bounded iteration with this limit of epochs ahead, or an unbounded one."""
     if ahead == "unbounded":
         return iterate_unbounded_streams([initial], data, body)
     config = IterationConfig(max_epochs_ahead=ahead)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
 
 @EVERY_KIND
 async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead: Any) -> None:
-    """Epochs, their callbacks and the end of the iteration travel through the topic, too."""
+    """Epochs, callbacks or the end of the iteration were lost on the way through the topic."""
     through = await make_topic()
     log: Log = {}
 
@@ -100,7 +100,7 @@ async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead
 async def test_the_end_of_data_is_told_with_the_epoch_in_which_it_comes_back(
     make_topic: MakeTopic, epochs: int, end: int
 ) -> None:
-    """Who watches a loop sees each epoch as the head does; that of the end was one behind the records before it."""
+    """The end of data was written with an epoch one below that of the records before it."""
     through = await make_topic()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -121,7 +121,7 @@ async def test_the_end_of_data_is_told_with_the_epoch_in_which_it_comes_back(
 
 
 async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_topic: MakeTopic) -> None:
-    """The criteria come back in memory, sooner than what goes through the topic."""
+    """Criteria, which return in memory, overtook feedback through the topic and ended the loop too early."""
     through = await make_topic(partitions=2)
     log: Log = {}
 
@@ -152,7 +152,7 @@ async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_t
 async def test_every_record_goes_round_as_often_as_it_should(
     make_topic: MakeTopic, heads: int, partitions: int, ahead: Any
 ) -> None:
-    """Through unions, forward and keyed edges, over any number of heads and partitions."""
+    """Records of unions, forward edges or keyed edges were lost or doubled with several heads and partitions."""
     through = await make_topic(partitions=partitions)
     items = [(number, number % 7) for number in range(500)]
 
@@ -170,7 +170,7 @@ async def test_every_record_goes_round_as_often_as_it_should(
 
 
 class RoundSums(Operator, IterationListener):
-    """The sum of each round in its callback; what came in it is fed on then, in the rounds before the last."""
+    """Emits the sum of each round in its callback, and feeds the records of the round back before the last round."""
 
     LAST_ROUND = 4
 
@@ -200,7 +200,9 @@ class RoundSums(Operator, IterationListener):
 
 @pytest.mark.parametrize("ahead", [0, None])
 async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | None) -> None:
-    """Four instances feed back to four heads, through a keyed exchange and the topic."""
+    """The sums of rounds were wrong for four instances that fed back to four heads through a keyed exchange and the
+    topic.
+    """
     through = await make_topic(partitions=6)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -217,7 +219,7 @@ async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | 
 
 
 async def test_records_keep_their_order_and_their_types(make_topic: MakeTopic) -> None:
-    """Spread over the partitions of a head, what one subtask fed back came back in any order."""
+    """Feedback of one subtask was spread over the partitions of a head, and returned in another order."""
     through = await make_topic(partitions=4)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -237,7 +239,7 @@ async def test_records_keep_their_order_and_their_types(make_topic: MakeTopic) -
 
 
 async def test_what_an_earlier_run_has_left_is_skipped(make_topic: MakeTopic) -> None:
-    """A run that was aborted leaves feedback in the topic that nobody has read."""
+    """Feedback of an aborted run was read as feedback of the next run."""
     through = await make_topic(partitions=2)
 
     def made(flow: Flow, limit: int) -> Any:
@@ -263,7 +265,7 @@ async def test_what_an_earlier_run_has_left_is_skipped(make_topic: MakeTopic) ->
 
 
 async def written(through: Topic) -> list[dict[str, Any]]:
-    """All that is in the topic, as it is seen from outside."""
+    """Return all feedback records in the topic, as an outside reader sees them."""
     flow = Flow("watch")
     watched = flow.source(through, decode=FeedbackRecords(), stop="latest").collect()
     await run(flow)
@@ -271,7 +273,7 @@ async def written(through: Topic) -> list[dict[str, Any]]:
 
 
 async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> None:
-    """What goes round is seen by anybody who reads the topic, the control records in every partition."""
+    """A reader of the topic did not see the circulating records, or the control records of every partition."""
     through = await make_topic(partitions=2)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -306,7 +308,7 @@ async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> Non
 
 
 async def test_a_record_of_somebody_else_is_an_error_that_says_where(make_topic: MakeTopic) -> None:
-    """Two programs that write to one topic by mistake must not share a loop."""
+    """Two programs wrote to one topic by mistake, and shared a loop."""
     through = await make_topic()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -327,7 +329,7 @@ async def test_a_record_of_somebody_else_is_an_error_that_says_where(make_topic:
 
 
 async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_topic: MakeTopic) -> None:
-    """A head without a partition would wait for its feedback for ever."""
+    """A head without a partition waited for its feedback forever."""
     through = await make_topic(partitions=2)
     flow = Flow("loop")
     [passed] = iterate(
@@ -342,7 +344,7 @@ async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_
 
 
 async def endless_loop(through: Topic) -> Job:
-    """A job with a loop that has gone round a few times and never ends."""
+    """Start a job with a loop that never ends, and wait until it has made some rounds."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         return IterationBodyResult([feedback_through(variables[0], through)], variables)
@@ -356,7 +358,7 @@ async def endless_loop(through: Topic) -> Job:
 
 
 async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None:
-    """Created in passing, it would have one partition where more are needed."""
+    """A missing topic was created by the way, with one partition where more were needed."""
     through = await make_topic(name="missing")
     await through.delete()
     flow = Flow("loop")
@@ -369,7 +371,7 @@ async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None
 
 
 async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> None:
-    """The loop stood still without a word, since nothing came back any more."""
+    """The loop stalled silently, because no feedback returned."""
     through = await make_topic()
     job = await endless_loop(through)
     await through.delete()
@@ -378,7 +380,7 @@ async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> No
 
 
 async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> None:
-    """Neither the loop nor its end may wait for a broker for ever."""
+    """The loop, or its end, waited for a broker forever."""
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=3.0, request_timeout_s=1.0)
     await through.create()
@@ -389,7 +391,7 @@ async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> 
 
 
 async def test_a_loop_goes_on_when_its_broker_comes_back(kafka_broker_factory: Any) -> None:
-    """After a restart of the broker, loops stood still or counted what was written again twice."""
+    """After a restart of the broker, loops stalled, or counted records that were sent again twice."""
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop")
     await through.create(partitions=2)
@@ -420,7 +422,9 @@ async def test_a_loop_goes_on_when_its_broker_comes_back(kafka_broker_factory: A
 
 
 async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) -> None:
-    """It stored first what nobody would read, and a frozen broker kept it for as long as the connector has patience."""
+    """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the connector's
+    timeout.
+    """
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=100 * BROKER_PATIENCE_S)
     await through.create()
@@ -435,7 +439,7 @@ async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) ->
 
 @pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
 async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
-    """A barrier, or an end, that goes through the topic comes back before the pumps are stopped."""
+    """The pumps stopped before a barrier or an end had returned through the topic."""
     through = await make_topic(partitions=3)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -460,7 +464,9 @@ async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """What is under way in the topic belongs to the snapshot, not to the run that goes on from it."""
+    """A restored job lost the snapshot's feedback in the topic, or read feedback that the run had written after the
+    snapshot.
+    """
     items = [(number, number % 4) for number in range(9)]
     initial = [(100 + number, number % 3) for number in range(5)]
 
@@ -489,7 +495,7 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
             await asyncio.sleep(0)
         try:
             snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # It has ended.
+        except ConfigurationError:  # The job has ended.
             return
         await job.stop("abort")
         flow, passed = made()
@@ -506,7 +512,7 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
 async def test_what_the_head_has_no_memory_for_stays_in_the_topic(
     make_topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """Feedback that was read ahead of the head went to disk a second time."""
+    """Feedback that was read earlier than the head had memory for was written to disk a second time."""
     through = await make_topic()
     spilled = tmp_path / "spilled"
     spilled.mkdir()
@@ -530,12 +536,12 @@ async def test_what_the_head_has_no_memory_for_stays_in_the_topic(
     assert sorted(collected.items) == [0.0] * 2_000 + [1.0] * 2_000
     [feedback] = [channel for task in statistics.tasks for channel in task.feedback]
     assert feedback.total_records == 2_000
-    assert feedback.peak_bytes_in_memory <= limit_bytes + 1_000_000  # one record of the topic more
+    assert feedback.peak_bytes_in_memory <= limit_bytes + 1_000_000  # plus one record of the topic
     assert feedback.peak_bytes_on_disk == 0
 
 
 async def test_statistics_count_what_is_under_way_in_the_topic() -> None:
-    """A loop that had stood still for long showed no feedback that waits."""
+    """A loop that had been stalled for long showed no waiting feedback."""
     through = MemoryBroker().topic("loop")
     await through.create(settings={"max_record_bytes": "1100"})
     goes_on = asyncio.Event()
@@ -563,7 +569,7 @@ async def test_statistics_count_what_is_under_way_in_the_topic() -> None:
 
 
 async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
-    """A batch above the limit of the topic ended the job, although each of its records would have fitted."""
+    """A batch above the limit of the topic ended the job, although each of its records was below the limit."""
     through = MemoryBroker().topic("loop")
     await through.create(settings={"max_record_bytes": "2000"})
 
@@ -591,7 +597,9 @@ async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
 
 
 async def test_a_record_that_is_no_plain_data_is_named() -> None:
-    """In memory any object goes round; a topic holds plain data only."""
+    """The error for a record that is no plain data, which only a loop in memory can feed back, did not name the
+    record.
+    """
     through = MemoryBroker().topic("loop")
     await through.create()
     flow = Flow("loop")
@@ -607,7 +615,7 @@ async def test_a_record_that_is_no_plain_data_is_named() -> None:
 
 
 async def test_feedback_that_retention_has_taken_is_an_error() -> None:
-    """What was gone before it was read was lost without a word, and the loop ended early."""
+    """Feedback that retention had removed before it was read was lost silently, and the loop ended early."""
     through = MemoryBroker().topic("loop")
     await through.create(settings={"retention_records": "1", "max_record_bytes": "2000"})
     flow = Flow("loop")
@@ -626,7 +634,7 @@ async def test_feedback_that_retention_has_taken_is_an_error() -> None:
 
 
 def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
-    """Builds a loop whose body makes its result of the variable stream."""
+    """Return a function that builds a loop with a body made from the variable stream."""
 
     def build() -> object:
         broker = MemoryBroker()
@@ -675,7 +683,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("build", "message"), WRONG)
 def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
-    """A stream that goes through a topic on one of its ways only would be read twice, or nowhere."""
+    """A stream that went through a topic on only one of its paths would have been read twice, or never."""
     with pytest.raises(GraphError, match=message) as refused:
         build()
     assert "test_feedback_through_topics.py" in refused.value.where

@@ -1,4 +1,4 @@
-"""Steps of which each round of a bounded iteration has its own instance."""
+"""Steps with a separate instance in each round of a bounded iteration."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SubBody = Callable[[list[Stream]], Sequence[Stream]]
 
 
 class Lives(list[list[Any]]):
-    """What each instance met, in the order in which they were opened."""
+    """The calls of each instance, in the order in which the instances were opened."""
 
 
 class OneLife(Operator, IterationListener):
-    """Writes down its life."""
+    """Records its calls."""
 
     def __init__(self, lives: Lives) -> None:
         self._lives = lives
@@ -81,7 +81,9 @@ def rounds_of(
     parallelism: int = 1,
     **config: Any,
 ) -> tuple[Flow, list[Collected]]:
-    """A token 0, 1, … goes round so many times; ``sub_body`` is given it and the data (replayed) in each round."""
+    """Send a token 0, 1, … through this number of rounds; ``sub_body`` receives it and the replayed data in each
+    round.
+    """
     flow = flow or Flow("loop")
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
@@ -98,7 +100,7 @@ def rounds_of(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_round_has_an_instance_of_its_own_that_lives_from_open_to_close(seed: int) -> None:
-    """A count that was kept from the round before made every later round wrong."""
+    """A count from the round before made every later round wrong."""
     lives = Lives()
     flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: OneLife(lives), name="step")])
     run(flow, seed=seed, limits=SMALL)
@@ -108,7 +110,7 @@ def test_each_round_has_an_instance_of_its_own_that_lives_from_open_to_close(see
 
 
 def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback() -> None:
-    """The last value comes round once more after the last callback, and what a step makes of it counts."""
+    """A result of the last value, which is handled once more after the last callback, was lost."""
     lives = Lives()
     flow = Flow("loop")
 
@@ -130,7 +132,7 @@ def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback
 
 @pytest.mark.parametrize("seed", range(6))
 def test_instances_of_epochs_beyond_the_end_have_a_life_and_an_epoch_of_their_own(seed: int) -> None:
-    """What had run ahead of the end was summed up in the ending epoch, beside the true sum of it."""
+    """Records ahead of the end were added to the sum of the ending epoch."""
     flow = Flow("loop")
 
     class Sum(OneLife):
@@ -167,7 +169,7 @@ def test_instances_of_epochs_beyond_the_end_have_a_life_and_an_epoch_of_their_ow
 
 
 def test_an_epoch_without_records_has_no_instance() -> None:
-    """Listeners of a round hear only of epochs that had records."""
+    """Listeners in a round received callbacks for epochs without records."""
     lives = Lives()
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
@@ -180,7 +182,7 @@ def test_an_epoch_without_records_has_no_instance() -> None:
 
 
 def test_plain_data_is_seen_in_epoch_0_only() -> None:
-    """It has been read once; later rounds have to keep what they need outside."""
+    """Plain data, which is read once, was expected in later rounds, too."""
     flow, lives = Flow("loop"), Lives()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -194,7 +196,7 @@ def test_plain_data_is_seen_in_epoch_0_only() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: int) -> None:
-    """Replayed data does not come in the ending epoch, the variable does: the step can tell by is_ending."""
+    """The step could not see that its round is the ending epoch, which has a variable but no replayed data."""
 
     class Count(Operator):
         def open(self, context: Any) -> Any:
@@ -229,7 +231,7 @@ def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: i
 
 @pytest.mark.parametrize("seed", range(3))
 def test_reduce_sort_and_join_work_in_each_round(seed: int) -> None:
-    """They emit at the end of their input, which a loop has only once unless they begin anew."""
+    """These steps emit at the end of their input, which a loop has only once, so they had one result for all rounds."""
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
         token, rows = streams
@@ -248,7 +250,7 @@ def test_reduce_sort_and_join_work_in_each_round(seed: int) -> None:
 
 
 class HashJoin(OneLife):
-    """Reads all of one input before the first record of the other."""
+    """Reads all of one input before the first record of the other input."""
 
     def open(self, context: Any) -> None:
         super().open(context)
@@ -276,7 +278,7 @@ class HashJoin(OneLife):
 def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop(
     seed: int, limit: int
 ) -> None:
-    """The other input filled its channel, so that the data never ended, nor the epoch it waited for."""
+    """The other input filled its channel, so neither the data ended nor the epoch that the join waited for."""
     lives = Lives()
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
@@ -291,7 +293,7 @@ def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) -> None:
-    """Rounds ahead, the last record of the one input and its end were there at once: the other came in between."""
+    """When the last record of an input and its end arrived together, records of the other input came between them."""
     lives = Lives()
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
@@ -309,7 +311,7 @@ def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) 
 def test_what_had_run_beyond_the_end_comes_in_the_order_in_which_it_is_wanted(
     seed: int, ahead: int | None
 ) -> None:
-    """No watermark tells of these epochs: a join had its records in any order, and no end of an input before them."""
+    """Epochs after the end have no watermark: a join received their records in any order, without ends of inputs."""
     flow, lives = Flow("loop"), Lives()
 
     def join(streams: list[Stream]) -> list[Stream]:
@@ -336,7 +338,7 @@ def test_what_had_run_beyond_the_end_comes_in_the_order_in_which_it_is_wanted(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_both_inputs_of_a_join_may_come_from_one_stream(seed: int) -> None:
-    """The end of the wanted input's epoch lay behind records of the other, which nobody took."""
+    """The end of the wanted input's epoch was queued after records of the other input, which the step did not read."""
     lives = Lives()
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
@@ -350,7 +352,7 @@ def test_both_inputs_of_a_join_may_come_from_one_stream(seed: int) -> None:
 
 
 def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read ahead of its turn must not fill the memory either."""
+    """Records that were read before their turn filled the memory."""
     import tempfile
 
     from streamiter.runtime.feedback import FeedbackLimits
@@ -377,12 +379,12 @@ def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.
     assert found.items == [(0, 0), (1, 1), (2, 2)]
 
 
-# -- what surrounds an operator ----------------------------------------------------------------------------
+# -- state, timers and dead letters ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_keyed_state_is_gone_in_the_next_round(parallelism: int) -> None:
-    """Counts of a key went on where the last round had left them."""
+    """Counts of a key continued from the last round."""
 
     class CountKey(Operator):
         def open(self, context: Any) -> None:
@@ -404,7 +406,7 @@ def test_keyed_state_is_gone_in_the_next_round(parallelism: int) -> None:
 
 
 async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
-    """A timer that outlived its operator called one that knew nothing of it."""
+    """A timer that outlived its operator called the operator of the next round."""
     clock, fired, lives = VirtualClock(), list[Any](), Lives()
     goes_on = asyncio.Event()
 
@@ -451,7 +453,7 @@ async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
 
 
 class Picky(Operator):
-    """Refuses zeros, and keeps nothing."""
+    """Rejects zeros, and has no state."""
 
     def process_batch(self, batch: Any, out: Any) -> None:
         bad = [index for index, record in enumerate(batch) if record == 0]
@@ -462,7 +464,7 @@ class Picky(Operator):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rejected_records_go_to_the_dead_letters_in_every_round(seed: int) -> None:
-    """They leave the loop from inside the part that begins anew, past what it gives back."""
+    """Rejected records, which leave the loop from inside the part and not by its outputs, were lost."""
     flow, dead = Flow("loop"), MemoryBroker().topic("dead")
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
@@ -487,14 +489,14 @@ AsyncLife = with_coroutines(OneLife)
 
 
 class ThreadLife(OneLife):
-    """Works in a thread."""
+    """Handles its records in a thread."""
 
     runs_in_thread = True
 
 
 @pytest.mark.parametrize("kind", [AsyncLife, ThreadLife])
 def test_coroutines_and_threads_have_the_same_lives(kind: type[OneLife]) -> None:
-    """What was begun in one round ended in the next."""
+    """A call that began in one round ended in the next round."""
     lives = Lives()
     flow, [seen] = rounds_of(lambda streams: [streams[0].process(lambda: kind(lives), name="step")])
     run(flow, limits=SMALL)
@@ -505,7 +507,7 @@ def test_coroutines_and_threads_have_the_same_lives(kind: type[OneLife]) -> None
 
 
 def test_a_part_that_gives_back_what_it_was_given() -> None:
-    """Nothing begins anew there, and nothing is wrong with it."""
+    """A part that returns its arguments, and so has no steps, was refused."""
     flow, [token, rows] = rounds_of(lambda streams: list(streams), data=[[7]])
     run(flow)
     assert (token.items, rows.items) == ([0, 1, 2], [7, 7, 7])
@@ -536,7 +538,7 @@ class Failing(OneLife):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_failure_in_a_round_names_the_step_and_closes_it_once(place: str) -> None:
-    """An operator of a round has no other end than this; a file it held stayed open."""
+    """An operator of a round is closed only by its round: after an error, a file that it held stayed open."""
     lives = Lives()
     flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: Failing(lives, place), name="step")])
     with pytest.raises(
@@ -548,7 +550,7 @@ def test_a_failure_in_a_round_names_the_step_and_closes_it_once(place: str) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_aborted_job_closes_the_operator_of_the_round_once_and_to_its_end(seed: int) -> None:
-    """Aborted while it was being closed, it was left half closed."""
+    """An operator whose job was aborted during its ``close`` was left half closed."""
     closed: list[str] = []
     lives = Lives()
 

@@ -1,4 +1,4 @@
-"""Records that wait for their epoch, or for another input, come back from disk as they are handled."""
+"""Records that wait on disk for their epoch, or for another input, are read back one batch at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = FeedbackLimits(memory_bytes=2 * MIB)
 
 
 class Blocks(Source):
-    """Arrays of 1 MiB, each of its own number."""
+    """Gives arrays of 1 MiB, each filled with its own number."""
 
     _given = 0
 
@@ -41,7 +41,7 @@ class Blocks(Source):
 
 
 class GoRound(Operator):
-    """Feeds back what comes, in all rounds but the last, and tells of it; in a task of its own."""
+    """Records its input and feeds it back in all rounds but the last; the step has its own task."""
 
     def __init__(self, seen: list[tuple[int, int]]) -> None:
         self._seen = seen
@@ -56,7 +56,7 @@ class GoRound(Operator):
 
 
 class VariableFirst(GoRound):
-    """Reads the variable of an epoch before the data."""
+    """Reads the variable of an epoch before its data."""
 
     epochs_in_order = True
 
@@ -89,7 +89,7 @@ def data_that_waits_for_a_variable(flow: Flow, seen: list[tuple[int, int]]) -> N
 
 @pytest.mark.parametrize("build", [feedback_that_is_held, data_that_waits_for_a_variable])
 def test_what_waited_on_disk_is_never_in_memory_as_a_whole(build: Any) -> None:
-    """All of an epoch was read back at once when its turn came: with more than 1 GiB of it the job failed."""
+    """All records of an epoch were read back at once, and with more than 1 GiB of records the job failed."""
     flow, seen = Flow("loop"), list[tuple[int, int]]()
     build(flow, seen)
     tracemalloc.start()

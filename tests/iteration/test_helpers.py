@@ -1,4 +1,4 @@
-"""What algorithms want of iterations: wrong use of it, and what it gives where epochs are uneven."""
+"""The helpers for algorithms in iterations: errors of wrong use, and results with uneven epochs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTSIDE: list[tuple[str, Callable[[Stream], Any]]] = [
 
 @pytest.mark.parametrize(("name", "use"), OUTSIDE)
 def test_outside_a_body_they_are_refused(name: str, use: Callable[[Stream], Any]) -> None:
-    """No epoch ends there: they gave nothing, and no error."""
+    """Outside a body no epoch ends, so the helpers returned nothing, without an error."""
     message = (
         f"{name}: expected a stream of an iteration body, given 'rows' from outside, where no epoch ends; call it in "
         "the body"
@@ -44,14 +44,14 @@ def test_outside_a_body_they_are_refused(name: str, use: Callable[[Stream], Any]
 
 @pytest.mark.parametrize(("name", "use"), OUTSIDE)
 def test_what_is_no_stream_is_refused(name: str, use: Callable[[Any], Any]) -> None:
-    """It is said whose argument it was, and what to write."""
+    """The error did not name the helper with the wrong argument, or the correct call."""
     message = rf"^{name}: expected a stream of the body, given \[1\]; write {name}\("
     with pytest.raises(GraphError, match=message):
         use([1])
 
 
 class Forgetful(Operator):
-    """Would listen, but is no listener."""
+    """Has a callback, but is not a listener."""
 
     def process(self, record: int, out: Any) -> None:
         out.emit(record)
@@ -61,7 +61,7 @@ class Forgetful(Operator):
 
 
 def test_an_operator_with_callbacks_that_is_no_listener_is_refused() -> None:
-    """It was never called back, and nobody said so: of a class that is known at once, of a factory at the start."""
+    """The callback was silently never called; a class is now refused at once, the result of a factory at the start."""
     message = (
         "step 'train': on_epoch_watermark_incremented expected an IterationListener, given Forgetful, which is "
         "none, so it is never called; write class Forgetful(Operator, IterationListener)"
@@ -94,7 +94,7 @@ def training(factory: Any) -> Flow:
     ],
 )
 def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, meant: str) -> None:
-    """It was never called back, and nobody said so."""
+    """A misspelt callback was silently never called."""
 
     def pass_on(self: Operator, record: int, out: Any) -> None:
         out.emit(record)
@@ -112,7 +112,7 @@ def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, m
 
 
 def test_what_only_looks_like_a_callback_is_let_through() -> None:
-    """A setting, and methods of the same words in another order, are the operator's own."""
+    """A setting, or a method with the same words in another order, was refused as a misspelt callback."""
 
     class Counting(Operator, IterationListener):
         on_epoch_name = "round"
@@ -139,7 +139,7 @@ def test_what_only_looks_like_a_callback_is_let_through() -> None:
 
 @pytest.mark.parametrize("given", [None, 3.0, "text"])
 def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) -> None:
-    """The error said that object of type NoneType has no len."""
+    """The error said only that an object of type NoneType has no len."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mapped = map_with(data[0], variables[0], lambda value, batch: given)  # type: ignore[arg-type, return-value]
@@ -156,7 +156,7 @@ def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) ->
 
 @pytest.mark.parametrize("seed", range(10))
 def test_they_work_together_where_a_subtask_has_no_data(seed: int) -> None:
-    """A subtask without records kept the others waiting, or its nothing was counted as a part of the sum."""
+    """A subtask without records blocked the others, or its missing result counted in the sum."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -181,7 +181,7 @@ def test_they_work_together_where_a_subtask_has_no_data(seed: int) -> None:
 
 @pytest.mark.parametrize(("tolerance", "rounds"), [(10.0, 3), (5.0, 4), (-1.0, 6), (None, 6)])
 def test_losses_of_a_round_are_summed_before_they_are_compared(tolerance: float | None, rounds: int) -> None:
-    """Each of several small losses was below the tolerance, and the first ended the loop."""
+    """The first of several small losses was below the tolerance, and ended the loop."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -196,7 +196,7 @@ def test_losses_of_a_round_are_summed_before_they_are_compared(tolerance: float 
 
 
 def _halvings_of(losses: list[Any] | np.ndarray[Any, Any], tolerance: float = 1.0) -> list[Any]:
-    """What comes out of a loop that halves each loss until their sum is small enough."""
+    """Return the output of a loop that halves each loss until the sum of the losses is within the tolerance."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -215,7 +215,7 @@ def _halvings_of(losses: list[Any] | np.ndarray[Any, Any], tolerance: float = 1.
     ids=repr,
 )
 def test_whatever_is_one_number_is_a_loss(loss: Any) -> None:
-    """An array of one number was deprecated as a number, and the warning an error."""
+    """An array of one number, which is deprecated as a number, failed with numpy's warning."""
     halved = _halvings_of([loss])
     assert [float(np.asarray(each).item()) for each in halved] == [4.0, 2.0, 1.0, 0.5]
 
@@ -226,7 +226,7 @@ def test_whatever_is_one_number_is_a_loss(loss: Any) -> None:
     ids=repr,
 )
 def test_losses_that_are_no_numbers_are_told_so(record: Any) -> None:
-    """The error was that float() argument must be a string or a real number, of a step nobody wrote."""
+    """The error said only that float() takes a string or a number, at a step that the user had not written."""
     with pytest.raises(JobFailed) as failed:
         _halvings_of([record])
     message = r"terminate_after\(stream, …\): tolerance expected records that are numbers, given .*; write "
@@ -234,7 +234,7 @@ def test_losses_that_are_no_numbers_are_told_so(record: Any) -> None:
 
 
 def test_without_a_tolerance_records_need_not_be_numbers() -> None:
-    """Any stream of the body counts rounds."""
+    """A stream of texts was refused although, without a tolerance, any stream counts rounds."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

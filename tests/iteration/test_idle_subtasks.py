@@ -1,4 +1,4 @@
-"""A source subtask that no partition belongs to holds no epoch back."""
+"""A source subtask without a partition holds no epoch back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamiter.topics.topic import Topic
 def test_epochs_complete_though_there_are_more_subtasks_than_partitions(
     partitions: int, parallelism: int, between: str, seed: int
 ) -> None:
-    """A synchronous loop on a topic of two partitions, at parallelism three, stood still without a word."""
+    """A synchronous loop on a topic of two partitions, with parallelism three, stalled silently."""
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -51,7 +51,7 @@ def test_epochs_complete_though_there_are_more_subtasks_than_partitions(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_partition_that_is_added_begins_where_the_others_are(seed: int) -> None:
-    """Its records would come in epochs whose callbacks are over."""
+    """Records of the new partition arrived in epochs whose callbacks had been called."""
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_a_partition_that_is_added_begins_where_the_others_are(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_holds_nobody_back_after_a_restore_either(seed: int) -> None:
-    """The subtask had said that it is idle before the snapshot, and nobody asked again."""
+    """The subtask had reported that it is idle before the snapshot, and did not report it again after the restore."""
     log, again = Log(), Log()
 
     def flow_of(topic: Topic, log: Log) -> Flow:
@@ -106,7 +106,7 @@ def test_it_holds_nobody_back_after_a_restore_either(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_whose_other_input_has_ended_is_idle_from_then_on(seed: int) -> None:
-    """A bounded past before the topic: its end left one subtask with nothing, and the others waited."""
+    """A bounded stream ended before the topic: one subtask had no more input, and the others waited for it."""
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -126,11 +126,11 @@ def test_one_whose_other_input_has_ended_is_idle_from_then_on(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_last_epochs_of_those_that_end_complete_beside_an_idle_one(seed: int) -> None:
-    """All partitions were at their end but the loop stayed one epoch short of it."""
+    """All partitions had ended, but the loop stopped one epoch too early."""
     flow, log, all_others_ended = Flow("loop"), Log(), asyncio.Event()
 
     class Ends(CutItems):
-        """Items for one subtask; the other has no partition, and no end."""
+        """Gives items in one subtask; the other subtask has no partition and no end."""
 
         def open(self, context: Any, positions: Any) -> None:
             super().open(context, positions)

@@ -1,4 +1,4 @@
-"""Which epoch a record has, whatever it was emitted by."""
+"""The epochs of records from records, callbacks, timers and ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIDE = OutputTag("side")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ahead", [None, 0])
 def test_the_first_example_of_the_reference(seed: int, ahead: int | None) -> None:
-    """A token that goes round five times: records 1 to 5 of epochs 0 to 4, and a callback for each."""
+    """A token did not make its five rounds: records 1 to 5 in epochs 0 to 4, and a callback for each."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -63,7 +63,7 @@ def test_the_first_example_of_the_reference(seed: int, ahead: int | None) -> Non
 
 
 def test_initial_variables_and_data_have_epoch_0() -> None:
-    """Whatever a stream has been through before, the loop begins with epoch 0."""
+    """A stream from another loop entered with its old epochs instead of epoch 0."""
 
     def before(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         raised = variables[0].map(lambda x: x + 1)
@@ -86,7 +86,7 @@ def test_initial_variables_and_data_have_epoch_0() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_what_is_emitted_has_the_epoch_of_what_it_is_emitted_for(parallelism: int) -> None:
-    """By records and by callbacks, on the main and on a side output, next to it and in another task."""
+    """Records from callbacks, on side outputs or in the next task had another epoch than their cause."""
     flow = Flow("loop")
 
     def on_record(record: int, context: Any, out: Any) -> None:
@@ -135,7 +135,7 @@ def test_what_is_emitted_has_the_epoch_of_what_it_is_emitted_for(parallelism: in
 
 
 def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
-    """A synchronous body feeds back in its callbacks only: round e + 1 must not count as round e."""
+    """In a synchronous body, which feeds back in its callbacks only, round e + 1 counted as round e."""
     flow, log = Flow("loop"), Log()
 
     def on_callback(epoch: int, context: Any, out: Any) -> None:
@@ -162,10 +162,10 @@ def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
 def test_the_iteration_ends_above_the_epoch_in_which_the_end_of_its_data_is_heard(
     epochs: int, says: bool, ahead: int | None, seed: int
 ) -> None:
-    """Ended in the epoch after the data's last, it dropped what ``input_ended`` had fed back: the last gradients.
+    """The loop ended in the epoch after the last data, and dropped the last gradients, fed back by ``input_ended``.
 
-    Data of epochs 0, 1, 2 has its end heard in epoch 3 at the latest, so that 4 is the first that may be the last.
-    Plain data is of epoch 0, and so is its end.
+    The end of data with epochs 0, 1, 2 arrives in epoch 3 at the latest, so that 4 is the first possible last epoch.
+    Plain data has epoch 0, and so has its end.
     """
     flow, log = Flow("loop"), Log()
 
@@ -199,7 +199,7 @@ def test_the_iteration_ends_above_the_epoch_in_which_the_end_of_its_data_is_hear
 
 
 def test_a_mini_batch_holds_records_of_one_epoch() -> None:
-    """What is left over goes out with its own epoch, before the next operator's callback."""
+    """The rest of a mini-batch was sent with the next epoch, after the next operator's callback."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -222,7 +222,7 @@ def test_a_mini_batch_holds_records_of_one_epoch() -> None:
 
 
 def test_a_mini_batch_of_stamped_data_holds_records_of_one_epoch_also_before_the_loop() -> None:
-    """Left-over records of one group were filled up with records of the next, and counted to that."""
+    """The rest of one group was filled up with records of the next group, and counted to it."""
     flow, log = Flow("loop"), Log()
     batches = epochs_every(flow.from_items(range(10)), records=5).batch(3)
 
@@ -244,7 +244,7 @@ def test_a_mini_batch_of_stamped_data_holds_records_of_one_epoch_also_before_the
 
 
 class Alarm(Operator, IterationListener):
-    """Sets a timer in each callback, which emits."""
+    """Sets a timer in each callback; the timer emits a record."""
 
     def process(self, record: Any, out: Any) -> None:
         pass
@@ -257,7 +257,7 @@ class Alarm(Operator, IterationListener):
 
 
 async def test_a_record_of_a_timer_has_the_epoch_after_the_watermark() -> None:
-    """One of an earlier epoch would come behind its watermark and be counted nowhere."""
+    """A record of an earlier epoch arrived after its watermark, and was not counted."""
     clock, flow = VirtualClock(), Flow("loop")
     log: list[Any] = []
 
@@ -281,7 +281,7 @@ async def test_a_record_of_a_timer_has_the_epoch_after_the_watermark() -> None:
 
 
 def test_records_that_leave_carry_no_epoch() -> None:
-    """Epochs of one loop would be taken for those of the next."""
+    """Epochs of one loop were taken for epochs of the next loop."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -312,7 +312,7 @@ class Both(Operator):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_batch_has_its_own_epoch_also_where_inputs_meet(seed: int) -> None:
-    """Records of several epochs wait in one channel and are joined to batches."""
+    """Records of several epochs that waited in one channel were joined to one batch."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

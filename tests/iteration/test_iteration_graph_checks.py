@@ -1,4 +1,4 @@
-"""What is refused while an iteration is built, and what the error says."""
+"""Errors of wrong unbounded iterations, with their messages."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def iterate(flow: Flow, body: Body, *, data: Any = (), initial: Any = None, **co
     return iterate_unbounded_streams(variables, data, body, IterationConfig(**config) if config else None)
 
 
-# -- streams that come in --------------------------------------------------------------------------------
+# -- input streams ---------------------------------------------------------------------------------------
 
 
 def test_a_loop_without_variables_is_refused() -> None:
-    """Without a head nothing could ever end the loop."""
+    """A loop without a head could never end."""
     with refused("iteration: expected at least one initial variable stream, given none"):
         iterate(Flow("loop"), untouched, initial=[])
 
 
 def test_endless_initial_variables_are_refused() -> None:
-    """Epoch 0 would never be complete, and no callback ever come."""
+    """Epoch 0 never completed, so no callback was ever called."""
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
     with refused(
@@ -66,7 +66,7 @@ def test_endless_initial_variables_are_refused() -> None:
 
 
 def test_initial_variables_with_epochs_of_their_own_are_refused() -> None:
-    """Initial variables have epoch 0; stamps of theirs would be reported as epochs that came back."""
+    """Stamps of initial variables, which have epoch 0, were reported as epochs of feedback."""
     flow = Flow("loop")
     stamped = epochs_every(flow.from_items([1, 2, 3]), records=1, name="stamps")
     with refused("iteration: expected initial variable streams without epochs, given stream 0 ('stamps')"):
@@ -75,7 +75,7 @@ def test_initial_variables_with_epochs_of_their_own_are_refused() -> None:
 
 @pytest.mark.parametrize("given", [5, None, "model"])
 def test_what_is_no_stream_is_refused_with_its_place(given: object) -> None:
-    """An AttributeError inside the engine says nothing about the argument that is wrong."""
+    """An AttributeError inside the engine did not name the wrong argument."""
     flow = Flow("loop")
     with refused(f"iteration: expected initial variable stream 1 to be a Stream, given {given!r}"):
         iterate(flow, untouched, initial=[flow.from_items([]), given])
@@ -84,7 +84,7 @@ def test_what_is_no_stream_is_refused_with_its_place(given: object) -> None:
 
 
 def test_a_stream_instead_of_a_list_of_streams_is_refused() -> None:
-    """The most likely slip of all: the brackets left out."""
+    """The error for forgotten brackets, the most frequent mistake, did not name the brackets."""
     flow = Flow("loop")
     one = flow.from_items([], name="one")
     with refused(
@@ -100,7 +100,7 @@ def test_a_stream_instead_of_a_list_of_streams_is_refused() -> None:
 
 
 def test_streams_of_two_flows_are_refused() -> None:
-    """The steps of the other flow would never run."""
+    """The steps of the other flow never ran."""
     flow, other = Flow("loop"), Flow("other")
     elsewhere = other.from_items([], name="elsewhere")
     with refused(
@@ -113,7 +113,7 @@ def test_streams_of_two_flows_are_refused() -> None:
 
 
 def test_a_config_of_another_kind_is_refused() -> None:
-    """The bare number where the config belongs."""
+    """A number instead of the config failed inside the engine."""
     flow = Flow("loop")
     with refused("iteration: expected config to be an IterationConfig, given 3"):
         iterate_unbounded_streams([flow.from_items([])], [], untouched, 3)  # type: ignore[call-overload]
@@ -130,7 +130,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
     ],
 )
 def test_a_body_that_cannot_be_called_is_refused(body: Any, message: str) -> None:
-    """A coroutine is no IterationBodyResult, and Python would complain of one that was never awaited."""
+    """A coroutine is no IterationBodyResult, and Python only warned that it was never awaited."""
     with refused(message):
         iterate(Flow("loop"), body)
 
@@ -153,14 +153,14 @@ def test_a_body_that_cannot_be_called_is_refused(body: Any, message: str) -> Non
     ],
 )
 def test_bad_limits_of_feedback_are_refused(make: Callable[[], Any], message: str) -> None:
-    """They were found out when the job started, by the name of a channel."""
+    """Wrong limits were found at the start of the job, with the name of a channel."""
     with refused(message):
         make()
 
 
 @pytest.mark.parametrize("ahead", [-1, True, 1.5, "0"])
 def test_a_bad_max_epochs_ahead_is_refused(ahead: Any) -> None:
-    """1.5 epochs would be compared somewhere deep in the engine."""
+    """A limit of 1.5 epochs was compared deep in the engine."""
     with refused(
         f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"
     ):
@@ -168,7 +168,7 @@ def test_a_bad_max_epochs_ahead_is_refused(ahead: Any) -> None:
 
 
 def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
-    """Plain endless data never completes an epoch: held feedback would be held for ever."""
+    """Endless data without epochs never completes an epoch, so the feedback was held forever."""
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
     with refused(
@@ -181,7 +181,7 @@ def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
 
 
 def test_data_of_which_only_a_part_has_epochs_is_refused() -> None:
-    """All of it came in as of epoch 0, and nobody had been told that the stamps were lost."""
+    """All records of the stream entered in epoch 0, and the lost stamps were not reported."""
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
     both = epochs_every(endless, records=5).union(endless)
@@ -192,19 +192,19 @@ def test_data_of_which_only_a_part_has_epochs_is_refused() -> None:
         iterate(flow, untouched, data=[both], max_epochs_ahead=None)
 
 
-# -- what the body gives ---------------------------------------------------------------------------------
+# -- the result of the body ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_as_many_feedback_streams_as_variables(count: int) -> None:
-    """A variable without feedback would hold the loop open for ever."""
+    """A variable without feedback kept the loop open forever."""
     with refused(f"iteration: expected as many feedback streams as variable streams (1), given {count}"):
         iterate(Flow("loop"), lambda variables, data: IterationBodyResult(variables * count, []))
 
 
 @pytest.mark.parametrize(("initial", "feedback"), [(2, 1), (1, 3)])
 def test_feedback_has_the_parallelism_of_its_variable(initial: int, feedback: int) -> None:
-    """Feedback i goes back to head i, subtask by subtask."""
+    """Feedback of another parallelism has no head for each subtask: feedback i returns to head i."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -220,7 +220,7 @@ def test_feedback_has_the_parallelism_of_its_variable(initial: int, feedback: in
 
 
 def test_feedback_that_is_repartitioned_may_have_any_parallelism() -> None:
-    """The head takes the channels of all who feed back."""
+    """Repartitioned feedback was refused, although a head takes the channels of all steps that feed back."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -234,7 +234,7 @@ def test_feedback_that_is_repartitioned_may_have_any_parallelism() -> None:
 
 
 def test_each_part_of_a_union_that_is_fed_back_has_the_parallelism_of_its_variable() -> None:
-    """The widest part hid the others, which were then dealt out without a word."""
+    """The widest part of a union hid the other parts, which were silently rebalanced."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -246,7 +246,7 @@ def test_each_part_of_a_union_that_is_fed_back_has_the_parallelism_of_its_variab
 
 
 def test_termination_criteria_are_refused() -> None:
-    """They end bounded iterations only; here they would be ignored."""
+    """Termination criteria, which end bounded iterations only, were ignored."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         return IterationBodyResult(variables, [], variables[0].map(lambda x: x, name="enough"))
@@ -260,13 +260,13 @@ def test_termination_criteria_are_refused() -> None:
 
 @pytest.mark.parametrize("result", [None, [], ([], [])])
 def test_a_body_that_gives_something_else_is_refused(result: Any) -> None:
-    """A body without its return statement."""
+    """The error for a body without its return statement did not name the missing result."""
     with refused(f"iteration: expected the body to return an IterationBodyResult, given {result!r}"):
         iterate(Flow("loop"), lambda variables, data: result)
 
 
 def test_feedback_and_outputs_from_outside_are_refused() -> None:
-    """A stream from outside knows nothing of the loop's epochs and end."""
+    """A stream from outside has neither the epochs nor the end of the loop, and stalled it."""
     flow = Flow("loop")
     outside = flow.from_items([1], name="outside")
     with refused(
@@ -283,7 +283,7 @@ def test_feedback_and_outputs_from_outside_are_refused() -> None:
 
 
 def test_what_is_no_stream_is_refused_as_feedback_and_output() -> None:
-    """An operator class instead of the stream of its results."""
+    """An operator class in the place of a stream failed inside the engine."""
     with refused("iteration: expected feedback stream 0 to be a Stream, given 7"):
         iterate(Flow("loop"), lambda variables, data: IterationBodyResult([7], []))  # type: ignore[list-item]
     with refused("iteration: expected output stream 0 to be a Stream, given 8"):
@@ -291,7 +291,7 @@ def test_what_is_no_stream_is_refused_as_feedback_and_output() -> None:
 
 
 def test_arguments_count_as_inside() -> None:
-    """Feeding a variable back untouched, or giving data out as it is, is a body too."""
+    """A body that feeds a variable back unchanged, or outputs its data unchanged, was refused."""
     flow = Flow("loop")
     [numbers] = iterate(
         flow, lambda variables, data: IterationBodyResult(variables, data), data=[flow.from_items([1, 2, 3])]
@@ -301,7 +301,7 @@ def test_arguments_count_as_inside() -> None:
     assert seen.items == [1, 2, 3]
 
 
-# -- what happens inside and outside ---------------------------------------------------------------------
+# -- inside and outside of the body ----------------------------------------------------------------------
 
 
 class Both(Operator):
@@ -312,7 +312,7 @@ class Both(Operator):
 
 
 def test_a_stream_from_outside_is_refused_inside_the_body() -> None:
-    """It would never tell the body of an epoch, and hold its watermark back for ever."""
+    """A stream from outside has no epochs, so it held the watermarks of the body back forever."""
     flow = Flow("loop")
     outside = flow.from_items([1], name="outside")
     message = (
@@ -350,7 +350,7 @@ def leaked(flow: Flow) -> Stream:
 
 
 def test_a_stream_of_the_body_is_refused_outside() -> None:
-    """Its epochs and its end mean nothing there; outputs leave by output_streams."""
+    """A stream of the body was used outside, where its epochs and its end have no meaning."""
     flow = Flow("loop")
     inner = leaked(flow)
     with refused(
@@ -367,7 +367,7 @@ def test_a_stream_of_the_body_is_refused_outside() -> None:
 
 
 def test_a_stream_of_one_body_is_refused_as_argument_of_another_iteration() -> None:
-    """The way around the check of the steps: the border itself took whatever it was given."""
+    """The check of steps did not see a stream that goes into the border of another iteration."""
     flow = Flow("loop")
     inner = leaked(flow)
     with refused(
@@ -383,7 +383,7 @@ def test_a_stream_of_one_body_is_refused_as_argument_of_another_iteration() -> N
 
 
 def test_sources_and_sinks_are_refused_inside_the_body() -> None:
-    """The body is called once, to build; a source inside would never get epochs, a sink never a commit."""
+    """The body is called once, to build: a source inside never received epochs, and a sink was never committed."""
     topic = MemoryBroker().topic("results")
     makers: list[tuple[Callable[[Flow, Stream], object], str]] = [
         (
@@ -420,7 +420,7 @@ def test_sources_and_sinks_are_refused_inside_the_body() -> None:
 
 
 def test_a_nested_iteration_is_refused() -> None:
-    """Epochs of epochs: nothing in the engine knows of them."""
+    """The engine has no epochs inside epochs, so a nested iteration stalled."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -441,7 +441,7 @@ def test_a_refused_body_leaves_the_flow_usable() -> None:
 
 
 def test_epochs_in_order_is_refused_where_data_never_completes_an_epoch() -> None:
-    """Everything after epoch 0 would be set aside for ever."""
+    """All records after epoch 0 were set aside forever."""
 
     class InOrder(Both):
         epochs_in_order = True
@@ -475,7 +475,7 @@ class Listening(Both, IterationListener):
 
 
 def test_a_listener_outside_any_iteration_is_refused() -> None:
-    """Its callbacks never came, and what it would have emitted there never came out."""
+    """The callbacks of the listener were never called, so their records were never emitted."""
     message = (
         "step 'listen': expected an IterationListener in the body of an iteration, given Listening outside, where no "
         "epoch ends and no callback comes; add the step in the body, stamp the stream with epochs_every, or set "
@@ -498,7 +498,7 @@ def test_a_listener_outside_any_iteration_is_refused() -> None:
 
 
 def test_a_listener_outside_hears_of_stamped_records() -> None:
-    """Epochs end behind a stamper, too; and a class may say that it also works without any."""
+    """A listener was refused after a stamper, where epochs end, or although its class also works without epochs."""
 
     class Either(Listening):
         needs_epochs = False
@@ -521,7 +521,7 @@ def test_a_listener_outside_hears_of_stamped_records() -> None:
 
 @pytest.mark.parametrize("records", [0, -3, True, 2.0, "5"])
 def test_groups_of_no_records_are_refused(records: Any) -> None:
-    """A stamper that never counts up."""
+    """A stamper with groups of no records never ended an epoch."""
     with refused(f"step 'epochs_every': expected records of at least 1, given {records!r}"):
         epochs_every(Flow("stamps").from_items([]), records=records)
     with refused("epochs_every: expected a stream, given 5"):
@@ -532,7 +532,7 @@ def test_groups_of_no_records_are_refused(records: Any) -> None:
 
 
 def test_outputs_are_a_dict_where_the_body_gives_one() -> None:
-    """Several outputs by position are easily mixed up."""
+    """Outputs with positions instead of names were mixed up."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
@@ -548,7 +548,7 @@ def test_outputs_are_a_dict_where_the_body_gives_one() -> None:
 
 
 def test_one_stream_may_be_feedback_and_several_outputs() -> None:
-    """Each reader has a channel of its own."""
+    """One of several readers of a stream received no records."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -561,7 +561,7 @@ def test_one_stream_may_be_feedback_and_several_outputs() -> None:
 
 
 def test_an_error_in_the_body_names_the_step_and_the_users_line() -> None:
-    """A failure inside a loop is told like any other."""
+    """An error inside a loop did not name the step, as errors outside do."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         inverse = variables[0].map(lambda x: 1 / x, name="inverse")
@@ -574,7 +574,7 @@ def test_an_error_in_the_body_names_the_step_and_the_users_line() -> None:
 
 
 def test_outputs_are_bounded_where_all_inputs_are() -> None:
-    """What follows an endless loop must not wait for its end."""
+    """A step after an endless loop waited for the loop's end."""
     flow = Flow("loop")
     endless = flow.from_source(Endless())
     [bounded] = iterate(flow, untouched, data=[flow.from_items([])])

@@ -1,4 +1,4 @@
-"""What a listener in a loop hears, and when."""
+"""The calls of a listener in a loop, and their order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def count_down(record: int, context: Any, out: Any) -> None:
 def test_every_instance_hears_every_epoch_once_in_order_after_its_records(
     seed: int, ahead: int | None
 ) -> None:
-    """Chained, repartitioned, behind a slow step, with and without records of an epoch."""
+    """A listener missed an epoch, or received it before its records, when it was chained, repartitioned or after a
+    slow step.
+    """
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -86,7 +88,7 @@ def test_every_instance_hears_every_epoch_once_in_order_after_its_records(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_fed_by_data_only_hears_epoch_0_at_the_end_of_the_data_and_then_the_end(seed: int) -> None:
-    """It must neither hold the others back, nor be left without its end."""
+    """A step with data only delayed the callbacks of other steps, or did not receive its end."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -120,7 +122,7 @@ def test_one_fed_by_data_only_hears_epoch_0_at_the_end_of_the_data_and_then_the_
 
 
 def test_one_fed_by_stamped_data_only_hears_the_epochs_of_the_data() -> None:
-    """Two stamped streams of different lengths: whichever ends last, all epochs of both are heard."""
+    """Of two stamped streams of different lengths, the last epochs of the longer one had no callbacks."""
     for lengths in ((2, 5), (5, 2)):
         flow, log = Flow("loop"), Log()
 
@@ -139,7 +141,7 @@ def test_one_fed_by_stamped_data_only_hears_the_epochs_of_the_data() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(seed: int) -> None:
-    """A sum that is emitted at the end would come after its consumer had ended."""
+    """A sum that was emitted at the end arrived after its consumer had ended."""
     flow, log, order = Flow("loop"), Log(), list[str]()
 
     def terminated(name: str, out: Any) -> None:
@@ -188,7 +190,7 @@ def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(s
 
 
 def test_what_is_emitted_on_termination_towards_feedback_is_dropped() -> None:
-    """There is no epoch after the last one."""
+    """Records emitted at termination were fed back, although no epoch follows the last one."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -207,7 +209,7 @@ def test_what_is_emitted_on_termination_towards_feedback_is_dropped() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_loop_without_any_record_ends_with_one_callback(parallelism: int) -> None:
-    """Epoch 0 never ends it; epoch 1 brings nothing."""
+    """A loop without records ended in epoch 0, or waited for records of epoch 1."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -228,7 +230,7 @@ def test_a_loop_without_any_record_ends_with_one_callback(parallelism: int) -> N
 
 
 def test_the_end_of_data_is_heard_at_its_own_end_while_another_stream_goes_on() -> None:
-    """Not at the end of the epoch, which endless data never reaches."""
+    """The end of a stream was reported at the end of its epoch, which endless data never reaches."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -253,7 +255,7 @@ def test_the_end_of_data_is_heard_at_its_own_end_while_another_stream_goes_on() 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("stamped", [False, True])
 def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: bool) -> None:
-    """The last partial report of a worker went out with an epoch that was complete already, and was not counted."""
+    """The last partial report of a worker was sent with an epoch that was already complete, and was not counted."""
     flow, log = Flow("loop"), Log()
 
     def at_end(name: str, out: Any) -> None:
@@ -283,7 +285,7 @@ def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: 
 
 
 async def test_what_is_emitted_at_a_late_end_of_stamped_data_goes_round() -> None:
-    """All epochs of the data were complete when it was drained: the loop ended at once, without the last report."""
+    """All epochs of the data were complete when the job was drained, and the loop ended without the last report."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -306,7 +308,7 @@ async def test_what_is_emitted_at_a_late_end_of_stamped_data_goes_round() -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_data_that_is_fed_back_only_at_its_end_goes_round(seed: int) -> None:
-    """A step fed by data alone: its end, its callback and its feedback are all there is."""
+    """A step with data only lost its end, its callback or its feedback, which are its only calls."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -335,7 +337,7 @@ def test_data_that_is_fed_back_only_at_its_end_goes_round(seed: int) -> None:
 
 
 class Picky(Witness):
-    """Wants the inputs that ``wishes`` tells, in turn: one wish for each record."""
+    """Wants the inputs that ``wishes`` names, in turn: one wish for each record."""
 
     def __init__(self, log: Log, wishes: Sequence[tuple[str, ...] | None], **options: Any) -> None:
         super().__init__(log, **options)
@@ -354,7 +356,7 @@ class Picky(Witness):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_records_come_from_the_wanted_input_only(seed: int) -> None:
-    """A worker that reads examples before the parameters are there learns with the wrong ones."""
+    """A worker read examples before the parameters had arrived, and learned with the wrong ones."""
     flow, log = Flow("loop"), Log()
     wishes = [("left",), ("left",), ("right",), ("left",), None]
 
@@ -375,7 +377,7 @@ def test_records_come_from_the_wanted_input_only(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_where_only_ended_inputs_are_wanted_all_are_read(seed: int) -> None:
-    """Workers whose partitions are uneven waited for ever for data of the shorter one."""
+    """Workers with uneven partitions waited forever for data of the shorter partition."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -408,7 +410,7 @@ class InOrder(Picky):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_epochs_in_order_means_no_record_before_its_turn(seed: int, parallelism: int) -> None:
-    """Asynchronous feedback and stamped data run ahead by as much as they like."""
+    """Asynchronous feedback and stamped data are ahead of their epoch, and were handled too early."""
     flow, log = Flow("loop"), Log()
     wishes: list[tuple[str, ...] | None] = [("data",), None]
     if parallelism == 1:
@@ -438,7 +440,7 @@ def test_epochs_in_order_means_no_record_before_its_turn(seed: int, parallelism:
 
 
 def test_at_termination_the_rest_is_handled_in_epoch_order_before_terminated() -> None:
-    """What a timer or the end of an input sent into epochs that have no callback any more."""
+    """Records from a timer or the end of an input, in epochs without a callback, came after the termination."""
     flow, log = Flow("loop"), Log()
 
     def ahead(epoch: int, context: Any, out: Any) -> None:

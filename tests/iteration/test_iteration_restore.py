@@ -1,4 +1,4 @@
-"""A loop goes on from a snapshot as if nothing had happened, whenever it was taken."""
+"""A restored loop has the same results as an undisturbed one, with a snapshot at any moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamiter.runtime.checkpointing.commit import JobSnapshot
 
 
 def going_round(flow: Flow, initial: Stream, data: list[Stream], ahead: int | None, seed: int) -> Any:
-    """Each record is a number and how often it still goes round; all that come by are collected."""
+    """Each record is a number and its remaining rounds; the outputs of all rounds are collected."""
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         every = variables[0].rebalance().union(*(stream.rebalance() for stream in entered))
@@ -43,7 +43,9 @@ def rounds(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """Some ended while the barrier was on its way: after the restore their consumers waited for them for ever."""
+    """Steps that ended while the barrier was in transit were restored as open, and their consumers waited for them
+    forever.
+    """
     items = [(number, number % 4) for number in range(9)]
     initial = [(100 + number, number % 3) for number in range(5)]
 
@@ -60,7 +62,7 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
             await asyncio.sleep(0)
         try:
             snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # It has ended.
+        except ConfigurationError:  # The job has ended.
             return
         await job.stop("abort")
         flow, passed = made()
@@ -73,7 +75,7 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
 
 @pytest.mark.parametrize("records", [2, 3, 12])
 async def test_data_that_is_held_at_the_entrance_when_its_source_has_ended(records: int) -> None:
-    """The end lay behind data of an epoch that never came, and the barrier waited for that end."""
+    """The end was queued after data of an epoch that never came, and the barrier waited for that end."""
     items = [(number, 0) for number in range(records)]
 
     def made() -> tuple[Flow, Any]:

@@ -1,4 +1,4 @@
-"""Loops through topics whose process is killed while feedback is under way: nothing is lost, nothing comes twice."""
+"""Loops through topics are killed while feedback is in transit: no record is lost or doubled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from streamiter.topics import Topic
 PROGRAM = Path(__file__).with_name("topic_loop_program.py")
 KILLS = 2
 TOKENS, MOST = 40, 100
-# Far above what anything here takes on a busy machine.
+# The limit is far above any duration here on a busy machine.
 DEADLINE_S = 120.0
 
 
@@ -51,20 +51,19 @@ async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]
 
 
 async def caught_circling(options: Options, process: asyncio.subprocess.Process) -> None:
-    """Until the last checkpoint was taken while something was fed back, or the process has ended."""
+    """Wait until the last checkpoint contains feedback in transit, or the process has ended."""
     store = DirectoryStore(options.folder)
     async with asyncio.timeout(DEADLINE_S):
         while process.returncode is None:
-            with contextlib.suppress(
-                CheckpointError
-            ):  # A newer one has taken the place of what was to be read.
+            # A newer checkpoint may have replaced the one to be read.
+            with contextlib.suppress(CheckpointError):
                 if await logged_in_last(store, options.flow):
                     return
             await asyncio.sleep(0)
 
 
 async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Process) -> None:
-    """Until so many more records are in the topic, or the process has ended."""
+    """Wait until the topic has ``records`` more records, or the process has ended."""
     until = await end_of(loop) + records
     async with asyncio.timeout(DEADLINE_S):
         while process.returncode is None and await end_of(loop) < until:
@@ -73,14 +72,14 @@ async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Proces
 
 @pytest.mark.parametrize(
     ("make_topic", "kind"),
-    # Each kind once: what both topics do for each of them is tested without a kill, in far less time.
+    # Each kind runs once: tests without a kill, which are much faster, cover both topics for each kind.
     [("sqlite", "synchronous"), ("sqlite", "asynchronous"), ("kafka", "one ahead"), ("kafka", "unbounded")],
     indirect=["make_topic"],
 )
 async def test_a_loop_that_is_killed_ends_as_if_nothing_had_been(
     make_topic: MakeTopic, kind: Kind, tmp_path: Path
 ) -> None:
-    """What lay in the topic when the process died came back never, or twice."""
+    """Feedback that was in the topic when the process died was lost or came twice."""
     chance = random.Random(KINDS.index(kind))
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     options = Options(

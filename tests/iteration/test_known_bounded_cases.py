@@ -1,4 +1,4 @@
-"""Cases whose results are known from the reference implementation: the bounded ones."""
+"""Bounded cases with results known from the reference implementation."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ GOES_ON = "goes on"
 
 
 class Reduce(Operator, IterationListener):
-    """The sum of the records of each round; records of the rounds before the last are fed on.
+    """Emits the sum of the records of each round, and feeds the records of the rounds before the last back.
 
-    Synchronously: in the callback, with the sum of the round. Asynchronously: at once, each with the sum so far.
+    A synchronous one does so in the callback, with the sum of the round; an asynchronous one at once, with each sum so
+    far.
     """
 
     def __init__(self, max_round: int, *, synchronous: bool, rounds: int | None = None) -> None:
@@ -82,7 +83,7 @@ class Reduce(Operator, IterationListener):
 
 
 class SumOfRound(Operator, IterationListener):
-    """The sum of the data of one round; the variable, which is the number of the round, goes on raised by one."""
+    """Emits the sum of the data of one round; the variable, the number of the round, is fed back plus one."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -185,7 +186,7 @@ LIMITS = [ChannelLimits(records=1), ChannelLimits(records=2), ChannelLimits(reco
 
 @pytest.mark.parametrize("seed", range(4))
 def test_data_is_summed_in_each_round_synchronously(seed: int) -> None:
-    """Every callback must come after all records of its round, from four instances through a keyed exchange."""
+    """A callback came before the records of its round from four instances behind a keyed exchange."""
     flow, [outputs] = reduced(seed, max_round=4, synchronous=True)
     run(flow, seed=seed, limits=LIMITS[seed])
     assert outputs.items == [*each_round(5), "terminated"]
@@ -193,7 +194,7 @@ def test_data_is_summed_in_each_round_synchronously(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 1), (2, None), (3, 0), (0, None)])
 def test_criteria_stop_after_four_rounds(seed: int, ahead: int | None) -> None:
-    """Feedback would go on for forty rounds; four callbacks were asked for, and four it must be."""
+    """Criteria did not stop the loop, whose feedback would last forty rounds, after four callbacks."""
     flow, [outputs] = reduced(seed, max_round=40, synchronous=True, rounds=4, ahead=ahead)
     run(flow, seed=seed, limits=LIMITS[seed])
     assert outputs.items == [*each_round(4), "terminated"]
@@ -201,7 +202,7 @@ def test_criteria_stop_after_four_rounds(seed: int, ahead: int | None) -> None:
 
 @pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 2), (3, None)])
 def test_data_is_summed_in_each_round_asynchronously(seed: int, ahead: int | None) -> None:
-    """Records that overtake the rounds of others are counted in their own."""
+    """Records that overtook records of earlier rounds were counted in another round."""
     flow, [outputs] = reduced(seed, max_round=4, synchronous=False, ahead=ahead)
     run(flow, seed=seed, limits=LIMITS[seed])
     assert outputs.items[-1] == "terminated"
@@ -212,7 +213,7 @@ def test_data_is_summed_in_each_round_asynchronously(seed: int, ahead: int | Non
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 def test_replayed_data_is_summed_per_round(seed: int, memory_bytes: int) -> None:
-    """Each round has an operator of its own: a sum kept from the round before would double it."""
+    """A sum from the round before doubled the sum of the next round."""
     flow, [sums] = per_round(seed, rounds=5, memory_bytes=memory_bytes)
     run(flow, seed=seed, limits=LIMITS[seed])
     assert sums.items == each_round(5)
@@ -220,7 +221,7 @@ def test_replayed_data_is_summed_per_round(seed: int, memory_bytes: int) -> None
 
 @pytest.mark.parametrize("seed", range(4))
 def test_per_round_and_all_round_steps_side_by_side(seed: int) -> None:
-    """Two variables, two data streams, one replayed: neither part may end the other early."""
+    """With two variables and two data streams, one replayed, one part ended the other too early."""
     flow, [sums, outputs] = mixed(seed)
     run(flow, seed=seed, limits=LIMITS[seed])
     assert sums.items == each_round(6)
@@ -235,12 +236,12 @@ def records_in(job: Job, *steps: str) -> int:
 
 
 async def fail_after(make: Callable[[], tuple[Flow, Any]], records: int, steps: tuple[str, ...]) -> list[Any]:
-    """Abort a job after so many records and go on from its last snapshot; what was collected in the end."""
+    """Abort a job after this number of records, restore its last snapshot, and return the collected outputs."""
     flow, _ = make()
     job = await flow.start(channel_limits=ChannelLimits(records=20))
     async with asyncio.timeout(PATIENCE_S):
         while records_in(job, *steps) < records:
-            for _ in range(10):  # Statistics take longer than a turn.
+            for _ in range(10):  # Statistics take longer than one turn.
                 await asyncio.sleep(0)
         snapshot = await job.snapshot()
     await job.stop("abort")
@@ -255,7 +256,7 @@ async def fail_after(make: Callable[[], tuple[Flow, Any]], records: int, steps: 
 def test_after_a_failure_on_the_feedback_path_every_round_sums_up(
     records: int, ahead: int | None, synchronous: bool
 ) -> None:
-    """A record that was on its way back when the barrier passed was lost, or counted twice."""
+    """A record that was on the feedback path when the barrier passed was lost or counted twice."""
 
     def make() -> tuple[Flow, list[Collected]]:
         return reduced(records, max_round=4, synchronous=synchronous, ahead=ahead)
@@ -270,7 +271,7 @@ def test_after_a_failure_on_the_feedback_path_every_round_sums_up(
 @pytest.mark.parametrize("records", [0, 250, 1_000, 1_531, 2_000, 2_719, 3_975])
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
 def test_after_a_failure_in_the_replayed_data_every_round_sums_up(records: int, memory_bytes: int) -> None:
-    """The replay began again from its first record, or went on with what it had not kept."""
+    """The replay started again from its first record, or continued with records that it had not kept."""
 
     def make() -> tuple[Flow, list[Collected]]:
         return per_round(records, rounds=4, memory_bytes=memory_bytes)
@@ -281,7 +282,7 @@ def test_after_a_failure_in_the_replayed_data_every_round_sums_up(records: int, 
 
 @pytest.mark.parametrize("records", [0, 500, 2_250, 4_750])
 def test_after_a_failure_both_parts_of_a_mixed_body_sum_up(records: int) -> None:
-    """A round that was under way at the barrier began anew beside an all-round step that went on."""
+    """An unfinished round of the per-round part started again, while the all-round part continued."""
     sums, outputs = run_shuffled(fail_after(lambda: mixed(records), records, ("reduce",)), records)
     assert sums == each_round(6)
     assert outputs == [*each_round(6), "terminated"]

@@ -1,4 +1,4 @@
-"""Cases whose results are known from the reference implementation: the unbounded ones."""
+"""Unbounded cases with results known from the reference implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamiter import (
 
 
 class Reduce(Operator, IterationListener):
-    """The sum of the records of each round; records of the rounds before the last are fed on."""
+    """Emits the sum of the records of each round, and feeds the records of the rounds before the last back."""
 
     def __init__(self, max_round: int) -> None:
         self._max_round = max_round
@@ -64,7 +64,7 @@ def last_sums(outputs: list[Any]) -> dict[int, int]:
     [pytest.param(lambda s: s, id="as they are"), pytest.param(lambda s: s.broadcast(), id="broadcast")],
 )
 def test_variables_that_end_are_summed_in_two_rounds(seed: int, through: Callable[[Stream], Stream]) -> None:
-    """Every record is counted once in each round; the end comes when nothing circulates any more."""
+    """A record was counted twice in a round, or the loop ended with records in it."""
     flow = Flow("loop")
     [outputs] = iterate_unbounded_streams([sequence(flow, seed)], [nothing(flow)], reducing(through))
     collected = outputs.collect()
@@ -77,7 +77,7 @@ def test_variables_that_end_are_summed_in_two_rounds(seed: int, through: Callabl
 
 @pytest.mark.parametrize("seed", range(3))
 def test_data_that_ends_is_summed_in_two_rounds(seed: int) -> None:
-    """Without one initial variable the data alone must bring the loop to its end."""
+    """A loop without initial variables did not end at the end of its data."""
     flow = Flow("loop")
     [outputs] = iterate_unbounded_streams([nothing(flow)], [sequence(flow, seed)], reducing(lambda s: s))
     collected = outputs.collect()
@@ -88,7 +88,7 @@ def test_data_that_ends_is_summed_in_two_rounds(seed: int) -> None:
 
 
 async def test_data_that_never_ends_gives_the_same_and_the_job_goes_on() -> None:
-    """An unbounded iteration lives as long as its input."""
+    """An unbounded iteration ended before its input."""
     flow = Flow("loop")
     data = sequence(flow, 1, ends=False)
     [outputs] = iterate_unbounded_streams([nothing(flow)], [data], reducing(lambda s: s))
@@ -104,7 +104,7 @@ async def test_data_that_never_ends_gives_the_same_and_the_job_goes_on() -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_data_that_leaves_by_a_side_output_comes_out_in_order(seed: int) -> None:
-    """The variables are fed back untouched, and there are none: it ends."""
+    """A loop without variables did not end, or its side output came in another order."""
 
     class ToSide(Operator):
         def process(self, record: int, out: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ``job.statistics()`` tells of a loop while it runs."""
+"""The statistics of a loop while it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loop_of(job: Job) -> LoopStatistics:
 
 
 async def test_epochs_reached_and_records_that_a_head_keeps_for_later() -> None:
-    """A loop waited for the slower of its variables, and nothing said in which epoch it stood."""
+    """A loop waited for the slower of its variables, and the statistics did not show its epoch."""
     flow, opened = Flow("loop"), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -56,7 +56,7 @@ async def test_epochs_reached_and_records_that_a_head_keeps_for_later() -> None:
 
 
 class FeedsMuchBack(Operator):
-    """Eight records of a kilobyte for the first one; then it is slow."""
+    """Emits eight records of a kilobyte for the first record, and then waits until it is opened."""
 
     def __init__(self, opened: asyncio.Event) -> None:
         self._opened = opened
@@ -71,7 +71,7 @@ class FeedsMuchBack(Operator):
 
 
 async def test_feedback_that_waits_in_memory_and_on_disk_with_its_peaks() -> None:
-    """The disk filled up; which loop it was could not be seen, and afterwards not that it had been one."""
+    """The disk filled up, and the statistics did not show which loop filled it, either then or later."""
     flow, opened = Flow("loop"), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

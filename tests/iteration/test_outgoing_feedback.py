@@ -1,4 +1,4 @@
-"""What waits to be fed back goes into a topic together: in few records, and in few writes."""
+"""Waiting feedback is joined: it goes into a topic in few records and few writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRODUCERS, HEADS = 3, 2
 
 
 class Counting(TopicWriter):
-    """Passes all on and counts how many records of the topic each call brought."""
+    """Passes all calls on and counts the records of each write."""
 
     def __init__(self, inner: TopicWriter) -> None:
         self._inner = inner
@@ -42,7 +42,7 @@ class Counting(TopicWriter):
 
 
 class Fed:
-    """Outlets of some producers to some heads, each with a partition, and what the pump makes of them."""
+    """Outlets of some producers to some heads, each with a partition, and a pump for the outlets."""
 
     def __init__(self, directory: Path) -> None:
         self.topic = MemoryBroker().topic("loop")
@@ -74,7 +74,7 @@ class Fed:
         await self.pump.run()
 
     async def written(self) -> dict[tuple[int, int], list[tuple[Message, Batch]]]:
-        """By producer and head: the headers and records of what is in the topic, but for the starts."""
+        """Return the headers and records in the topic by producer and head, without the starts."""
         reader = await self.topic.open_reader(ReadRequest(stop="latest"))
         found: dict[tuple[int, int], list[tuple[Message, Batch]]] = {}
         while (batch := await reader.read()) is not None:
@@ -93,7 +93,7 @@ def fed(tmp_path: Path) -> Fed:
 
 
 async def test_small_batches_that_wait_become_one_record_of_the_topic(fed: Fed) -> None:
-    """As records of their own they would come back as small, and be cut again."""
+    """Each small batch became a separate record of the topic, and returned as small as before."""
     await fed.open()
     for outlet in fed.outlets:
         for number in range(1_000):
@@ -106,7 +106,7 @@ async def test_small_batches_that_wait_become_one_record_of_the_topic(fed: Fed) 
 
 
 async def test_all_that_waits_is_one_write_for_each_partition(fed: Fed) -> None:
-    """A write for each queue gave the subtasks a turn in between: what they fed back then was the smaller."""
+    """A write for each queue gave the subtasks a turn between writes, in which they fed smaller batches back."""
     writer = await fed.open()
     assert (writer.writes, writer.flushes) == ([PRODUCERS] * HEADS, 1)  # the starts
     for outlet in fed.outlets:
@@ -118,7 +118,7 @@ async def test_all_that_waits_is_one_write_for_each_partition(fed: Fed) -> None:
 
 
 async def test_what_comes_while_a_write_is_stored_is_joined(fed: Fed) -> None:
-    """A pump that ran ahead of a slow topic would write each batch as it comes, so that none waits for another."""
+    """A pump that did not wait for a slow topic wrote each batch alone, instead of joining waiting batches."""
     writer = await fed.open()
     stored, is_storing = asyncio.Event(), asyncio.Event()
     store = writer.flush
@@ -144,7 +144,7 @@ async def test_what_comes_while_a_write_is_stored_is_joined(fed: Fed) -> None:
 
 
 async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: Fed) -> None:
-    """Only neighbours of one epoch and type may become one: what lies between them must not be overtaken."""
+    """Batches of different epochs or types were joined, or overtook a control record between them."""
     await fed.open()
     [outlet, *_] = fed.outlets
     batches: list[tuple[int, Batch]] = [
@@ -172,18 +172,18 @@ async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: F
         ("watermark", 1, []),
         ("data", 2, [8.0, 9.0]),
     ]
-    start = 1  # of the run, written before
+    start = 1  # The first record of the run is its start, which was written before.
     assert [message.sequence for message, _ in entries] == list(range(start, start + len(entries)))
 
 
 async def test_a_write_is_bounded_and_all_outlets_have_their_turn(fed: Fed) -> None:
-    """Feedback that waits on disk, because memory is not given to it, must not come back for one write."""
+    """Feedback that waited on disk, to save memory, was read back into memory for one write."""
     writer = await fed.open()
     for outlet in fed.outlets:
         for epoch in range(4):
             outlet.channel.put(DataBatch(np.zeros(50_000), epoch + 1))
     await fed.write_all()
-    # 400 kB each: no write call holds more than a megabyte and the batch that went past it.
+    # An outlet's batch has 400 kB: no write call holds more than a megabyte and the batch that exceeded it.
     assert writer.flushes > len(fed.outlets)
     assert max(writer.writes[HEADS:]) <= 3
     written = await fed.written()

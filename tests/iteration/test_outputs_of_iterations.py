@@ -1,4 +1,4 @@
-"""Output streams leave an iteration without a step of their own: their epochs end with the body."""
+"""Output streams leave an iteration without an additional step, and without epochs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = range(3)
 
 
 def counted_to(limit: int, flow: Flow, *, parallelism: int = 1, repartition: str | None = None) -> Stream:
-    """The output of a loop that counts to ``limit``."""
+    """Return the output of a loop that counts to ``limit``."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         raised = variables[0].map(lambda n: n + 1, name="raise")
@@ -33,7 +33,7 @@ def counted_to(limit: int, flow: Flow, *, parallelism: int = 1, repartition: str
 
 
 class Epochs(Operator):
-    """Emits the epoch that it has for each record."""
+    """Emits the epoch of each record with the record."""
 
     def open(self, context: Any) -> None:
         self.context = context
@@ -44,7 +44,7 @@ class Epochs(Operator):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_outside_there_are_no_epochs_and_no_step_that_passes_records_on(seed: int) -> None:
-    """A step outside would take the epochs of the loop for those of its own data."""
+    """A step outside took the epochs of the loop for epochs of its own data."""
     flow = Flow("count")
     seen = counted_to(3, flow).process(Epochs).collect()
     assert [step.name for step in flow.steps] == [
@@ -65,7 +65,7 @@ def test_outside_there_are_no_epochs_and_no_step_that_passes_records_on(seed: in
 def test_a_repartitioned_output_is_shared_out_at_the_parallelism_of_the_body(
     repartition: str, copies: bool, parallelism: int, seed: int
 ) -> None:
-    """The next step may have another parallelism, and would receive another number of copies."""
+    """A next step of another parallelism received another number of copies."""
     flow = Flow("count")
     output = counted_to(1, flow, parallelism=parallelism, repartition=repartition)
     seen = output.map(lambda n: n, parallelism=3).collect()
@@ -75,7 +75,7 @@ def test_a_repartitioned_output_is_shared_out_at_the_parallelism_of_the_body(
 
 
 def test_a_listener_outside_is_refused() -> None:
-    """No epoch ends outside, although the step before it is in the body."""
+    """A listener after the loop was accepted, although no epoch ends outside the body."""
 
     class Listener(Operator, IterationListener):
         def process(self, record: int, out: Any) -> None: ...
@@ -85,7 +85,7 @@ def test_a_listener_outside_is_refused() -> None:
 
 
 def test_outputs_are_outside_and_streams_of_the_body_are_not() -> None:
-    """Both come from the same step."""
+    """An output and a stream of the body, which come from the same step, were not distinguished."""
     flow = Flow("count")
     kept: list[Stream] = []
 
@@ -102,7 +102,7 @@ def test_outputs_are_outside_and_streams_of_the_body_are_not() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dead_letters_of_a_body_are_written_outside(seed: int) -> None:
-    """Their sink would be a step of the loop, which no sink may be."""
+    """The sink of dead letters became a step of the loop, where sinks are refused."""
     from streamiter.topics import MemoryBroker
 
     letters = MemoryBroker().topic("letters")

@@ -1,4 +1,4 @@
-"""Progress of a loop, against its definition worked out anew from everything that was reported."""
+"""The progress of a loop, compared with its definition, applied to all reports again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamiter.iteration.progress import Completed, Decision, Ended, EndReason,
 
 
 class History:
-    """All that was reported, and what follows from it by the words of the definition."""
+    """All reports, and the decisions that follow from them by the definition."""
 
     def __init__(self, heads: int, entrances: int, criteria_heads: int = 0) -> None:
         self.received: list[list[int]] = [[] for _ in range(heads)]
-        """For each head the feedback records of epoch 0, 1, 2, …"""
+        """The feedback records of epoch 0, 1, 2, … for each head."""
         self.criteria: list[list[int]] = [[] for _ in range(criteria_heads)]
-        """For each head of the criteria stream the same of its records."""
+        """The criteria records of epoch 0, 1, 2, … for each head of the criteria stream."""
         self.passed = [-1.0] * entrances
         self.data_epochs = [0]
         self.is_drained = False
@@ -30,7 +30,7 @@ class History:
         return sum(not isinstance(decision, ReleasedEpoch) for decision in self.decided) - 1
 
     def counts(self, head: int) -> list[int]:
-        """What a head has reported; those of the criteria stream have the numbers behind the others."""
+        """Return the reports of a head; the numbers of criteria heads follow those of the other heads."""
         return [*self.received, *self.criteria][head]
 
     def follows(self) -> list[Decision]:
@@ -49,7 +49,7 @@ class History:
         return new
 
     def end_reason(self) -> EndReason | None:
-        """Why it has ended, worked out from what the last epoch brought."""
+        """Return the reason of the end, found from the records of the last epoch."""
         last = self.decided[-1] if self.decided else None
         if not isinstance(last, Ended):
             return None
@@ -62,12 +62,12 @@ class History:
         return EndReason.NO_FEEDBACK_DESPITE_CRITERIA if criteria else EndReason.NO_FEEDBACK
 
     def rounds(self) -> list[tuple[int, int]]:
-        """The complete epochs that brought feedback, and how much."""
+        """Return the complete epochs with feedback, and the number of records in each."""
         sums = [sum(counts[epoch] for counts in self.received) for epoch in range(self.last_complete + 1)]
         return [(epoch, fed_back) for epoch, fed_back in enumerate(sums) if fed_back]
 
     def awaited(self) -> tuple[list[int], list[int]]:
-        """The heads and entrances that hold the next epoch up."""
+        """Return the heads and entrances that the next epoch waits for."""
         epoch = self.last_complete + 1
         heads = [*self.received, *self.criteria]
         return (
@@ -97,7 +97,7 @@ def reports(random: Random) -> Reports:
 
 @random_examples(reports)
 def test_decisions_are_those_of_the_definition_after_every_report(given_: Reports) -> None:
-    """An epoch that is complete too early loses a callback, one too late stops the loop, an end too early records."""
+    """A callback was lost because an epoch completed too early, or the loop stalled or ended too early."""
     heads, entrances, criteria, steps = given_
     progress, history = LoopProgress(heads, entrances, criteria), History(heads, entrances, criteria)
     for kind, who, number in steps:
@@ -112,7 +112,7 @@ def test_decisions_are_those_of_the_definition_after_every_report(given_: Report
             history.data_epochs.append(int(history.passed[entrance]))
             decisions = progress.entrance_passed(entrance, int(history.passed[entrance]))
         elif kind == "ended" and history.passed[who % entrances] < math.inf:
-            # What is emitted on hearing of the end belongs at the latest to the epoch after those passed.
+            # A record emitted at the end of an input belongs at the latest to the epoch after the passed ones.
             history.data_epochs.append(int(history.passed[who % entrances]) + 1)
             history.passed[who % entrances] = math.inf
             decisions = progress.entrance_ended(who % entrances)
@@ -134,7 +134,7 @@ def rounds_of(progress: LoopProgress) -> list[tuple[int, int]]:
 
 
 def test_of_old_rounds_only_the_last_thousand_runs_are_told() -> None:
-    """A loop of months whose rounds bring now more and now less grew by 100 bytes a round."""
+    """A loop whose rounds alternate between few and many records grew by 100 bytes in each round for months."""
     progress = LoopProgress(heads=1, entrances=0)
     for epoch in range(1_502):
         progress.head_received(0, epoch=epoch, count=epoch % 2 + 1 if epoch else 0)
@@ -142,7 +142,7 @@ def test_of_old_rounds_only_the_last_thousand_runs_are_told() -> None:
 
 
 def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
-    """The heads report again what they had received: the loop would end twice."""
+    """The heads report their received epochs again, and the loop ended twice."""
     progress = LoopProgress(heads=1, entrances=0)
     progress.resume_after(released=2, complete=2, ended_in=2)
     assert progress.all_reported() == []
@@ -150,7 +150,7 @@ def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
 
 
 def test_heads_of_two_variables_are_aligned_together() -> None:
-    """Parallelism 2 and 3 are five heads: the fifth report decides, not the second or the third."""
+    """The second or third of five heads, of variables with parallelism 2 and 3, decided instead of the fifth."""
     progress = LoopProgress(heads=5, entrances=0)
     for epoch, counts, expected in (
         (0, [0, 0, 0, 0, 0], Completed(0)),
@@ -162,7 +162,7 @@ def test_heads_of_two_variables_are_aligned_together() -> None:
 
 
 def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
-    """Records of the criteria stream were counted as feedback: a loop without any went on for ever."""
+    """Records of the criteria stream counted as feedback, and a loop without feedback never ended."""
     for fed_back, criteria, expected in ((3, 0, Ended(2)), (0, 5, Ended(2)), (3, 5, Completed(2))):
         progress = LoopProgress(heads=1, entrances=0, criteria_heads=2)
         for epoch, counts in ((0, (0, 0, 0)), (1, (2, 1, 0)), (2, (fed_back, 0, criteria))):
@@ -174,7 +174,7 @@ def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
 
 
 def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -> None:
-    """Its first records would not even have been handled once."""
+    """A loop that was drained in epoch 0 ended before its first records were handled once."""
     progress = LoopProgress(heads=1, entrances=1)
     progress.end_soon()
     assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0)]
@@ -183,7 +183,7 @@ def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -
 
 
 def test_a_head_that_is_finished_holds_nobody_back() -> None:
-    """Nothing is fed back to one of two variables any more, and the other waited for it."""
+    """One of two variables had no more feedback, and the other waited for it."""
     progress = LoopProgress(heads=2, entrances=0)
     assert progress.head_finished(1) == []
     assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0), Completed(0)]
@@ -192,7 +192,7 @@ def test_a_head_that_is_finished_holds_nobody_back() -> None:
 
 
 def test_a_loop_ends_when_nothing_can_be_fed_back_to_any_head() -> None:
-    """All feedback topics have ended: no head reports an epoch any more, and the loop waited for one that does."""
+    """All feedback topics had ended, and the loop waited for a report of a head."""
     progress = LoopProgress(heads=2, entrances=0)
     assert progress.head_finished(0) == []
     assert progress.head_finished(1) == [ReleasedEpoch(0), Completed(0), ReleasedEpoch(1), Ended(1)]
@@ -200,7 +200,7 @@ def test_a_loop_ends_when_nothing_can_be_fed_back_to_any_head() -> None:
 
 
 def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> None:
-    """Found at once it is a bug report; found later it is a loop that hangs."""
+    """A wrong report was found only when the loop stalled, and not at once, as a bug in the engine."""
     progress = LoopProgress(heads=1, entrances=1)
     progress.head_received(0, epoch=0, count=0)
     for epoch in (0, 2):
@@ -209,7 +209,7 @@ def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> Non
 
 
 def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
-    """The first head's old report made an epoch complete that another had records of."""
+    """The first head's old report completed an epoch with records at another head."""
     progress = LoopProgress(heads=2, entrances=1)
     progress.resume_after(released=4, complete=3, ended_in=None)
     assert progress.entrance_ended(0) == []

@@ -1,6 +1,6 @@
-"""Bodies made at random under schedules made at random, with channels that hold one to three records.
+"""Random bodies under random schedules, with channels of one to three records.
 
-Every record counts down once a round, so what comes out is known whatever the body looks like.
+Every record counts down once a round, so the results are known for every body.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEN = OutputTag("seen")
 
 
 class CountDown(Operator, IterationListener):
-    """A record k goes on as k − 1 until it is 0, and is shown with its epoch; callbacks must be in order."""
+    """Emits each record k with its epoch, and feeds it back as k − 1 until it is 0; checks the order of callbacks."""
 
     def __init__(self, *, keep_until_callback: bool) -> None:
         self._keep = keep_until_callback
@@ -65,7 +65,7 @@ class CountDown(Operator, IterationListener):
 
 
 class Pass(Operator):
-    """Hands on whatever comes, from one input or two."""
+    """Passes every batch of one or two inputs on."""
 
     def process_batch(self, batch: Any, out: Any) -> None:
         out.emit_batch(batch)
@@ -74,14 +74,14 @@ class Pass(Operator):
 
 
 class PassKeyed(Operator):
-    """Hands on record by record."""
+    """Passes each record on."""
 
     def process(self, record: int, out: Any) -> None:
         out.emit(record)
 
 
 def step(stream: Stream, chosen: random.Random) -> Stream:
-    """One of the ways to get a record from here to there."""
+    """Add a random step that passes all records on."""
     parallelism = chosen.randint(1, 3)
     ways: list[Callable[[], Stream]] = [
         lambda: stream.map(lambda x: x),
@@ -106,12 +106,12 @@ def steps(stream: Stream, chosen: random.Random) -> Stream:
 
 
 def expected(starts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What a record k of epoch e shows: (k, e), (k − 1, e + 1), … (0, e + k)."""
+    """Return the outputs of records k of epoch e: (k, e), (k − 1, e + 1), … (0, e + k)."""
     return sorted((start - done, epoch + done) for start, epoch in starts for done in range(start + 1))
 
 
 def check_body(seed: int) -> None:
-    """One body, one schedule: it ends, and every record was shown in its epoch."""
+    """Check that one body under one schedule ends, and every record was emitted in its epoch."""
     chosen = random.Random(seed)
     flow = Flow("loop")
     variables = [chosen.randint(0, 5) for _ in range(chosen.randint(0, 12))]
@@ -155,11 +155,11 @@ def check_body(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: int) -> None:
-    """A deadlock, a lost or doubled record, or an epoch too early, in an arrangement that nobody had thought of."""
+    """An untested arrangement had a deadlock, a lost or doubled record, or an epoch that completed too early."""
     check_body(seed)
 
 
 @pytest.mark.soak
 def test_bodies_and_schedules_never_seen_before_end_as_well(for_each_soak_seed: ForEachSeed) -> None:
-    """The arrangement that deadlocks is the one in ten thousand."""
+    """Only one arrangement in ten thousand had a deadlock."""
     for_each_soak_seed(check_body)

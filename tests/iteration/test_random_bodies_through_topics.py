@@ -1,4 +1,4 @@
-"""Random bodies under random schedules: through topics they give what they give in memory."""
+"""Random bodies under random schedules: loops through topics have the same results as in memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from streamiter.topics import MemoryBroker
 RARELY_S = 100.0
 
 VARIABLES_MAX = 3
-"""More than any body has."""
+"""No body has more variables."""
 
 
 class ThroughTopics(Maker):
-    """The same bodies, with every feedback stream in a topic."""
+    """Makes the same bodies, with every feedback stream in a topic."""
 
     def __init__(self, seed: int, broker: MemoryBroker, **options: Any) -> None:
         super().__init__(seed, **options)
@@ -48,7 +48,7 @@ class ThroughTopics(Maker):
 
 
 async def topics(seed: int) -> MemoryBroker:
-    """Any number of partitions that is enough for three heads."""
+    """Create topics with enough partitions for three heads."""
     broker = MemoryBroker()
     for number in range(VARIABLES_MAX):
         await broker.topic(f"loop-{number}").create(partitions=3 + (seed + number) % 4)
@@ -70,7 +70,7 @@ async def through_topics(seed: int) -> MadeBody:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_synchronous_loop_gives_the_same_through_topics(seed: int) -> None:
-    """A watermark that came back before the records of its epoch, from another partition."""
+    """A watermark from one partition returned before the records of its epoch from another partition."""
     check_same_as_in_memory(seed)
 
 
@@ -82,7 +82,7 @@ def check_same_as_in_memory(seed: int) -> None:
 
 
 async def restored(seed: int, turns: int) -> MadeBody | None:
-    """What a job gives that goes on from a snapshot taken after so many turns; None if it had ended."""
+    """Run a job from a snapshot taken after this number of turns; return None if the first job had ended."""
     broker = await topics(seed)
     made = ThroughTopics(seed, broker, ahead=0).make()
     job = await made.flow.start(channel_limits=limits(seed))
@@ -100,7 +100,7 @@ async def restored(seed: int, turns: int) -> MadeBody | None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
-    """Feedback that lay in the topic at the barrier belongs to the log of a head, once."""
+    """Feedback that was in the topic at the barrier was missing in the log of a head, or in it twice."""
     check_any_snapshot(seed)
 
 
@@ -115,14 +115,14 @@ def check_any_snapshot(seed: int) -> None:
 
 
 def lasting(seed: int, broker: MemoryBroker) -> MadeBody:
-    """The same with names that last, for checkpoints: all steps come in the same order each time."""
+    """Return the same body with lasting step names for checkpoints: all steps have the same order each time."""
     flow = Flow("loop")
     with flow.graph.adapting(lambda step: replace(step, has_lasting_name=True)):
         return ThroughTopics(seed, broker, ahead=0).make_in(flow)
 
 
 async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
-    """What a job gives that has crashed some times, after so many turns at most; None if it never did."""
+    """Run a job that crashes several times, each time within this number of turns; return None if it never crashed."""
     broker, store, chance = await topics(seed), MemoryStore(), random.Random(seed)
     for crashes in range(5):
         made = lasting(seed, broker)
@@ -148,7 +148,7 @@ async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loop_through_topics_goes_on_after_any_crashes(seed: int) -> None:
-    """Feedback in the topic behind the last barrier of the dead run came back to the next one."""
+    """Feedback that the dead run had written after its last barrier returned to the next run."""
     check_any_crashes(seed)
 
 
@@ -165,5 +165,5 @@ def check_any_crashes(seed: int) -> None:
 def test_any_loop_through_topics_passes_the_same_checks(
     check: Callable[[int], None], for_each_soak_seed: ForEachSeed
 ) -> None:
-    """The same for arrangements that no other run has had."""
+    """An arrangement that no other run has tested failed one of these checks."""
     for_each_soak_seed(lambda seed: check(seed + 1_000))

@@ -1,4 +1,4 @@
-"""Bounded iterations with bodies and schedules made at random, and channels of one to three records."""
+"""Random bounded iterations under random schedules, with channels of one to three records."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_a_synchronous_loop_gives_does_not_depend_on_the_schedule(seed: int) -> None:
-    """A deadlock, a lost or doubled record, a callback too early, in an arrangement nobody had thought of."""
+    """An untested arrangement had a deadlock, a lost or doubled record, or a callback too early."""
     check_schedules(seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("check", ["schedules", "ahead", "any_moment", "stop"])
 def test_any_loop_passes_the_same_checks(check: str, for_each_soak_seed: ForEachSeed) -> None:
-    """The same for arrangements that no other run has had."""
+    """An arrangement that no other run has tested failed one of these checks."""
     checks = {
         "schedules": check_schedules,
         "ahead": check_ahead,
@@ -51,12 +51,14 @@ def check_schedules(seed: int) -> None:
 
 
 def check_same(free: MadeBody, synchronous: MadeBody) -> None:
-    """What runs ahead has other neighbours, and other callbacks between, but the same records in each epoch."""
+    """Check that feedback that is ahead has the same records in each epoch, with other neighbours and callbacks
+    between.
+    """
     assert free.heard() == synchronous.heard()
     if not free.has_criteria:
         assert free.outputs() == synchronous.outputs()
         return
-    # What had run further than the end is in the output, and what it left over has the epoch of the end.
+    # The output contains records of epochs after the end; records left over at the end have the ending epoch.
     end = max((epoch for entries in synchronous.outputs() for epoch, _ in entries), default=0)
     for of_free, expected in zip(free.outputs(), synchronous.outputs(), strict=True):
         before_end = [entry for entry in expected if entry[0] < end]
@@ -65,7 +67,7 @@ def check_same(free: MadeBody, synchronous: MadeBody) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_feedback_that_runs_ahead_gives_the_same_in_every_round(seed: int) -> None:
-    """A record that overtook its epoch was counted to another one, or its callback came before it."""
+    """A record that overtook its epoch was counted in another one, or its callback came before it."""
     check_ahead(seed)
 
 
@@ -76,7 +78,7 @@ def check_ahead(seed: int) -> None:
 async def snapshot_of(
     made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None
 ) -> JobSnapshot | None:
-    """Taken so many turns of the event loop after the start from ``begin``; None if it had ended by then."""
+    """Take a snapshot this number of turns after the start from ``begin``; return None if the job had ended."""
     job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -94,7 +96,7 @@ async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) 
 
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) -> None:
-    """In the middle of an epoch, of a replay, of a round or of the end: each record and callback once."""
+    """A snapshot in the middle of an epoch, a replay, a round or the end lost or doubled a record or a callback."""
     check_any_moment(seed)
 
 
@@ -119,7 +121,7 @@ def check_any_moment(seed: int) -> None:
 async def stopped(
     made: MadeBody, mode: Literal["suspend", "drain", "abort"], turns: int, schedule: int
 ) -> str:
-    """The state of a job that was stopped so many turns of the event loop after its start."""
+    """Stop a job this number of turns after its start, and return its state."""
     job = await made.flow.start(channel_limits=limits(schedule))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -128,7 +130,7 @@ async def stopped(
 
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_can_be_stopped_at_any_moment(seed: int) -> None:
-    """Drained it goes through its end, suspended it stands where it is; neither may wait for what does not come."""
+    """A drained job did not reach its end, or a suspended job waited for records that did not come."""
     check_stop(seed)
 
 

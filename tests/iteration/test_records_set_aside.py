@@ -1,4 +1,4 @@
-"""What gates set aside at barriers stays within a few channels, in programs and under schedules made at random."""
+"""Records that gates set aside at barriers fill at most a few channels, in random programs under random schedules."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 
 ITEMS = 600
-"""Of each input: far more than all channels of a program hold."""
+"""The number for each input is far above the size of all channels of a program."""
 
 LARGEST_BATCH = 5
-"""Records that ``CutItems`` gives in one batch, and steps here emit in one call: they pass a channel alone."""
+"""The largest batch that ``CutItems`` gives or steps here emit: a batch passes a channel alone."""
 
 
 class Choosy(Operator):
-    """Wants one input for some records, then another, or all; a timer changes it where nothing comes. Slow."""
+    """Wants one input for some records, then another or all; a timer changes the wish if no record comes; is slow."""
 
     def __init__(self, seed: int, names: list[str]) -> None:
         self._seed = seed
@@ -59,7 +59,7 @@ class Choosy(Operator):
 
 
 class Learner(Operator):
-    """Has use for two examples with each model; then it waits for the next."""
+    """Uses two examples with each model, and then waits for the next model."""
 
     def __init__(self) -> None:
         self._examples = 2
@@ -82,7 +82,7 @@ class Learner(Operator):
 
 
 class Program:
-    """A flow made from a seed, and what its learner must have seen in the end."""
+    """A flow made from a seed, and the records that its learner must receive."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -107,7 +107,7 @@ class Program:
         )
 
     def _that_learns(self) -> Stream:
-        """As ``train_online``: the model goes round, examples come from outside."""
+        """Add a loop as `train_online` does: the model is fed back, the examples come from outside."""
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
             examples = self._steps(data[0]).rebalance()
@@ -120,7 +120,7 @@ class Program:
         return seen
 
     def _that_goes_round(self) -> Stream:
-        """What goes round comes to the learner from the head of the loop, where nothing blocks."""
+        """Add a loop whose feedback reaches the learner from the head, which never blocks."""
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
             met = self._choosing({"a": self._steps(variables[0]), "b": data[0]})
@@ -149,21 +149,21 @@ class Program:
         return stream
 
     def check_room(self, job: Job) -> None:
-        """A few channels' worth is set aside; of what is fed back, no more than there is.
+        """Check that few channels are set aside, and of feedback at most all records.
 
-        On the way there are the channels of the hops, that of the entrance, and the last one. Of each there may be
-        twice as much, once more in the lane before it; and the learner has two inputs, each from two subtasks.
+        The path has the channels of the hops, the channel of the entrance, and the last one. Each may be twice full,
+        and once more in the lane before it; and the learner has two inputs, each from two subtasks.
         """
         held = max(task.held_records for task in job.statistics().tasks)
         assert held <= (2 * ITEMS if self._is_fed_back else 2 * 2 * 2 * (self._hops + 2) * LARGEST_BATCH)
 
     def check_outcome(self) -> None:
-        """Nothing is lost, and nothing doubled."""
+        """Check that no record is lost or doubled."""
         assert sorted(self._collected.items) == sorted(self._expected)
 
 
 def check_program(seed: int) -> None:
-    """Snapshots at random moments, restarts from some of them, and the bound at each."""
+    """Take snapshots at random moments, restart from some of them, and check the bound at each."""
     chosen = random.Random(-seed - 1)
     limit = chosen.randint(1, 3)
 
@@ -177,7 +177,7 @@ def check_program(seed: int) -> None:
                     await asyncio.sleep(0)
                 try:
                     snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-                except ConfigurationError:  # It has ended.
+                except ConfigurationError:  # The job has ended.
                     break
                 program.check_room(job)
             await job.stop("abort")
@@ -190,11 +190,11 @@ def check_program(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_program_sets_aside_a_few_channels_and_loses_nothing(seed: int) -> None:
-    """What was set aside grew with each checkpoint; or a job stood still for room that nobody would make."""
+    """The records set aside grew with each checkpoint, or a job stalled because it waited for room that never came."""
     check_program(seed)
 
 
 @pytest.mark.soak
 def test_programs_never_seen_before_set_aside_a_few_channels(for_each_soak_seed: ForEachSeed) -> None:
-    """The program that stands still is the one in ten thousand."""
+    """Only one program in ten thousand stalls."""
     for_each_soak_seed(check_program)

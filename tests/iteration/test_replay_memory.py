@@ -1,4 +1,4 @@
-"""Replayed data beyond memory: the same results, with the memory that was given to it."""
+"""Replayed data beyond the memory limit: the same results, within the limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDS = 4
 
 
 class WithEpoch(Operator):
-    """Each record with the epoch it has here."""
+    """Emits each record with its epoch at this step."""
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class WithEpoch(Operator):
 
 
 def replay(flow: Flow, data: Stream, seed: int, **config: Any) -> Any:
-    """What a slow step sees of replayed data in four rounds."""
+    """Return the records that a slow step receives from replayed data in four rounds."""
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
@@ -58,7 +58,7 @@ def replay(flow: Flow, data: Stream, seed: int, **config: Any) -> Any:
 @pytest.mark.parametrize("memory_bytes", [0, 1_000, 1 << 20])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_replay_from_disk_gives_the_same_records(memory_bytes: int, parallelism: int, seed: int) -> None:
-    """What was on disk came back in another order, or as another type."""
+    """Records from disk had another order or another type."""
     flow, rows = Flow("loop"), [(number, "ä" * (number % 7), None) for number in range(60)]
     collected = replay(
         flow,
@@ -76,7 +76,7 @@ def test_replay_from_disk_gives_the_same_records(memory_bytes: int, parallelism:
 
 @pytest.mark.parametrize("memory_bytes", [0, 5_000])
 def test_arrays_and_columns_stay_what_they_are(memory_bytes: int) -> None:
-    """A matrix came back as a list of lists: every step behind was a hundred times slower."""
+    """A matrix was replayed as a list of lists, and every later step was a hundred times slower."""
     flow, kinds = Flow("loop"), list[Any]()
     columns = Columns({"x": np.arange(100.0), "name": np.array(["a", "b"] * 50)})
 
@@ -97,7 +97,7 @@ def test_arrays_and_columns_stay_what_they_are(memory_bytes: int) -> None:
 
 
 class Kinds(Operator):
-    """The kind of the batches of one round, and the sum of their numbers."""
+    """Records the kind of the batches in one round, and the sum of their numbers."""
 
     def __init__(self, kinds: list[Any]) -> None:
         self._kinds = kinds
@@ -116,7 +116,7 @@ class Kinds(Operator):
 
 
 def test_past_its_disk_limit_the_job_ends_with_an_error_that_says_what_to_do() -> None:
-    """The disk of everything else on the machine was full."""
+    """Replayed data filled the disk of all programs on the machine."""
     flow = Flow("loop")
     limits = FeedbackLimits(disk_bytes=10_000)
     replay(
@@ -135,7 +135,7 @@ def test_past_its_disk_limit_the_job_ends_with_an_error_that_says_what_to_do() -
 
 
 def test_what_is_no_plain_data_is_refused_only_where_it_has_to_go_to_disk() -> None:
-    """In memory any object may be replayed; on disk it cannot."""
+    """An object that can be replayed only from memory was refused in memory, or not refused on disk."""
     for memory_bytes in (1 << 20, 0):
         flow = Flow("loop")
         collected = replay(flow, flow.from_items([{1, 2}]), 0, replay_memory_bytes=memory_bytes)
@@ -151,7 +151,7 @@ BLOCKS = 6
 
 
 class GivesBlocks(Source):
-    """Arrays so large that each is replayed by itself."""
+    """Gives arrays so large that each is replayed alone."""
 
     _given = 0
 
@@ -166,7 +166,7 @@ class GivesBlocks(Source):
 
 
 def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
-    """Epoch and number of every row of the blocks, behind a slow step."""
+    """Return the epoch and number of every row of the blocks, after a slow step."""
     flow = Flow("blocks")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -182,7 +182,7 @@ def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
 
 @pytest.mark.parametrize("memory_bytes", [0, 5 << 20, 1 << 30])
 def test_a_replay_goes_on_where_a_snapshot_was_taken_in_the_middle_of_it(memory_bytes: int) -> None:
-    """It began again at its first block, or left out those that had been on their way."""
+    """The replay started again at its first block, or lost the blocks in transit."""
     expected = [
         (epoch, number) for epoch in range(ROUNDS) for number in range(1, BLOCKS + 1) for _ in range(16)
     ]
@@ -249,7 +249,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def _peak_mib(times: int) -> int:
-    """The peak of resident memory of a run that replays so many times the limit of 10 MiB."""
+    """Return the peak of resident memory of a run that replays this multiple of the 10 MiB limit."""
     result = subprocess.run(
         [sys.executable, "-c", _BIG_REPLAY, str(times)],
         capture_output=True,
@@ -261,5 +261,5 @@ def _peak_mib(times: int) -> int:
 
 
 def test_memory_is_flat_for_a_stream_of_ten_times_the_limit() -> None:
-    """100 MiB of data with 10 MiB of memory: the rest lies on disk in every round."""
+    """With 10 MiB of memory for 100 MiB of data, the rest was not on disk in every round."""
     assert _peak_mib(10) <= _peak_mib(2) + 20

@@ -45,7 +45,7 @@ RUN = "a run"
 
 
 async def hops_in(hops: Topic, count: int) -> list[tuple[int, int, int]]:
-    """The first so many hops that were written down: token, hop, worker."""
+    """Return the first ``count`` hops in the topic: token, hop, worker."""
     reader = await hops.open_reader(ReadRequest())
     found: list[tuple[int, int, int]] = []
     try:
@@ -61,7 +61,7 @@ async def hops_in(hops: Topic, count: int) -> list[tuple[int, int, int]]:
 
 
 def check_hops(found: list[tuple[int, int, int]], tokens: int, hops: int, workers: int) -> None:
-    """Each hop of each token once, at the worker that owns its key."""
+    """Check that each hop of each token happened once, at the worker that owns its key."""
     assert sorted(each[:2] for each in found) == [
         (token, hop) for token in range(tokens) for hop in range(hops + 1)
     ]
@@ -78,7 +78,7 @@ def check_hops(found: list[tuple[int, int, int]], tokens: int, hops: int, worker
 async def worker(
     index: int, loop: Topic, hops: Topic, *, tokens: int, count: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """One of two workers, gone afterwards."""
+    """Run one of two workers, and end it afterwards."""
     given = [str(index), "2", RUN, loop.url, hops.url, str(tokens), str(count)]
     async with async_process([sys.executable, CHILD, *given]) as child:
         yield child
@@ -91,7 +91,7 @@ async def stopped(child: asyncio.subprocess.Process) -> int:
 
 @pytest.fixture(params=["sqlite", "kafka"])
 async def topics(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Topic, Topic]:
-    """That of the loop, and that of the hops."""
+    """Create the topic of the loop and the topic of the hops."""
     if request.param == "sqlite":
         base = f"sqlite:///{tmp_path}/topics.db?topic="
     else:
@@ -103,12 +103,11 @@ async def topics(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Topic,
 
 
 async def test_tokens_hop_between_two_processes(topics: tuple[Topic, Topic]) -> None:
-    """What was fed back to a worker before it was started is there for it; SIGTERM ends each of them."""
+    """Feedback to a worker from before its start was lost, or SIGTERM did not end a worker."""
     loop, hops = topics
     async with worker(0, loop, hops, tokens=20, count=15) as first:
-        await hops_in(
-            hops, 10
-        )  # Those of its own are born, and some have hopped to the other, which is not there.
+        # The first worker's tokens exist, and some have hopped to the second worker, which has not started.
+        await hops_in(hops, 10)
         async with worker(1, loop, hops, tokens=20, count=15) as second:
             check_hops(await hops_in(hops, 20 * 16), 20, 15, 2)
             assert await stopped(second) == 0
@@ -116,7 +115,7 @@ async def test_tokens_hop_between_two_processes(topics: tuple[Topic, Topic]) -> 
 
 
 async def test_a_killed_process_does_not_keep_the_other(topics: tuple[Topic, Topic]) -> None:
-    """A barrier that waited for what a dead worker feeds back kept the other one from stopping."""
+    """A barrier waited for feedback of a dead worker, so the other worker could not stop."""
     loop, hops = topics
     async with (
         worker(0, loop, hops, tokens=8, count=1_000_000) as first,
@@ -142,7 +141,7 @@ async def in_memory(partitions: int = 2 * HEADS, **settings: str) -> tuple[Topic
 
 @contextlib.asynccontextmanager
 async def working(flow: Flow, index: int, workers: int = 2, run_id: str = RUN) -> AsyncIterator[Job]:
-    """A worker in this process, stopped afterwards unless it has ended."""
+    """Run a worker in this process, and stop it afterwards unless it has ended."""
     job = await flow.start(worker=(index, workers), run_id=run_id)
     try:
         yield job
@@ -152,7 +151,7 @@ async def working(flow: Flow, index: int, workers: int = 2, run_id: str = RUN) -
 
 
 async def test_a_suspended_worker_has_handed_over_what_belongs_to_others() -> None:
-    """Feedback to the other worker still waited to be written when the first one ended."""
+    """Feedback to the other worker was not yet written when the first worker ended."""
     loop, hops = await in_memory()
     born = {worker: [token for token in range(40) if token % 4 // HEADS == worker] for worker in (0, 1)}
     seen: list[tuple[int, int]] = []
@@ -171,7 +170,7 @@ async def test_a_suspended_worker_has_handed_over_what_belongs_to_others() -> No
 
 
 async def test_a_worker_is_not_drained_and_gives_no_snapshot() -> None:
-    """Its inputs end, but what comes from the others does not: it would wait for ever."""
+    """The inputs of a worker end, but its feedback from other workers does not, so the worker waited forever."""
     loop, hops = await in_memory()
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0) as job:
         with pytest.raises(
@@ -185,7 +184,7 @@ async def test_a_worker_is_not_drained_and_gives_no_snapshot() -> None:
 
 
 async def test_a_worker_that_is_started_again_in_the_same_run_is_refused() -> None:
-    """Its numbers began anew, so what it fed back counted as come before and was dropped."""
+    """Its sequence numbers started again at 0, so its feedback was taken for duplicates and dropped."""
     loop, hops = await in_memory()
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0):
         pass
@@ -197,7 +196,7 @@ async def test_a_worker_that_is_started_again_in_the_same_run_is_refused() -> No
 
 
 async def test_a_new_run_knows_nothing_of_the_one_before() -> None:
-    """Tokens of an earlier run would hop on in the new one."""
+    """Tokens of an earlier run hopped in the new run."""
     loop, hops = await in_memory()
     for run_id in ("first", "second"):
         one, other = (hopping("hops", loop, hops, 6, 3, index) for index in range(2))
@@ -219,7 +218,7 @@ async def fed_back(loop: Topic, *given: tuple[Any, int, list[Any]]) -> None:
 
 
 async def test_a_worker_that_comes_too_late_is_told_what_is_missing() -> None:
-    """Where the topic had dropped the first records for it, it worked with the rest."""
+    """A worker ran with incomplete feedback after the topic had removed the worker's first records."""
     loop, hops = await in_memory()
     await fed_back(loop, ("data", 5, [(7, 1)]))
     async with working(hopping("hops", loop, hops, 0, 1, 1), 1) as late:
@@ -228,7 +227,7 @@ async def test_a_worker_that_comes_too_late_is_told_what_is_missing() -> None:
 
 
 async def test_what_comes_twice_counts_once() -> None:
-    """A writer that was not answered writes again what was stored already."""
+    """A writer without an answer sent stored records again, and they counted twice."""
     loop, hops = await in_memory()
     first, second = ("data", 1, [(7, 1)]), ("data", 2, [(8, 1)])
     await fed_back(loop, ("start", 0, []), ("start", 0, []), first, first, second, first)
@@ -240,14 +239,14 @@ async def test_what_comes_twice_counts_once() -> None:
 
 
 async def test_the_numbers_of_all_workers_count_for_the_partitions() -> None:
-    """A topic with a partition for each head of one worker left the others without."""
+    """A topic had a partition for each head of one worker, and none for the heads of the others."""
     loop, hops = await in_memory(partitions=3)
     with pytest.raises(JobFailed, match=r"for each of 4 heads \(2 in each of 2 workers\), given 3; create"):
         await hopping("hops", loop, hops, 4, 10, 0).start(worker=(0, 2), run_id=RUN)
 
 
 async def test_workers_of_different_flows_are_told_apart() -> None:
-    """With another parallelism the numbers of the producers mean others."""
+    """With another parallelism, the producer numbers of the other worker had another meaning."""
     loop, hops = await in_memory(partitions=8)
     flow = Flow("another")
 
@@ -265,7 +264,7 @@ async def test_workers_of_different_flows_are_told_apart() -> None:
 
 
 async def test_a_forward_edge_stays_in_its_own_process() -> None:
-    """Where feedback is not repartitioned, subtask i feeds back to head i of the same worker."""
+    """Feedback that is not repartitioned did not return to head i of the same worker."""
     loop, _ = await in_memory()
     met: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
 
@@ -290,7 +289,7 @@ async def test_a_forward_edge_stays_in_its_own_process() -> None:
         assert sorted(met[index]) == [(number, time) for number in numbers for time in range(4)]
 
 
-# -- what is refused -----------------------------------------------------------------------------------------
+# -- refused flows and options -------------------------------------------------------------------------------
 
 
 class Listener(Operator, IterationListener):
@@ -365,7 +364,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 async def test_what_no_worker_can_know_is_refused(make: Callable[[], Flow], message: str) -> None:
-    """An epoch is complete when all heads have received it, and nobody hears of those of the other workers."""
+    """An epoch is complete when all heads have received it, but a worker does not know the heads of other workers."""
     with pytest.raises(GraphError, match=message):
         await make().start(worker=(0, 2), run_id=RUN)
 
@@ -382,6 +381,6 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
 async def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """Two runs by one name, or a worker of no number, would mix up what belongs to whom."""
+    """Two runs with one name, or a worker without a valid number, mixed up their records."""
     with pytest.raises(ConfigurationError, match=message):
         await a_loop().start(**options)

@@ -1,4 +1,4 @@
-"""A partition that nobody writes to for a while does not hold the others."""
+"""A partition without records for some time does not hold the others back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamiter.topics.topic import Topic
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("between", ["nothing", "chain", "tasks"])
 def test_a_silent_partition_does_not_hold_a_synchronous_loop(between: str, seed: int) -> None:
-    """The model stood still for the night, because one partition of two had nobody who wrote to it."""
+    """The model was not trained for a night, because one of two partitions had no writer."""
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -48,17 +48,17 @@ def test_a_silent_partition_does_not_hold_a_synchronous_loop(between: str, seed:
         await write(topic, 0, range(12, 22))
         await settled(clock)
         assert callbacks(log["train", 0]) == [0, 1, 2, 3, 4]
-        # It begins to speak, in the middle of an epoch.
+        # The partition receives records in the middle of an epoch.
         await write(topic, 1, range(100, 106))
         await settled(clock)
-        assert (104, 6) not in data_of(log)  # Epoch 5 is not complete at the other.
+        assert (104, 6) not in data_of(log)  # Epoch 5 is not complete at the other subtask.
         await write(topic, 0, range(22, 24))
         await settled(clock)
         assert callbacks(log["train", 0]) == [0, 1, 2, 3, 4, 5]
         await write(topic, 0, range(24, 28))
         await settled(clock)
         assert callbacks(log["train", 0]) == [0, 1, 2, 3, 4, 5]
-        # And falls silent again: its last two records are a group of their own.
+        # The partition becomes silent again: its last two records are a separate group.
         await clock.advance(4)
         await write(topic, 0, range(28, 29))
         await clock.advance(1.1)
@@ -76,7 +76,9 @@ def test_a_silent_partition_does_not_hold_a_synchronous_loop(between: str, seed:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("way", [{"records": 4, "idle_timeout": 5}, {"seconds": 5}])
 def test_nothing_waits_when_all_partitions_are_silent(way: dict[str, Any], seed: int) -> None:
-    """Both fell silent, the slower one first: the records of the faster waited for the next morning."""
+    """Both partitions became silent, the slower one first, and records of the faster one waited until the next
+    morning.
+    """
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -100,7 +102,7 @@ def test_nothing_waits_when_all_partitions_are_silent(way: dict[str, Any], seed:
 
 
 async def test_silence_counts_from_the_last_record() -> None:
-    """A partition that brought a record every four seconds was idle after five, half of the time."""
+    """A partition with a record every four seconds was idle after five seconds, half of the time."""
     clock, topic, job, seen = await timed_job(1, partitions=1, records=100, idle_timeout=5)
     for number in range(20):
         await write(topic, 0, [number])
@@ -120,7 +122,7 @@ async def test_silence_counts_from_the_last_record() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_subtask_that_is_blocked_is_not_silent(seed: int) -> None:
-    """Its groups came out smaller, because it had no turn while the model was saved."""
+    """The groups of a subtask became smaller, because it had no turn while the model was saved."""
     may_go_on = asyncio.Event()
 
     class Blocks(Operator):
@@ -149,7 +151,7 @@ def test_a_subtask_that_is_blocked_is_not_silent(seed: int) -> None:
 
 @pytest.mark.parametrize("was_idle", [True, False])
 def test_an_idle_subtask_is_idle_after_a_restore(was_idle: bool) -> None:
-    """After each restart the model waited anew for a partition that had been silent for weeks."""
+    """After each restart, the model waited again for a partition that had been silent for weeks."""
 
     async def main() -> None:
         clock, topic, job, _ = await timed_job(records=4, idle_timeout=20)
@@ -174,7 +176,7 @@ def test_an_idle_subtask_is_idle_after_a_restore(was_idle: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_restored_loop_is_not_held_by_a_silent_partition_either(seed: int) -> None:
-    """What had been trained on past the silent one was behind the watermark of the restored loop."""
+    """Records that the loop had trained on before the snapshot were below the watermark of the restored loop."""
     log, again = Log(), Log()
 
     async def started(topic: Topic, log: Log, **options: Any) -> tuple[VirtualClock, Job]:
@@ -210,7 +212,9 @@ def test_a_restored_loop_is_not_held_by_a_silent_partition_either(seed: int) -> 
 
 
 async def test_the_log_says_which_partition_a_held_loop_waits_for(caplog: pytest.LogCaptureFixture) -> None:
-    """It named the one that had data, a step that nobody had written, and not the one that was silent."""
+    """The log named the partition with data, and a step that the user had not written, instead of the silent
+    partition.
+    """
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow, log = Flow("loop"), Log()
     clock, topic = VirtualClock(), await made(2)

@@ -1,4 +1,4 @@
-"""Timers of steps whose data has ended while the loop goes on."""
+"""Timers of steps whose data has ended before the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Alarm(Operator):
 
 
 class AlarmAfterTheEnd(Alarm):
-    """Sets one when it hears of the end of the iteration, when its data has ended long since."""
+    """Sets a timer when the iteration ends, long after its data has ended."""
 
     def finish(self, out: Any) -> None:
         self._context.set_timer(1.0, None)
@@ -64,7 +64,7 @@ def build(alarm: type[Alarm], log: Log) -> Flow:
 
 
 async def test_a_timer_does_not_fire_when_the_data_of_its_step_has_ended() -> None:
-    """Its record came with an epoch that the others had long completed, behind the callback of it."""
+    """The timer's record had an epoch that was complete at the other steps, and came after its callback."""
     clock, log = VirtualClock(), Log()
     job = await build(Alarm, log).start(clock=clock)
     await until(lambda: any(entry[0] == "callback" for entry in log["seen", 0]))
@@ -77,7 +77,7 @@ async def test_a_timer_does_not_fire_when_the_data_of_its_step_has_ended() -> No
 
 
 def test_a_timer_that_is_set_when_the_data_has_ended_is_refused() -> None:
-    """Nothing would ever come of it, and nobody would know."""
+    """The timer was silently never called."""
     with pytest.raises(
         JobFailed, match=r"context\.set_timer: expected a step whose data has not ended, given one"
     ):

@@ -1,4 +1,4 @@
-"""Tokens that go round through a topic, as a program that can be killed: ``topic_loop_program.py OPTIONS`` (JSON)."""
+"""Tokens in a loop through a topic, as a program that can be killed: ``topic_loop_program.py OPTIONS`` (JSON)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamiter import Checkpoints, topic
 
 
 class Options(msgspec.Struct):
-    """What the program is told."""
+    """The options of the program."""
 
     flow: str
     loop: str

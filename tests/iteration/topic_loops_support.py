@@ -1,4 +1,4 @@
-"""Loops through topics that are stopped and go on: a flow, what comes out of it, and what its checkpoints hold."""
+"""Loops through topics that are stopped and restarted: a flow, its outputs, and the content of its checkpoints."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Kind = Literal["synchronous", "one ahead", "asynchronous", "unbounded"]
 KINDS: list[Kind] = ["synchronous", "one ahead", "asynchronous", "unbounded"]
 
 FLOW = "tokens"
-"""On a broker that others share, the flow needs a name of its own: commit records go by it."""
+"""On a shared broker the flow needs a unique name, which is the key of its commit records."""
 
 
 class PerEpoch(Operator, IterationListener):
-    """Emits, at the end of each epoch, how many records it had: ``["epoch", epoch, records]``."""
+    """Emits the number of records of each epoch at its end: ``["epoch", epoch, records]``."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Door(Operator):
 
 
 def laps(token: int, most: int) -> int:
-    """How often a token goes round."""
+    """Return the number of rounds of a token."""
     return 1 + token * 7 % most
 
 
@@ -90,10 +90,10 @@ def token_flow(
     door: asyncio.Event | None = None,
     limits: FeedbackLimits | None = None,
 ) -> Flow:
-    """Tokens go round, each so often; each visit is counted by token and by epoch, and goes to ``out``.
+    """Return a flow whose tokens make `laps` rounds; each visit is counted by token and by epoch, and goes to ``out``.
 
-    What is fed back goes through a topic, or stays in memory where that is None. While ``door`` is closed, nothing
-    goes round.
+    The feedback goes through a topic, or stays in memory if the topic is None. While ``door`` is closed, the loop
+    waits.
     """
     flow = Flow(name, parallelism=parallelism)
 
@@ -122,7 +122,7 @@ def token_flow(
 
 
 def check_undisturbed(written: list[Any], *, tokens: int, most: int) -> None:
-    """Whether ``written`` is what the flow gives that nothing disturbs: nothing lost, nothing doubled."""
+    """Check that ``written`` equals the output of an undisturbed flow: no record is lost or doubled."""
     expected: Counter[tuple[Any, ...]] = Counter()
     for token in range(tokens):
         rounds = laps(token, most)
@@ -134,7 +134,7 @@ def check_undisturbed(written: list[Any], *, tokens: int, most: int) -> None:
 
 
 async def values_in(topic: Topic) -> list[Any]:
-    """What a reader of committed records sees now."""
+    """Return the values that a reader of committed records receives now."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     values: list[Any] = []
     try:
@@ -146,12 +146,12 @@ async def values_in(topic: Topic) -> list[Any]:
 
 
 async def end_of(topic: Topic) -> int:
-    """The sum of the ends of its partitions: it grows with each record that is written."""
+    """Return the sum of the ends of its partitions, which grows with each record."""
     return sum(end for _, end in (await topic.describe()).offsets.values())
 
 
 async def logged_in_last(store: CheckpointStore, flow: str = FLOW) -> list[Any]:
-    """What the last checkpoint says of feedback that was under way: ranges of topics, and entries of queues."""
+    """Return the feedback in transit in the last checkpoint: ranges of topics, and entries of queues."""
     pointer = await store.pointer(flow)
     if pointer is None or pointer.committed is None:
         return []

@@ -1,4 +1,4 @@
-"""Shared fixtures of the tests of jobs under faults."""
+"""Shared fixtures for tests of jobs under faults."""
 
 from job_faults.service import serve
 

@@ -29,12 +29,12 @@ __all__ = [
     "serve",
 ]
 
-# Soon enough that every fault meets checkpoints; a busy machine takes a multiple for one.
+# Every fault meets checkpoints at this interval; on a busy machine a checkpoint takes longer.
 INTERVAL_S = 0.1
 
 
 def checkpoints_in(folder: Path, **options: Any) -> Checkpoints:
-    """Return checkpoints at every turn."""
+    """Return checkpoints with a short interval."""
     return Checkpoints(folder, **{"interval_s": INTERVAL_S, **options})
 
 
@@ -43,7 +43,7 @@ class Service:
 
     def __init__(self, flow: Flow, checkpoints: Checkpoints, **options: Any) -> None:
         self.jobs: list[Job] = []
-        """Those that it has started, one after the other."""
+        """The jobs that the service has started, one after the other."""
         self._running = asyncio.create_task(
             run_jobs(flow.start, {"checkpoints": checkpoints, **options}, while_running=self._watch)
         )
@@ -65,7 +65,7 @@ class Service:
 
     @property
     def given_up(self) -> int:
-        """Return the number of checkpoints that were given up."""
+        """Return the number of abandoned checkpoints."""
         return self._statistics("given_up")
 
     def _statistics(self, name: str) -> int:
@@ -86,7 +86,7 @@ class Service:
                 await asyncio.sleep(0.005)
 
     async def works(self) -> None:
-        """Wait for two more checkpoints: the first may have begun before now."""
+        """Wait for two more checkpoints, because the first one may have started before this call."""
         jobs, taken = len(self.jobs), self.taken
         await self.until(lambda: self.taken >= 2 if len(self.jobs) > jobs else self.taken >= taken + 2)
 
@@ -100,7 +100,7 @@ class Service:
         """Return the error with which the service ends; it must be an error of streamiter."""
         with pytest.raises(StreamiterError) as caught:
             await patiently(self._running)
-        assert not getattr(caught.value, "__notes__", ()), "one error, and nothing that follows from it"
+        assert not getattr(caught.value, "__notes__", ()), "expected one error without notes"
         return caught.value
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ Serve = Callable[..., Service]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Return a function that starts services; they end with the test in any case."""
+    """Return a function that starts services, which end with the test."""
     services: list[Service] = []
 
     def start(flow: Flow, checkpoints: Checkpoints, **options: Any) -> Service:
@@ -135,7 +135,7 @@ def nothing_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Check that no task failed unnoticed, and that the log has no traceback."""
     with caplog.at_level(logging.INFO):
         yield
-    gc.collect()  # which is when asyncio tells of them
+    gc.collect()  # Garbage collection makes asyncio log failed tasks.
     spam = [record for record in caplog.records if record.name == "asyncio" or record.exc_info]
     assert not spam, [record.getMessage() for record in spam]
 

@@ -1,4 +1,4 @@
-"""A flow whose outputs are known beforehand, with its input and checks of its committed outputs."""
+"""A flow with known outputs, its input, and checks of its committed outputs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 KEYS: Final = 3
-# Some hundred records in each test, little enough for two busy cores.
+# Each test has some hundred records, few enough for two busy cores.
 _NUMBERS_PER_TURN: Final = 5
 _TURN_S: Final = 0.02
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The input and output topics of the flow: its own handles, and more patient handles for observers."""
+    """The topics of the flow, with its own handles, and more patient handles for observers."""
 
     numbers: Topic
     sums: Topic
@@ -56,15 +56,15 @@ class Topics:
 def sums_flow(
     name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers"
 ) -> Flow:
-    """Return a flow that emits each number with the sum of its key so far; ``padding`` makes outputs larger by
-    twice as many bytes.
+    """Return a flow that emits each number with its key's sum; ``padding`` makes outputs larger by twice as many
+    bytes.
     """
     flow = Flow(name)
     numbers = flow.source(topics.numbers, stop=stop, name=source)
 
     def add(total: int, number: int) -> tuple[int, list[Any]]:
         total += number
-        # At random, which no compression makes small.
+        # The padding is random, so that no compression makes it small.
         return total, [number, total, Random(number).randbytes(padding).hex()]
 
     sums = numbers.key_by(lambda number: number % KEYS).stateful_map(add, 0, name="sum")
@@ -97,7 +97,7 @@ class Feed:
         while not self._is_over:
             await writer.write(_batch(range(self.count, self.count + _NUMBERS_PER_TURN)))
             self.count += _NUMBERS_PER_TURN
-            await asyncio.sleep(_TURN_S)  # it is a stream, not all of it at once
+            await asyncio.sleep(_TURN_S)  # The pause makes a stream of the numbers.
         await writer.close()
         self._has_ended.set()
 
@@ -137,7 +137,7 @@ def _batch(numbers: range) -> OutgoingBatch:
 
 
 async def until_committed(sums: Topic, count: int | None = None, *, last: int | None = None) -> None:
-    """Wait until readers of committed records see this many outputs, or the output for the number ``last``."""
+    """Wait until readers of committed records receive this number of outputs, or the output for the number ``last``."""
     reader: TopicReader = await patiently(sums.open_reader(ReadRequest()))
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -151,6 +151,6 @@ async def until_committed(sums: Topic, count: int | None = None, *, last: int | 
 
 
 async def check_committed(sums: Topic, count: int) -> None:
-    """The committed outputs are those for the numbers below ``count``, each counted once, in order."""
+    """Check that the committed outputs are those for the numbers below ``count``, once each, in order."""
     records = [orjson.loads(record.value or b"null")[:2] for record in await read_to_end(sums)]
     assert records == expected(count)

@@ -1,4 +1,4 @@
-"""Checkpoints whose caller has stopped waiting for them."""
+"""Checkpoints whose caller no longer waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def handled(job: Job, count: int) -> None:
 
 
 async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> None:
-    """Ask for a checkpoint, and stop waiting when the barrier has passed and the snapshot is about to be stored."""
+    """Request a checkpoint, and stop waiting after the barrier has passed and before the snapshot is stored."""
     asking = asyncio.create_task(job.stop("suspend") if stop else job.checkpoint())
     await patiently(store.saves.wait())
     asking.cancel()
@@ -40,7 +40,7 @@ async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> No
 
 
 async def test_a_checkpoint_continues_without_its_caller(topics: Topics, tmp_path: Path) -> None:
-    """Records behind the barrier were in no commit, and were lost in a later crash."""
+    """Records after the barrier were in no commit, and were lost in a later crash."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)
@@ -59,7 +59,7 @@ async def test_a_checkpoint_continues_without_its_caller(topics: Topics, tmp_pat
 
 
 async def test_a_suspension_continues_without_its_caller(topics: Topics, tmp_path: Path) -> None:
-    """The job said that it was suspended, though its last checkpoint had been given up half way."""
+    """The job ended as suspended, although its last checkpoint had been abandoned."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)
@@ -74,7 +74,7 @@ async def test_a_suspension_continues_without_its_caller(topics: Topics, tmp_pat
 async def test_a_job_that_is_aborted_does_not_wait_for_such_a_checkpoint(
     topics: Topics, tmp_path: Path
 ) -> None:
-    """The store hung, and the job could not even be aborted."""
+    """The store was stuck, and the job could not be aborted."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)

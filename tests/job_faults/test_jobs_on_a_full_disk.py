@@ -22,7 +22,7 @@ SmallDisk = tuple[Path, Callable[[], bool]]
 
 
 def topics_in(file: Path, **options: object) -> Topics:
-    """Return topics of one file."""
+    """Return topics in one file."""
     numbers, sums = (topic(f"sqlite:///{file}?topic={name}", **options) for name in ("numbers", "sums"))
     return Topics.same(numbers, sums)
 
@@ -46,7 +46,7 @@ def has_room(file: BinaryIO) -> bool:
 
 
 async def gives_up_until_there_is_room(service: Service, disk: Path) -> None:
-    """Let three checkpoints find the disk full, and later ones find space."""
+    """Let three checkpoints fail on the full disk, and later ones succeed with space."""
     filler = fill(disk)
     await service.until(lambda: service.given_up >= 3)
     filler.unlink()
@@ -56,7 +56,7 @@ async def gives_up_until_there_is_room(service: Service, disk: Path) -> None:
 async def test_outputs_wait_for_room_for_the_checkpoints(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A log file filled the volume at night; in the morning the outputs of the night were missing, or there twice."""
+    """A log file filled the volume at night, and in the morning the night's outputs were missing or doubled."""
     disk, _ = small_disk
     topics = topics_in(tmp_path / "topics.db")
     await topics.create()
@@ -77,9 +77,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
 async def test_a_transaction_that_waited_too_long_for_room_is_resumed_from_the_checkpoint(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk was full for hours, and the job continued without a transaction, or lost the records that it had
-    read.
-    """
+    """The disk was full for hours, and the job continued without a transaction, or lost records that it had read."""
     disk, _ = small_disk
     topics = topics_in(tmp_path / "topics.db")
     await topics.create()
@@ -108,7 +106,7 @@ def topics_on(disk: Path, elsewhere: Path, **options: object) -> Topics:
 async def test_a_commit_without_room_is_tried_again(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit record was already in the transaction; records behind the barrier were written a second time."""
+    """The commit record was already in the transaction, and records after the barrier were written a second time."""
     disk, _ = small_disk
     topics = topics_on(disk, tmp_path)
     await topics.create()
@@ -123,7 +121,7 @@ async def test_a_commit_without_room_is_tried_again(
     assert len(service.jobs) == 1
     assert "no room left to write" in caplog.text
     assert statistics.checkpoints is not None
-    # Of the commit records that one transaction brings where commits were tried in vain, the last one counts.
+    # A transaction has a commit record for each attempt; the last one counts.
     record = await last_value(topics.sums.beside(COMMIT_TOPIC), b"sums", clock=SystemClock())
     assert record is not None
     assert orjson.loads(record.value or b"")["checkpoint"] == statistics.checkpoints.committed
@@ -132,7 +130,7 @@ async def test_a_commit_without_room_is_tried_again(
 async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records that cannot be stored would fill the memory."""
+    """Records that could not be stored filled the memory."""
     disk, _ = small_disk
     topics = topics_on(disk, tmp_path)
     await topics.create()
@@ -156,7 +154,7 @@ async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once
 async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_of_room(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was part of the transaction, though there was no room for it, and came again with the next checkpoint."""
+    """Held records were part of a transaction that failed for lack of room, and came again with the next checkpoint."""
     disk, _ = small_disk
     topics = topics_on(disk, tmp_path)
     await topics.create()
@@ -165,7 +163,7 @@ async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_o
         service = serve(sums_flow("sums", topics, padding=20_000), Checkpoints(store, interval_s=0.5))
         await write(topics.numbers, 0, 10)
         await service.until(store.saves.is_set)
-        await write(topics.numbers, 10, 40)  # More than a transaction keeps in memory.
+        await write(topics.numbers, 10, 40)  # A transaction keeps fewer records in memory.
         await service.until(lambda: service.records_in("sums") == 40)
         filler = fill(disk)
         store.may_save.set()
@@ -182,7 +180,7 @@ async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_o
 async def test_a_last_checkpoint_without_room_is_a_failure(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A deploy reported that the job had been suspended, though its last checkpoint was not there."""
+    """A deployment reported that the job had been suspended, although its last checkpoint was missing."""
     disk, _ = small_disk
     topics = topics_in(tmp_path / "topics.db")
     await topics.create()

@@ -1,4 +1,4 @@
-"""Jobs whose SQLite file is locked by another process, for a moment or permanently."""
+"""Jobs whose SQLite file another process locks, for a moment or permanently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Let another process write to the file without an end."""
+    """Let another process hold a write transaction on the file during the block."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with process([sys.executable, "-c", _LOCK, str(file)], **pipes) as other:
         assert other.stdout is not None
@@ -65,7 +65,7 @@ async def test_a_commit_waits_for_a_file_that_is_locked(
 async def test_a_file_that_stays_locked_ends_the_job_and_the_next_one_resumes(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was unclear whether a failed commit counted as committed, or was written again."""
+    """A failed commit counted as committed, or was written again."""
     topics = topics_in(tmp_path, lock_timeout_s=0.3)
     await topics.create()
     with nothing_unheard(caplog):

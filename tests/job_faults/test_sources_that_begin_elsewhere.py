@@ -1,4 +1,4 @@
-"""Sources that abandon their positions, or whose positions have changed: the state of other steps stays."""
+"""Sources that abandon their positions, or whose positions have changed: the other steps keep their state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def topics() -> Topics:
 
 
 async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: int) -> None:
-    """Run the flow, with a checkpoint behind these numbers."""
+    """Run the flow with these numbers, and take a checkpoint after them."""
     await write(topics.numbers, start, stop)
     service = serve(sums_flow("sums", topics), checkpoints_in(folder))
     await until_committed(topics.sums, stop)
@@ -38,7 +38,7 @@ async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: 
 async def test_steps_behind_a_source_that_begins_elsewhere_keep_their_state(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
-    """The steps shared the task of the source, and all sums started again without a message."""
+    """The steps shared the task of the source, and all sums silently started again."""
     await counted(serve, topics, tmp_path, 0, 30)
     await topics.numbers.delete()
     await topics.numbers.create()
@@ -54,7 +54,7 @@ async def test_steps_behind_a_source_that_begins_elsewhere_keep_their_state(
 async def test_steps_behind_another_source_keep_their_state(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
-    """The input moved to a topic of another name."""
+    """The input moved to a topic with another name, and the sums started again."""
     await counted(serve, topics, tmp_path, 0, 30)
     moved = topics.numbers.beside("moved")
     await moved.create()
@@ -69,7 +69,7 @@ async def test_steps_behind_another_source_keep_their_state(
 async def test_an_offset_that_is_not_there_names_the_choices(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
-    """The message of a topic advised an option that the job did not have."""
+    """A topic's message advised an option that the job does not have."""
     await counted(serve, topics, tmp_path, 0, 30)
     await topics.numbers.delete()
     await topics.numbers.create()
@@ -84,7 +84,7 @@ async def test_an_offset_that_is_not_there_names_the_choices(
 async def test_a_topic_that_was_deleted_and_has_more_records_now_is_noticed(
     kept_in: str, serve: Serve, tmp_path: Path
 ) -> None:
-    """The job continued at its old offset: the 30 records before it were never counted, without an error."""
+    """The job continued at its old offset, and the 30 records before it were never counted, without an error."""
     broker = MemoryBroker()
     file = tmp_path / "kept" / "numbers.db"
     file.parent.mkdir()
@@ -119,7 +119,7 @@ async def test_a_topic_that_was_deleted_and_has_more_records_now_is_noticed(
 
 
 async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve, tmp_path: Path) -> None:
-    """A log was rotated, and as many lines of the new log were skipped as had been read of the old one."""
+    """A log was rotated, and the job skipped as many lines of the new log as it had read of the old one."""
     log = tmp_path / "log.jsonl"
 
     def count() -> Flow:
@@ -148,7 +148,7 @@ async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve,
 
 
 class _Slow(Operator):
-    """Slow enough that a run can be interrupted in the middle of the file."""
+    """Passes records on slowly, so that a run can be interrupted in the middle of the file."""
 
     async def process(self, record: int, out: Output) -> None:
         await asyncio.sleep(0)
@@ -158,7 +158,7 @@ class _Slow(Operator):
 async def test_snapshots_of_before_topics_had_identities_are_still_good(
     serve: Serve, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upgrade must not cost the state of months; from the first checkpoint on, the identity is known."""
+    """An upgrade lost the state of months, or the identity of a topic was not stored from the next checkpoint on."""
     with monkeypatch.context() as before:
         before.setattr(MemoryReader, "identities", TopicReader.identities)
         await counted(serve, topics, tmp_path, 0, 30)
@@ -172,9 +172,7 @@ async def test_snapshots_of_before_topics_had_identities_are_still_good(
 
 
 async def test_identities_follow_their_partitions_to_other_subtasks(serve: Serve, tmp_path: Path) -> None:
-    """With another parallelism the offsets were distributed again, and the identities that belong to them were
-    lost.
-    """
+    """With another parallelism the offsets were distributed again, and their identities were lost."""
     broker = MemoryBroker()
     numbers = broker.topic("numbers")
     await numbers.create(partitions=3)
@@ -200,7 +198,7 @@ def _copies(numbers: Topic, parallelism: int) -> Flow:
 async def test_what_is_left_behind_once_is_not_left_behind_by_a_restart(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A transaction had expired, and the source started again from its beginning: all records were counted twice."""
+    """A transaction had expired, and the source started again from its beginning, so all records were counted twice."""
     topics = Topics.same(
         *(topic(f"sqlite:///{tmp_path}/topics.db?topic={name}") for name in ("numbers", "sums"))
     )
@@ -217,7 +215,7 @@ async def test_what_is_left_behind_once_is_not_left_behind_by_a_restart(
     store.may_save.clear()
     store.saves.clear()
     await service.until(store.saves.is_set)
-    await asyncio.sleep(1.0)  # its own timeout, on its own clock
+    await asyncio.sleep(1.0)  # The transaction has its own timeout, on its own clock.
     store.may_save.set()
     await service.until(lambda: len(service.jobs) == 2)
     await write(topics.numbers, 60, 90)

@@ -77,12 +77,12 @@ class GateRun:
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
         self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)
-        weakref.finalize(self, self.gate.close)  # what it has set aside may lie in files
+        weakref.finalize(self, self.gate.close)  # The records set aside may be in files.
         if self.restored is not None:
             self.gate.restore(self.restored)
         self._ask()
 
-    # -- the channels' side ----------------------------------------------------------------------------
+    # -- the side of the channels ----------------------------------------------------------------------
 
     def put(self, port: int, item: Item) -> bool:
         """Put an item into a channel; return whether it had room."""
@@ -96,7 +96,7 @@ class GateRun:
         for item in items:
             assert self.put(port, item)
 
-    # -- the task's side -------------------------------------------------------------------------------
+    # -- the side of the task --------------------------------------------------------------------------
 
     def _ask(self) -> None:
         if self.wants is not None:
@@ -139,7 +139,7 @@ class GateRun:
             pass
         return self.trace
 
-    # -- what was seen ---------------------------------------------------------------------------------
+    # -- the trace -------------------------------------------------------------------------------------
 
     def records(self, port: int | None = None) -> list[int]:
         """Return the handled records (of one port), in order."""

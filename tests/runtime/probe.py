@@ -23,7 +23,7 @@ class Life:
         self.noted.append(what)
 
     def count(self, what: str) -> int:
-        """Return how often it happened."""
+        """Return how often the event was recorded."""
         return Counter(self.noted)[what]
 
     def opened_but_not_closed_once(self) -> list[str]:
@@ -64,7 +64,7 @@ class Probe(Operator):
 
 
 class AwaitedProbe(Probe):
-    """Does the same in a separate task."""
+    """Passes records on with coroutine functions, in a separate task."""
 
     async def process(self, record: Any, out: Output) -> None:  # type: ignore[override]
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ class AwaitedProbe(Probe):
 
 
 class ThreadProbe(Probe):
-    """Does the same in a thread."""
+    """Passes records on in a thread."""
 
     runs_in_thread = True
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are given up: they have no effect, and no task waits for them."""
+"""Abandoned checkpoints: they have no effect, and no task waits for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def broker() -> MemoryBroker:
 async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A slow step delayed one checkpoint; records that sinks had held for it were never written, or written twice."""
+    """A slow step delayed one checkpoint, and records that sinks held for it were never written, or written twice."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("one slow step")
     numbers = flow.source(broker.topic("in"))
@@ -102,7 +102,7 @@ async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
 async def test_a_checkpoint_that_takes_longer_than_the_interval_is_reported_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Outputs came a minute late, and a crash cost as much, though the interval was five seconds."""
+    """Outputs and recovery were delayed by a minute, although the interval was five seconds, and no message said so."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("slower than the interval")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
@@ -122,7 +122,7 @@ async def test_a_checkpoint_that_takes_longer_than_the_interval_is_reported_once
 async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two barriers in one loop cut each other's logs off."""
+    """Two barriers in one loop ended each other's logs."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("still slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
@@ -167,9 +167,7 @@ async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given
 async def test_a_loop_continues_when_its_checkpoint_is_given_up(
     broker: MemoryBroker, tmp_path: Path, ahead: int | None
 ) -> None:
-    """Heads kept logging feedback for a checkpoint that was given up, and decisions of the loop were delayed
-    for ever.
-    """
+    """Heads kept logging feedback for an abandoned checkpoint, and decisions of the loop were delayed forever."""
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("loop with a slow step")
     numbers = epochs_every(flow.source(broker.topic("in")), records=1, name="stamp")
@@ -204,7 +202,7 @@ async def test_a_loop_continues_when_its_checkpoint_is_given_up(
 async def test_state_that_is_not_plain_data_ends_the_job_and_names_the_step(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """Checkpoints failed every ten seconds for a week, in the log only."""
+    """Checkpoints failed every ten seconds for a week, with an error in the log only."""
 
     class Odd(Operator):
         def process(self, record: Any, out: Output) -> None:

@@ -45,7 +45,7 @@ def settings(folder: Path | CheckpointStore, **options: Any) -> Checkpoints:
 
 
 async def written(topic: Topic) -> list[Any]:
-    """Return the records that a reader of committed records sees now."""
+    """Return the records that a reader of committed records receives now."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     values: list[Any] = []
     while (batch := await reader.read()) is not None:
@@ -91,7 +91,7 @@ async def handled(job: Job, step: str, count: int) -> None:
 
 
 async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBroker, tmp_path: Path) -> None:
-    """Readers acted on results that a crash took back a second later."""
+    """Readers acted on results that a crash revoked a second later."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 10)
@@ -138,7 +138,7 @@ async def test_checkpoints_come_at_their_interval(broker: MemoryBroker, tmp_path
 async def test_what_comes_behind_the_barrier_is_not_in_the_commit(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A commit held more than its snapshot, and the restart wrote the difference again."""
+    """A commit contained more than its snapshot, and the restart wrote the difference again."""
     await write(broker.topic("numbers"), range(5))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 5)
@@ -155,7 +155,7 @@ async def test_what_comes_behind_the_barrier_is_not_in_the_commit(
 
 
 async def test_a_suspended_job_commits_and_resumes_later(broker: MemoryBroker, tmp_path: Path) -> None:
-    """Each nightly restart began with empty sums."""
+    """Each nightly restart started with empty sums."""
     await write(broker.topic("numbers"), range(5))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 5)
@@ -171,7 +171,7 @@ async def test_a_suspended_job_commits_and_resumes_later(broker: MemoryBroker, t
 async def test_a_finished_job_has_committed_and_has_nothing_left_to_do(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last records of a bounded job were never committed; or they were written again by the next run."""
+    """The last records of a bounded job were never committed, or the next run wrote them again."""
     await write(broker.topic("numbers"), range(7))
     for _ in range(2):
         job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
@@ -192,7 +192,7 @@ async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_
     with pytest.raises(JobFailed, match="flow 'sums of numbers': ") as ended:
         await asyncio.wait_for(zombie.wait(), PATIENCE_S)
     assert (ended.value.step, type(ended.value.__cause__)) == ("checkpoint", ProducerFenced)
-    with pytest.raises(JobFailed) as asked_again:  # Of a job that has ended, what it ended with.
+    with pytest.raises(JobFailed) as asked_again:  # the error of the end
         await zombie.checkpoint()
     assert type(asked_again.value.__cause__) is ProducerFenced
     await job.stop("suspend")
@@ -200,7 +200,7 @@ async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_
 
 
 async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker, tmp_path: Path) -> None:
-    """The message blamed the disk; it has to name the step that was refused, and by whom."""
+    """The message blamed the disk instead of naming the refused step and the newer run."""
     zombie = await summing(broker).start(checkpoints=settings(tmp_path))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await write(broker.topic("numbers"), range(5))
@@ -215,9 +215,7 @@ async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker,
 async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A service that was replaced started another run of itself, and the two runs took over from each other for
-    ever.
-    """
+    """A service that was replaced started another run of itself, and the two runs replaced each other forever."""
     jobs: list[Job] = []
 
     @contextlib.asynccontextmanager
@@ -259,7 +257,7 @@ async def test_a_crash_before_the_first_commit_is_a_fresh_start(broker: MemoryBr
 async def test_checkpoints_whose_commit_records_are_gone_are_no_fresh_start(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The service was pointed at an empty cluster, and began to count from nothing without a word."""
+    """The service was pointed at an empty cluster, and silently started with empty state."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.stop("suspend")
     await broker.topic("streamiter-commits").delete()
@@ -280,7 +278,7 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
 
 
 async def test_a_chosen_checkpoint_is_resumed_from(broker: MemoryBroker, tmp_path: Path) -> None:
-    """After a bad deploy there was no way back to the state of the day before."""
+    """After a bad deployment, the state of the day before could not be restored."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     for count in (5, 10):
         await write(broker.topic("numbers"), range(count - 5, count))
@@ -297,7 +295,7 @@ async def test_a_chosen_checkpoint_is_resumed_from(broker: MemoryBroker, tmp_pat
 async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A job was killed between snapshot and commit; gone on from it, half the outputs were missing."""
+    """A job was killed between snapshot and commit, and a restart from this snapshot lost half of the outputs."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()
     await job.stop("suspend")
@@ -308,7 +306,7 @@ async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(
     await store.close()
     with pytest.raises(CheckpointError, match="checkpoint 3 was never committed: its run ended before"):
         await summing(broker).start(checkpoints=settings(tmp_path), restore=3)
-    for restore in (1, 2, "last"):  # Back, and there again.
+    for restore in (1, 2, "last"):  # Restore an older checkpoint, and then a newer one again.
         job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)  # type: ignore[arg-type]
         await job.stop("abort")
 
@@ -316,7 +314,7 @@ async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(
 async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_resumed_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The snapshot was newer than the last one that this run had committed: its outputs were aborted."""
+    """The snapshot was newer than the last one that this run had committed, so its outputs were aborted."""
     store = DirectoryStore(tmp_path)
     job = await summing(broker).start(checkpoints=settings(store))
     await job.checkpoint()
@@ -332,7 +330,7 @@ async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_resumed_from(
 async def test_nothing_is_committed_before_its_snapshot_is_stored(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A crash between the two left outputs that no snapshot knew of: the next run wrote all of them again."""
+    """A crash between commit and store left outputs without a snapshot, and the next run wrote all of them again."""
     await write(broker.topic("numbers"), range(10))
     store = HeldStore(tmp_path)
     job = await summing(broker).start(checkpoints=settings(store))
@@ -341,8 +339,8 @@ async def test_nothing_is_committed_before_its_snapshot_is_stored(
     await until(store.saves.is_set)
     assert await written(broker.topic("sums")) == []
     commits = await written(broker.topic("streamiter-commits"))
-    assert [commit["checkpoint"] for commit in commits] == [None]  # that the run has begun
-    await job.stop("abort")  # as good as a crash, with nothing stored
+    assert [commit["checkpoint"] for commit in commits] == [None]  # the start of the run
+    await job.stop("abort")  # The abort has the effect of a crash: the snapshot is not stored.
     with pytest.raises(CheckpointError, match="given one that has ended"):
         await taking
     job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
@@ -353,7 +351,7 @@ async def test_nothing_is_committed_before_its_snapshot_is_stored(
 async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """The disk of the checkpoints was full; outputs became visible, and again after the restart."""
+    """The disk of the checkpoints was full, and outputs became visible, and again after the restart."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(FullStore(tmp_path)))
     await handled(job, "sink sums", 10)
@@ -376,7 +374,7 @@ class FullStore(DirectoryStore):
 async def test_outputs_elsewhere_are_said_to_be_at_least_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only one of two clusters was exactly once, and users did not know it."""
+    """Only one of two clusters was exactly once, and no message said so."""
     other = MemoryBroker()
     await other.topic("copies").create()
     await write(broker.topic("numbers"), range(3))
@@ -397,7 +395,7 @@ async def test_outputs_elsewhere_are_said_to_be_at_least_once(
 async def test_dead_letters_elsewhere_do_not_decide_where_results_are_committed(
     has_results: bool, broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The refused records went to the cluster of the logs, and since then results came twice after each restart."""
+    """Dead letters were sent to another cluster, and from then on results came twice after each restart."""
     logs = MemoryBroker()
     await logs.topic("refused").create()
     await write(broker.topic("numbers"), range(3))
@@ -445,7 +443,7 @@ class Reported(Source):
 async def test_a_source_that_cannot_report_its_lag_does_not_end_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The monitoring went down, a KeyError came out of the source's own client, and the service with it."""
+    """The monitoring failed, the source's client raised a KeyError, and the service ended."""
     source = Reported()
     flow = Flow("reporting")
     flow.from_source(lambda: source, name="in").collect(name="all")
@@ -478,9 +476,7 @@ async def test_a_source_that_cannot_report_its_lag_does_not_end_the_job(
 async def test_options_that_would_be_ignored_are_refused(
     options: dict[str, Any], message: str, broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """restore=7 without the folder started fresh, without an error; changed_steps="sum" meant three steps: s, u
-    and m.
-    """
+    """restore=7 without a folder silently started fresh, and changed_steps="sum" named three steps: s, u and m."""
     given = [options]
     if isinstance(options.get("changed_steps"), (str, bytes, int)) or "together" not in message:
         given.append({**options, "checkpoints": settings(tmp_path)})
@@ -490,7 +486,7 @@ async def test_options_that_would_be_ignored_are_refused(
 
 
 async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_path: Path) -> None:
-    """Dashboards had to wait ten seconds for each point."""
+    """Dashboards waited ten seconds for each point."""
     await write(broker.topic("numbers"), range(3))
     job = await summing(broker, delivery="at_least_once").start(checkpoints=settings(tmp_path))
     async with asyncio.timeout(PATIENCE_S):
@@ -500,7 +496,7 @@ async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_
 
 
 async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
-    """A map was added in front, and the second sum resumed with the state of the first."""
+    """A map was added before the sums, and the second sum resumed with the state of the first."""
     flow = Flow("unnamed")
     flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(
         broker.topic("sums")
@@ -510,7 +506,7 @@ async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, t
 
 
 async def test_steps_that_came_or_went_are_named(broker: MemoryBroker, tmp_path: Path) -> None:
-    """A renamed step lost its state without a word."""
+    """A renamed step silently lost its state."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.stop("suspend")
     flow = Flow("sums of numbers")
@@ -527,7 +523,7 @@ async def test_steps_that_came_or_went_are_named(broker: MemoryBroker, tmp_path:
 async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """Every commit failed, because the broker had taken the transaction back before."""
+    """Every commit failed, because the broker had aborted the transaction before."""
     with pytest.raises(ConfigurationError, match=r"expected interval_s [+] alignment_timeout_s below"):
         await summing(broker).start(checkpoints=settings(tmp_path, interval_s=250.0))
 
@@ -535,7 +531,7 @@ async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
 async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A flow that only keeps state, and serves it from memory, could not be restarted."""
+    """A flow without sinks, which keeps state and serves it from memory, could not be restarted."""
 
     def counting(stop: Any = None) -> tuple[Flow, Any]:
         flow = Flow("counting")
@@ -558,7 +554,7 @@ async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
 
 
 class Broken(Operator):
-    """A store that cannot be opened."""
+    """An operator that cannot be opened."""
 
     def open(self, context: Any) -> None:
         raise OSError("no licence")
@@ -571,7 +567,7 @@ class Broken(Operator):
 async def test_a_start_that_fails_leaves_for_the_next_one_what_was_there(
     broker: MemoryBroker, tmp_path: Path, restore: int | None
 ) -> None:
-    """Somebody tried restore=None, which failed; the plain start after it began with empty sums."""
+    """A start with restore=None failed, and the plain start after it had empty sums."""
     await write(broker.topic("numbers"), range(4))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 4)
@@ -613,7 +609,7 @@ def cut_off_the_last(folder: Path) -> None:
 
 
 async def test_a_damaged_checkpoint_is_said_to_be_damaged(broker: MemoryBroker, tmp_path: Path) -> None:
-    """A flipped bit was reported as another folder."""
+    """A damaged checkpoint was reported as a wrong folder."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()
     await job.stop("suspend")
@@ -627,7 +623,7 @@ async def test_a_damaged_checkpoint_is_said_to_be_damaged(broker: MemoryBroker, 
 async def test_changed_steps_that_stay_in_the_program_keep_their_state(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The option was forgotten in the program, and each restart began with empty sums; or it was misspelt."""
+    """With the option left in the program, or misspelt in it, each restart started with empty sums."""
     for count in (2, 4, 6):
         await write(broker.topic("numbers"), range(count - 2, count))
         job = await summing(broker).start(checkpoints=settings(tmp_path), changed_steps=["sum", "smu"])

@@ -1,4 +1,4 @@
-"""Feedback that is read back."""
+"""Feedback that is read back from disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamiter.runtime.port import Port
 
 
 def test_feedback_on_disk_comes_back_in_pieces_that_memory_has_room_for(tmp_path: Path) -> None:
-    """Joined by their number alone, eight thousand large records came back from disk as one batch."""
+    """Joined by their number alone, eight thousand large records were read from disk as one batch."""
     queue = SpillQueue(name="head", directory=tmp_path, memory_limit_bytes=1 << 20, disk_limit_bytes=1 << 30)
     channel = FeedbackChannel("tail → head", queue)
     port = Port(0, "feedback", channel, is_feedback=True)

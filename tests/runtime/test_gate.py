@@ -27,9 +27,9 @@ from streamiter.runtime.port import Port
 
 class TestTurns:
     def test_a_flood_on_one_channel_does_not_starve_another(self) -> None:
-        """While one partition catches up on a week of backlog, the others must be read, too."""
+        """While one partition caught up on a week of backlog, the others were not read."""
         run = GateRun(["input", "input"])
-        # Kinds that alternate cannot be joined, so that the flood stays a hundred batches.
+        # Batches of alternating kinds cannot be joined, so that the flood stays a hundred batches.
         for number in range(100):
             run.put_all(0, data(number) if number % 2 else array(number))
         run.put_all(1, data(1000))
@@ -39,7 +39,7 @@ class TestTurns:
         assert len(run.records()) == 102
 
     def test_a_channel_that_never_runs_empty_leaves_others_their_turns(self) -> None:
-        """The first channel is filled as fast as it is read."""
+        """The first channel was filled as fast as it was read, and the gate read no other channel."""
         run = GateRun(["input", "input", "input"])
         run.put_all(0, data(0))
         run.put_all(1, data(1000))
@@ -50,7 +50,7 @@ class TestTurns:
         assert {1000, 2000} <= set(run.records()[:5])
 
     async def test_the_gate_wakes_when_a_channel_gets_an_item_or_a_control_record_is_posted(self) -> None:
-        """A task that sleeps although it has input is a silent stall."""
+        """A task slept although it had input: a silent stall."""
         run = GateRun(["input"])
         for wake in (
             lambda: run.put_all(0, data(1)),
@@ -65,14 +65,14 @@ class TestTurns:
             await waiting
 
     def test_posted_control_records_come_first(self) -> None:
-        """Timers and stops must not wait behind a backlog."""
+        """Timers and stops waited behind a backlog."""
         run = GateRun(["input"])
         run.put_all(0, data(1))
         run.gate.post(InputEnded("timer"))
         assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
 
     def test_items_in_a_channel_before_the_gate_is_made_are_read(self) -> None:
-        """A task upstream may put records before the task that reads them exists."""
+        """A task upstream put records before the task that reads them existed, and the gate did not see them."""
         channel = Channel("a → b")
         channel.try_put(data(1))
         gate = Gate([Port(0, "input", channel, is_feedback=False)])
@@ -84,7 +84,7 @@ class TestTurns:
 
 class TestJoining:
     def test_small_batches_that_wait_are_joined(self) -> None:
-        """A step that has fallen behind catches up with larger batches."""
+        """A step that had fallen behind read its small batches one by one, and did not catch up."""
         run = GateRun(["input"])
         for number in range(5):
             run.put_all(0, data(number))
@@ -92,14 +92,14 @@ class TestJoining:
         assert [batch.records for batch in run.batches] == [[0, 1, 2, 3, 4]]
 
     def test_batches_of_different_epochs_stay_apart(self) -> None:
-        """A record in the wrong epoch makes a gradient wrong."""
+        """A record in the wrong epoch made a gradient wrong."""
         run = GateRun(["input"])
         run.put_all(0, data(0, epoch=0), data(1, epoch=0), data(2, epoch=1), data(3, epoch=0))
         run.run()
         assert [(batch.epoch, batch.records) for batch in run.batches] == [(0, [0, 1]), (1, [2]), (0, [3])]
 
     def test_batches_of_different_kinds_stay_apart(self) -> None:
-        """A list joined with an array would change the type of its records."""
+        """A list joined with an array changed the type of its records."""
         run = GateRun(["input"])
         columns = DataBatch(Columns({"x": [1]}))
         run.put_all(0, data(0), data(1), array(2), array(3), DataBatch(np.array([4.5])))
@@ -110,14 +110,14 @@ class TestJoining:
         run.gate.poll()
 
     def test_nothing_is_joined_across_a_control_record(self) -> None:
-        """Records behind a barrier belong to the next checkpoint."""
+        """Records after a barrier, which belong to the next checkpoint, were joined with records before it."""
         run = GateRun(["input"])
         run.put_all(0, data(0), EpochWatermark(0), data(1, epoch=1), CheckpointBarrier(1), data(2, epoch=1))
         run.run()
         assert run.told() == ["0", "watermark 0", "1", "barrier 1", "2"]
 
     def test_a_joined_batch_is_bounded(self) -> None:
-        """A backlog must not become one batch that takes minutes."""
+        """A backlog became one batch that took minutes."""
         run = GateRun(["input"], limit_records=100_000)
         for _ in range(10):
             run.put_all(0, DataBatch(list(range(3000))))
@@ -127,7 +127,7 @@ class TestJoining:
 
 class TestWatermarks:
     def test_the_watermark_is_the_least_of_all_channels(self) -> None:
-        """A callback that comes before the slowest channel's records averages half a gradient."""
+        """A callback came before the slowest channel's records, and averaged half of the gradients."""
         run = GateRun(["a", "a", "b"])
         run.put_all(0, EpochWatermark(0), EpochWatermark(3))
         run.put_all(1, EpochWatermark(1))
@@ -139,7 +139,7 @@ class TestWatermarks:
         assert run.told() == ["watermark 0", "watermark 1"]
 
     def test_a_channel_whose_data_has_ended_delays_no_epoch(self) -> None:
-        """One empty partition would otherwise stop all callbacks for ever."""
+        """One empty partition stopped all callbacks forever."""
         run = GateRun(["a", "b"])
         run.put_all(0, EpochWatermark(4))
         run.put_all(1, EndOfData())
@@ -147,7 +147,7 @@ class TestWatermarks:
         assert run.told() == ["b ended", "watermark 4"]
 
     def test_the_end_of_all_data_comes_once_and_the_task_continues(self) -> None:
-        """In an iteration, an operator that reads only data exists until the iteration ends."""
+        """An operator that reads only data ended before its iteration."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfData())
         run.put_all(1, EndOfData())
@@ -162,7 +162,7 @@ class TestWatermarks:
         assert end.epoch == 7
 
     def test_an_input_ends_with_the_last_of_its_channels(self) -> None:
-        """``input_ended`` must not come while another partition brings records."""
+        """``input_ended`` was called while another partition still had records."""
         run = GateRun(["a", "a", "b"])
         run.put_all(0, EndOfInput())
         run.put_all(2, EndOfInput())
@@ -174,14 +174,14 @@ class TestWatermarks:
 
 
 class TestIdleChannels:
-    """An idle channel says so once. Others do not wait for it until it brings data."""
+    """An idle channel sends one control record, and the others do not wait for it until it has data."""
 
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("epoch", [0, 5])
     def test_data_ends_the_idleness_of_a_channel(self, in_order: bool, epoch: int) -> None:
-        """An added partition once stayed idle although it brought data, so nothing waited for its epochs."""
+        """An added partition stayed idle although it had data, so no watermark waited for its epochs."""
         run = GateRun(["input", "input"], in_order=in_order)
-        run.put_all(0, Idle(), data(1, epoch=epoch))  # In order, that of a later epoch is set aside.
+        run.put_all(0, Idle(), data(1, epoch=epoch))  # In order, epoch 5 is set aside.
         run.run()
         run.put_all(1, Idle())
         run.run()
@@ -191,7 +191,7 @@ class TestIdleChannels:
         assert isinstance(run.trace[-1], Idle)
 
     def test_a_channel_whose_data_has_ended_does_not_count_for_idleness(self) -> None:
-        """It brings no data, so the others would wait for it without end."""
+        """The other channels waited forever for data of a channel that had ended."""
         run = GateRun(["input", "input"])
         run.put_all(0, Idle())
         run.put_all(1, EndOfData())
@@ -201,7 +201,7 @@ class TestIdleChannels:
 
 class TestWantedInputs:
     def test_only_wanted_inputs_are_read(self) -> None:
-        """A worker that takes data before its first model predicts with zeros."""
+        """A worker that read data before its first model predicted with zeros."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, data(10, 11))
         run.put_all(0, data(1))
@@ -210,7 +210,7 @@ class TestWantedInputs:
         assert run.gate.has_parked
 
     def test_the_wanted_inputs_may_change_with_each_record_of_a_batch(self) -> None:
-        """The limits of a batch have no meaning, so the change must not wait for the end of the batch."""
+        """A changed wish waited for the end of a batch, although the limits of a batch have no meaning."""
         run = GateRun(["a", "b"], wants=lambda run: (("a", "b")[len(run.records()) % 2],))
         run.put_all(0, data(1, 2, 3), EndOfInput())
         run.put_all(1, data(10, 20, 30), EndOfInput())
@@ -218,7 +218,7 @@ class TestWantedInputs:
         assert run.told() == ["1", "10", "2", "20", "3", "30", "a ended", "b ended", "end"]
 
     def test_if_only_ended_inputs_are_wanted_all_are_read(self) -> None:
-        """Otherwise workers with partitions of different sizes would wait for each other without end."""
+        """Workers with partitions of different sizes waited for each other forever."""
         run = GateRun(["a", "b"], wants=lambda _: ("a",))
         run.put_all(1, data(10))
         run.put_all(0, data(1), EndOfInput())
@@ -226,7 +226,7 @@ class TestWantedInputs:
         assert run.told() == ["1", "a ended", "10"]
 
     def test_if_no_input_is_wanted_only_control_records_are_read(self) -> None:
-        """An operator may wait for a timer; watermarks and ends still arrive."""
+        """While an operator waited for a timer, it received no watermarks and ends."""
         run = GateRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, EpochWatermark(0), data(1, epoch=1))
         run.put_all(1, EpochWatermark(0), EndOfInput())
@@ -237,7 +237,7 @@ class TestWantedInputs:
         assert run.records() == [1]
 
     def test_an_unknown_name_is_an_error_that_gives_the_names(self) -> None:
-        """A typing error once had the effect that all inputs were read, without any message."""
+        """After a typing error in a name, all inputs were read, without any message."""
         run = GateRun(["model", "data"])
         with pytest.raises(
             ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"
@@ -247,7 +247,7 @@ class TestWantedInputs:
             run.gate.want("model")
 
     def test_an_end_comes_after_the_records_that_were_put_back(self) -> None:
-        """The rest of a batch must not be lost when its channel ends."""
+        """The rest of a batch was lost when its channel ended."""
         run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",))
         run.put_all(0, data(1, 2, 3), EndOfInput())
         run.run()
@@ -260,7 +260,7 @@ class TestWantedInputs:
 
 
 def test_a_posted_barrier_is_passed_when_all_inputs_have_ended() -> None:
-    """A head starts barriers itself after its initial values have ended."""
+    """A head, which starts barriers itself after its initial values have ended, waited for a barrier."""
     run = GateRun(["a"])
     assert run.gate.accept_trigger(CheckpointBarrier(1)) == []
     run.put_all(0, EndOfInput())
@@ -270,7 +270,7 @@ def test_a_posted_barrier_is_passed_when_all_inputs_have_ended() -> None:
 
 
 def test_a_control_record_that_is_posted_is_refused_on_a_channel() -> None:
-    """Only the engine makes these control records, so this is a bug of the engine."""
+    """A control record that only the engine posts was accepted on a channel, which hid a bug in the engine."""
     run = GateRun(["a"])
     with pytest.raises(TypeError, match="expected a control record of a channel"):
         run.gate.accept(run.gate.ports[0], BarrierTrigger(CheckpointBarrier(1)))

@@ -1,4 +1,4 @@
-"""The gate under random schedules, against rules simple enough to be read."""
+"""The gate under random schedules, compared with simple rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
         as_array = random.random() < 0.5
         items.append(DataBatch(np.array(records) if as_array else records, epoch))
     places = sorted(random.randint(0, len(items)) for _ in range(2))
-    ends_before = random.choice((0, 0, 0, 1, 2))  # A channel that ends brings no further barrier.
+    ends_before = random.choice((0, 0, 0, 1, 2))  # A channel that has ended has no further barrier.
     for checkpoint, place in reversed(list(enumerate(places, 1))):
         items.insert(place, CheckpointBarrier(checkpoint))
     if ends_before:
@@ -131,7 +131,7 @@ class Scheduler:
         return barrier.checkpoint in self.announced and not self.run.has_ended
 
     def check_nothing_keeps_a_barrier_waiting(self) -> None:
-        """When all channels have brought a barrier, or their end, the barrier passes, whatever inputs are wanted."""
+        """Check that the barrier passes for any wanted inputs, once all channels have it or have ended."""
         for checkpoint in self.announced:
             brought = all(
                 not _brings(left, checkpoint) if _brings(script, checkpoint) else not left
@@ -154,7 +154,7 @@ class Scheduler:
             idle = 0 if stepped or any(moved) else idle + 1
             if not stepped:
                 self.check_nothing_keeps_a_barrier_waiting()
-            # A wish that names nothing is changed by a timer in real life.
+            # In a real job a timer changes a wish that names no input.
             self.run._ask()
             assert idle < 60, f"stuck: {self.run.told()}, left {self.scripts}"
         return self.run
@@ -171,7 +171,7 @@ def records_before(script: list[Item], checkpoint: int) -> list[int]:
 
 
 def check_order(run: GateRun, plan: Plan) -> None:
-    """Every record comes once; records of a channel come in order (by epoch if epochs are in order)."""
+    """Check that each record comes once, and in order in its channel (by epoch if epochs are in order)."""
     for port, script in enumerate(plan.scripts):
         expected = [
             (item.epoch, int(record))
@@ -191,7 +191,7 @@ def check_order(run: GateRun, plan: Plan) -> None:
 
 
 def check_watermarks(run: GateRun) -> None:
-    """Watermarks grow, and no record of an epoch comes behind the watermark of this epoch."""
+    """Check that watermarks increase, and no record comes after the watermark of its epoch."""
     watermark = -1
     for entry in run.trace:
         if isinstance(entry, EpochWatermark):
@@ -202,7 +202,7 @@ def check_watermarks(run: GateRun) -> None:
 
 
 def check_ends(run: GateRun, plan: Plan) -> None:
-    """Each input ends once, behind its records; the end of all inputs comes once, last."""
+    """Check that each input ends once, after its records, and all inputs together once, at the end."""
     assert sum(isinstance(entry, EndOfInput) for entry in run.trace) == 1
     ends = [entry.input_name for entry in run.trace if isinstance(entry, InputEnded)]
     assert Counter(ends) == Counter(dict.fromkeys(plan.inputs, 1))
@@ -216,10 +216,10 @@ def check_ends(run: GateRun, plan: Plan) -> None:
 def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoint(
     example: tuple[Plan, list[int]],
 ) -> None:
-    """With any wanted inputs, channel sizes and barriers, no record is lost, doubled, late or stuck.
+    """A record was lost, doubled, late or stuck under one choice of wanted inputs, channel sizes and barriers.
 
-    A checkpoint has exactly the records before its barriers; a crash after the first checkpoint and a restore
-    from it are together one uninterrupted run.
+    A checkpoint has exactly the records before its barriers; a run until the first checkpoint and a run restored from
+    it are together one uninterrupted run.
     """
     plan, moves = example
     run = Scheduler(plan, plan.scripts).play()
@@ -233,7 +233,9 @@ def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoin
 
 
 def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
-    """The handled records before a checkpoint and its snapshot are together each record before the barriers, once."""
+    """Check that the records handled before a checkpoint and those in its snapshot are the records before the
+    barriers.
+    """
     handled = []
     for entry in run.trace:
         if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:
@@ -246,7 +248,7 @@ def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[s
 
 
 def check_restored(run: GateRun, plan: Plan, moves: list[int]) -> None:
-    """The handled records before the first checkpoint, and those after a restore from it, are one run."""
+    """Check that the records before the first checkpoint and those after a restore from it form one run."""
     before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
     behind = [behind_barrier(script) for script in plan.scripts]

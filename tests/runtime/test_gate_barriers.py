@@ -33,7 +33,7 @@ def barrier(checkpoint: int = 1) -> CheckpointBarrier:
 
 class TestAlignment:
     def test_a_channel_that_has_brought_the_barrier_waits_for_the_others(self) -> None:
-        """A record from behind the barrier in the snapshot is counted twice after a restore."""
+        """A record from after the barrier was in the snapshot, and counted twice after a restore."""
         run = GateRun(["input", "input"])
         run.put_all(0, data(1), barrier(), data(2))
         run.run()
@@ -46,7 +46,7 @@ class TestAlignment:
         assert sorted(run.told()[3:]) == ["2", "20"]
 
     def test_the_end_of_a_channel_counts_as_its_barrier(self) -> None:
-        """A partition that ends during a checkpoint: it must neither fail nor wait for ever."""
+        """A partition that ended during a checkpoint failed it, or blocked it forever."""
         run = GateRun(["input", "input"])
         run.put_all(0, barrier(), data(2))
         run.put_all(1, data(10), EndOfInput())
@@ -54,7 +54,7 @@ class TestAlignment:
         assert run.told() == ["10", "barrier 1", "2"]
 
     def test_a_channel_that_had_ended_brings_none(self) -> None:
-        """Checkpoints continue after a bounded input has ended while an endless input continues."""
+        """Checkpoints stopped after a bounded input had ended, although an endless input continued."""
         run = GateRun(["a", "b"])
         run.put_all(1, EndOfInput())
         run.run()
@@ -64,7 +64,7 @@ class TestAlignment:
         assert run.told() == ["b ended", "1", "barrier 1", "2", "barrier 2"]
 
     def test_a_barrier_behind_the_end_of_its_channel_is_an_internal_error(self) -> None:
-        """Nothing follows the end of an input. A barrier there would block a channel that has ended."""
+        """A barrier after the end of an input, which a channel must not have, blocked the ended channel."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfInput(), barrier())
         with pytest.raises(
@@ -73,7 +73,7 @@ class TestAlignment:
             run.run()
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
-        """The second barrier starts before all channels have brought the first."""
+        """The second barrier arrived before all channels had the first, and passed before it."""
         run = GateRun(["input", "input"])
         run.put_all(0, barrier(1), data(1), barrier(2), data(2))
         run.put_all(1, data(10), barrier(1), data(20), barrier(2))
@@ -89,8 +89,8 @@ class TestAlignment:
 
 class TestUnwantedInputs:
     def test_the_deadlock_of_a_barrier_behind_data_that_is_not_wanted(self) -> None:
-        """A worker waits for its model; the barrier blocks the model's channel and is behind data on the other
-        channel.
+        """A worker waited for its model, the barrier blocked the model's channel, and the other barrier was behind
+        unread data.
         """
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, data(10, 11), barrier(), data(12))
@@ -104,7 +104,7 @@ class TestUnwantedInputs:
         assert run.records() == [1, 10, 11, 12]
 
     def test_a_barrier_that_begins_here_does_not_wait_for_an_end_behind_data_that_is_not_wanted(self) -> None:
-        """An entrance held data for an epoch that could not complete: the loop was waiting for the barrier."""
+        """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = GateRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
         assert run.gate.accept_trigger(barrier(1)) == []
@@ -119,8 +119,8 @@ class TestUnwantedInputs:
         assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
 
     def test_data_that_comes_while_it_aligns_is_held_too(self) -> None:
-        """The producer waits for room in the full channel, with the barrier behind: the gate must continue to
-        make room.
+        """The producer waited for room in the full channel, with the barrier not yet sent, because the gate stopped
+        making room.
         """
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
         run.put_all(0, barrier(), data(1))
@@ -134,7 +134,7 @@ class TestUnwantedInputs:
         assert held_records(run.snapshots[1], in_order=False) == list(range(10, 20))
 
     def test_records_behind_the_barrier_never_come_before_it(self) -> None:
-        """Holding completed the alignment in the middle of a look at the ports: the next one overtook the barrier."""
+        """The alignment completed while the gate visited its ports, and records of the next port passed the barrier."""
         run = GateRun(["model", "data", "model"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.run()
@@ -144,7 +144,7 @@ class TestUnwantedInputs:
         assert run.told()[0] == "barrier 1"
 
     def test_an_unwanted_input_that_ends_without_a_barrier_holds_it_up_no_longer(self) -> None:
-        """The data and the end of the input are held; its barrier will never come. The gate once waited for ever."""
+        """The gate held the data and the end of the input, and waited forever for a barrier that could not come."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.put_all(1, data(10), EndOfInput())
@@ -155,7 +155,7 @@ class TestUnwantedInputs:
         assert run.told()[2:] == ["model ended", "10", "data ended", "end"]
 
     def test_the_end_that_was_held_is_in_the_snapshot(self) -> None:
-        """The task before the gate has ended and sends no end after a restore: the job would never end."""
+        """The task before the gate had ended, so it sent no end after a restore, and the job never ended."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier())
         run.put_all(1, data(10), EndOfInput(3))
@@ -169,7 +169,7 @@ class TestUnwantedInputs:
         assert end.epoch == 3
 
     def test_an_end_that_was_held_and_restored_brings_no_barrier_either(self) -> None:
-        """The next checkpoint after a restore once waited for the channel of a task that had ended."""
+        """The next checkpoint after a restore waited for the channel of a task that had ended."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier())
         run.put_all(1, data(10), EndOfInput())
@@ -180,7 +180,7 @@ class TestUnwantedInputs:
         assert restored.told() == ["barrier 2"]
 
     def test_control_at_the_front_of_an_unwanted_input_is_taken(self) -> None:
-        """A watermark or barrier that waits until its input is wanted delays all other tasks."""
+        """A watermark or barrier waited until its input was wanted, and delayed all other tasks."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, EpochWatermark(0), barrier())
         run.put_all(0, EpochWatermark(0), barrier())
@@ -188,7 +188,7 @@ class TestUnwantedInputs:
         assert run.told() == ["watermark 0", "barrier 1"]
 
     def test_a_barrier_that_is_announced_passes_where_nothing_is_wanted(self) -> None:
-        """Both barriers are behind data and the operator waits for a timer: no barrier would ever reach the gate."""
+        """Both barriers were behind data while the operator waited for a timer, and no barrier reached the gate."""
         run = GateRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, data(1), barrier(), data(2))
         run.put_all(1, data(10), barrier())
@@ -223,7 +223,7 @@ class TestRecordsSetAside:
         assert max(sizes) <= 2 * 4, sizes
 
     def test_what_was_put_back_takes_the_room_of_its_channel(self) -> None:
-        """The channel was filled again behind each batch of which one record was wanted."""
+        """The channel was filled again after each batch of which one record was wanted."""
         run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",), limit_records=4)
         run.put_all(0, data(1, 2, 3, 4))
         run.run()
@@ -232,7 +232,7 @@ class TestRecordsSetAside:
         assert not run.put(0, data(6))
 
     def test_what_was_restored_takes_the_room_of_its_channel(self) -> None:
-        """A job that is restarted again and again took as much again each time."""
+        """A job that was restarted several times took the same amount of memory again each time."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
@@ -244,7 +244,7 @@ class TestRecordsSetAside:
         assert restored.put(1, data(14))
 
     def test_records_take_room_until_they_are_handled(self) -> None:
-        """A slow step took all that was held at once, seemed to hold nothing, and was sent as much again."""
+        """A slow step took all held records at once, seemed to hold none, and received as many again."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
@@ -257,7 +257,7 @@ class TestRecordsSetAside:
         assert run.put(1, data(14))
 
     async def test_a_producer_that_waits_is_told_of_room_that_handling_makes(self) -> None:
-        """It waited for something to be taken from a channel that was empty: for ever."""
+        """A producer waited forever for a channel that was empty, until the gate would read from it."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
@@ -289,7 +289,7 @@ class TestRecordsSetAside:
 
 class TestSnapshot:
     def test_a_restored_gate_continues_where_the_snapshot_was_taken(self) -> None:
-        """Held records and watermarks are part of the state: a callback that came must not come again."""
+        """A callback from before the snapshot was called again, or held records were lost."""
         run = GateRun(["a", "b"], wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(1, epoch=1), barrier())
         run.put_all(1, EpochWatermark(0), array(10, 11, epoch=1), barrier())
@@ -304,7 +304,7 @@ class TestSnapshot:
         assert isinstance(restored.batches[0].records, np.ndarray)
 
     def test_inputs_that_had_ended_stay_ended(self) -> None:
-        """The task before the gate has ended and does not report again: a restored gate would wait for ever."""
+        """The task before the gate had ended and did not report again, so a restored gate waited forever."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfInput())
         run.put_all(1, data(1), barrier())
@@ -315,7 +315,7 @@ class TestSnapshot:
         assert restored.told() == ["watermark 0", "barrier 2", "b ended", "end"]
 
     def test_is_plain_data(self) -> None:
-        """The snapshot goes to disk; a value that cannot be encoded would fail the first checkpoint in production."""
+        """A value in the snapshot could not be encoded, and the first checkpoint in production failed."""
         run = GateRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(5, epoch=5), barrier())
         run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
@@ -378,7 +378,7 @@ class Looped:
 
 class TestFeedbackLog:
     def test_holds_what_comes_between_the_barrier_and_its_return(self) -> None:
-        """A loop in flight: without the log its records are lost at each restore."""
+        """Without the log, records in the loop were lost at each restore."""
         head = Looped()
         head.feedback.try_put(data(1))
         head.run()
@@ -390,7 +390,7 @@ class TestFeedbackLog:
         assert head.logged_items() == ["[2] of 1", "EpochWatermark(1)", "[3] of 2", "Idle()", "EndOfInput(5)"]
 
     def test_a_barrier_that_has_come_round_before_leaves_nothing_to_log(self) -> None:
-        """Another head's barrier may have gone through the loop before this one began."""
+        """A head waited for a barrier that another head had already sent through the loop."""
         head = Looped()
         head.feedback.put_control(barrier())
         head.feedback.try_put(data(4))
@@ -400,7 +400,7 @@ class TestFeedbackLog:
         assert (returned.checkpoint, returned.logged) == (1, [])
 
     def test_feedback_never_waits_for_the_alignment_of_the_inputs(self) -> None:
-        """The barrier of the loop comes from this very task: it would wait for itself."""
+        """The feedback channel waited for the barrier of the loop, which comes from this very task."""
         head = Looped()
         head.initial.try_put(data(1))
         head.initial.put_control(barrier())
@@ -410,7 +410,7 @@ class TestFeedbackLog:
         assert [type(event) for event in head.events] == [CheckpointBarrier]
 
     def test_restored_feedback_is_in_the_next_snapshot_once(self) -> None:
-        """A checkpoint followed a restore: feedback of the old snapshot was logged again, and so doubled."""
+        """After a restore, feedback of the old snapshot was logged again in the next checkpoint, and so doubled."""
         head = Looped()
         head.gate.start_feedback_log(barrier())
         head.feed_back(data(6, epoch=1), EpochWatermark(1), data(7, epoch=2), barrier())
@@ -429,7 +429,7 @@ class TestFeedbackLog:
         assert restored.gate.held_records == 0
 
     def test_beyond_its_memory_it_goes_to_disk_and_comes_back_from_there(self) -> None:
-        """A loop with more feedback than memory could neither be checkpointed nor restored."""
+        """A loop with more feedback than memory could be neither checkpointed nor restored."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
         head.gate.start_feedback_log(barrier())
@@ -450,7 +450,7 @@ class TestFeedbackLog:
         assert unnamed_files() == before
 
     def test_what_is_given_up_leaves_nothing(self) -> None:
-        """A checkpoint that takes too long is given up while its log grows; the next one must not find it."""
+        """A checkpoint was abandoned while its log grew, and the next checkpoint contained the old log."""
         before = unnamed_files()
         head = Looped()
         head.gate.start_feedback_log(barrier())
@@ -468,7 +468,7 @@ class TestFeedbackLog:
         assert head.logged_items() == ["[6] of 0"]
 
     def test_what_was_restored_and_never_handled_leaves_no_file(self) -> None:
-        """A job that fails right after it was restored."""
+        """A job that failed right after its restore left files open."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
         head.gate.start_feedback_log(barrier())
@@ -480,7 +480,7 @@ class TestFeedbackLog:
         assert unnamed_files() == before
 
     def test_after_a_suspending_barrier_feedback_is_only_logged(self) -> None:
-        """Nothing may be handled behind the barrier at which the job stops."""
+        """Feedback was handled after the barrier at which the job stops."""
         head = Looped()
         head.gate.only_feedback()
         head.gate.start_feedback_log(barrier())

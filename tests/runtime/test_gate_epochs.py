@@ -16,14 +16,14 @@ Steps = list[tuple[int, int | None]]
 
 
 def some_steps(random: Random) -> Steps:
-    """Return steps: a channel, and by how much its watermark grows, or None if the channel ends."""
+    """Return steps: a channel and the growth of its watermark, or None if the channel ends."""
     growths = (1, 1, 2, 3, None) if random.random() < 0.5 else (1, 1, 1, 1, 1, 1, 2, 3, 3, None)
     return [(random.randrange(4), random.choice(growths)) for _ in range(random.randrange(41))]
 
 
 @random_examples(some_steps)
 def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreases(steps: Steps) -> None:
-    """The tracker agrees with the definition: a watermark too early gives wrong results, too late stops the loop."""
+    """A watermark that was too early gave wrong results, or one that was too late stopped the loop."""
     tracker = WatermarkTracker(4)
     watermarks: dict[int, int] = dict.fromkeys(range(4), BEFORE_ALL_EPOCHS)
     expected = highest = BEFORE_ALL_EPOCHS
@@ -49,20 +49,20 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
 
 
 def test_the_watermark_grows_with_the_last_of_five_channels() -> None:
-    """An operator with five channels gets no callback before all of them have brought the watermark."""
+    """An operator with five channels received a callback before all of them had the watermark."""
     tracker = WatermarkTracker(5)
     assert [tracker.advance(channel, 0) for channel in range(5)] == [None, None, None, None, 0]
 
 
 def test_a_task_without_channels_is_restored() -> None:
-    """A source has no channels, and so no greatest watermark."""
+    """The restore of a source failed, because a task without channels has no greatest watermark."""
     tracker, restored = WatermarkTracker(0), WatermarkTracker(0)
     restored.restore(tracker.snapshot())
     assert restored.watermark == BEFORE_ALL_EPOCHS
 
 
 def test_a_watermark_that_decreases_is_an_internal_error() -> None:
-    """It would repeat callbacks. The same watermark again is allowed."""
+    """A decreasing watermark repeated callbacks, or an equal one was refused."""
     tracker = WatermarkTracker(1)
     assert [tracker.advance(0, 3), tracker.advance(0, 3)] == [3, None]
     with pytest.raises(InternalError, match="given 2 after 3"):
@@ -70,7 +70,7 @@ def test_a_watermark_that_decreases_is_an_internal_error() -> None:
 
 
 def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
-    """Feedback may be ahead of its epoch. Leaving it in the channel would delay the watermark behind it."""
+    """Feedback ahead of its epoch stayed in the channel, and delayed the watermark after it."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), data(1, epoch=1), data(0, epoch=0), EpochWatermark(2))
     run.put_all(1, EpochWatermark(0))
@@ -85,7 +85,7 @@ def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
 
 
 def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> None:
-    """The watermark has arrived, but the callback of epoch 3 must come after the records of epoch 3."""
+    """The watermark had arrived, and the callback of epoch 3 came before the records of epoch 3."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(1, data(30, epoch=3), EpochWatermark(3))
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), EpochWatermark(2), EpochWatermark(3))
@@ -94,7 +94,7 @@ def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> No
 
 
 def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
-    """In synchronous training, examples of the next epoch are set aside while the step waits for its model."""
+    """In synchronous training, the examples set aside for a model came after the watermark of their epoch."""
     run = GateRun(
         ["model", "examples"],
         in_order=True,
@@ -107,7 +107,7 @@ def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
 
 
 def test_an_input_ends_only_after_its_records_that_were_set_aside() -> None:
-    """Records after ``input_ended`` would be lost."""
+    """Records came after ``input_ended``, and were lost."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), EpochWatermark(2), EndOfInput())
     run.run()
@@ -118,7 +118,7 @@ def test_an_input_ends_only_after_its_records_that_were_set_aside() -> None:
 
 
 def test_the_end_comes_after_all_records_that_were_set_aside() -> None:
-    """The task once ended at once when all inputs had ended, and lost the records it held."""
+    """The task ended when all inputs had ended, and lost the records that it held."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(20, epoch=2), data(50, epoch=5), EndOfInput())
     run.put_all(1, EpochWatermark(0), data(30, epoch=3), EndOfInput())
@@ -129,7 +129,7 @@ def test_the_end_comes_after_all_records_that_were_set_aside() -> None:
 
 
 def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
-    """The last epoch has no callback; records of later epochs are still handled."""
+    """Records after the last epoch, which has no callback, were not handled, or caused a callback."""
     run = GateRun(["model", "examples"], in_order=True)
     run.put_all(1, EpochWatermark(0), EndOfData())
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), data(2, epoch=2), data(4, epoch=4), data(3, epoch=3))
@@ -141,7 +141,7 @@ def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
 
 
 def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
-    """A worker that wants its model at the end gets it before the examples, and then the examples."""
+    """A worker that wanted its model at the end received the examples first, or never."""
     run = GateRun(
         ["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",)
     )
@@ -153,7 +153,7 @@ def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
 
 
 def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -> None:
-    """Records on disk belong to the snapshot, too."""
+    """Records set aside on disk were missing in the snapshot."""
     run = GateRun(["a", "b"], in_order=True)
     ahead = [data(*range(100 * epoch, 100 * epoch + 50), epoch=epoch) for epoch in (3, 2, 4)]
     run.put_all(0, *ahead, EpochWatermark(4), CheckpointBarrier(1))
@@ -171,7 +171,7 @@ def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -
 
 
 def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
-    """The task handles all records of an epoch, then its callback, then the next epoch."""
+    """A callback came before the last record of its epoch, or after the first of the next."""
     run = GateRun(["a", "b"], in_order=True)
     for port in (0, 1):
         for epoch in (3, 1, 2, 0):

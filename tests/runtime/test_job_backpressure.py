@@ -33,20 +33,20 @@ def peaks(statistics: JobStatistics) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
 async def test_a_slow_sink_holds_a_fast_source_back(limit: int) -> None:
-    """Without backpressure the records of an hour fill the memory until the process is killed."""
+    """Without backpressure, the records of an hour filled the memory until the process was killed."""
     life, opened = Life(), asyncio.Event()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).map(lambda x: x).process(lambda: Valve(opened))
     job = await flow.start(channel_limits=ChannelLimits(records=limit))
     await turns(1000)
     assert max(peaks(job.statistics())) <= limit
-    # Read ahead, in the channel before the valve, in the valve, and one that waits at each place.
+    # Records are in the feeder's channel, in the channel before the valve, in the valve; one waits at each place.
     assert life.count("source read") <= 2 * limit + 5
     await job.stop("abort")
 
 
 async def test_it_holds_in_bytes_too() -> None:
-    """Ten images are as much as a million clicks."""
+    """A few images took as much memory as a million clicks."""
 
     class Images(Source):
         async def read(self) -> SourceBatch:
@@ -64,7 +64,9 @@ async def test_it_holds_in_bytes_too() -> None:
 
 
 async def test_a_call_that_emits_much_is_waited_for_before_the_next() -> None:
-    """A flat_map emits a thousand records for one: at most the output of one call waits outside of the channel."""
+    """A flat_map that emits a thousand records for each input buffered the output of many calls outside of the
+    channel.
+    """
     life = Life()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).flat_map(lambda x: [x] * 1000).process(
@@ -77,7 +79,7 @@ async def test_a_call_that_emits_much_is_waited_for_before_the_next() -> None:
 
 
 async def test_a_full_branch_does_not_let_the_other_pile_up() -> None:
-    """One of two sinks is slow: both are held to its pace, none grows."""
+    """Of two sinks one was slow, and the records for the other one grew in memory."""
     life = Life()
     flow = Flow("f")
     source = flow.from_source(lambda: ProbeSource(life))
@@ -97,7 +99,7 @@ def opened() -> asyncio.Event:
 
 
 async def test_a_source_that_always_has_something_leaves_others_their_turn() -> None:
-    """A file that is read without waiting once took the event loop for as long as its channel had room."""
+    """A file that is read without waiting blocked the event loop until its channel was full."""
     reads = 0
 
     class Busy(Source):
@@ -117,7 +119,7 @@ async def test_a_source_that_always_has_something_leaves_others_their_turn() -> 
 
 
 async def test_a_busy_step_leaves_others_their_turn() -> None:
-    """Heartbeats, HTTP and signals live in the same event loop."""
+    """Heartbeats, HTTP and signals in the same event loop had to wait for a busy step."""
     fed = Fed()
     flow = Flow("f")
     handled: list[int] = []
@@ -137,7 +139,7 @@ async def test_a_busy_step_leaves_others_their_turn() -> None:
 
 class TestStatistics:
     async def test_count_what_each_step_handled(self) -> None:
-        """The numbers from which loss and load are read."""
+        """Loss and load could not be found because the counts were wrong."""
         side = OutputTag("side")
 
         class Split(Operator):
@@ -168,7 +170,7 @@ class TestStatistics:
             statistics.step("large-2")
 
     async def test_channels_tell_their_ends_depth_peak_and_totals(self) -> None:
-        """Which of two partitions is behind."""
+        """The statistics did not show which of two partitions was behind."""
         opening, fed = asyncio.Event(), Fed()
         flow = Flow("f")
         flow.from_source(lambda: fed, name="in").process(lambda: Valve(opening), name="valve")
@@ -187,7 +189,7 @@ class TestStatistics:
         await job.stop("abort")
 
     async def test_time_is_the_clock_s_and_blocked_time_is_reported(self) -> None:
-        """The blocked time of a step is how long it waited for the slow step behind it."""
+        """The time that a step waited for the slow step after it was missing in the statistics."""
         clock, opening, fed = VirtualClock(), asyncio.Event(), Fed()
         flow = Flow("f")
         flow.from_source(lambda: fed, name="in").process(lambda: Valve(opening), name="valve")
@@ -205,7 +207,7 @@ class TestStatistics:
         assert job.statistics().elapsed_s == 9
 
     async def test_an_operator_sees_its_own(self) -> None:
-        """``context.statistics``, also while it runs."""
+        """``context.statistics`` had no numbers while the operator ran."""
         seen: list[int] = []
 
         class Curious(Operator):
@@ -225,7 +227,7 @@ class TestStatistics:
         assert seen[-2:] == [10, 10]
 
     async def test_epoch_watermark_and_names_of_a_connected_step(self) -> None:
-        """Before the first epoch is complete the watermark is below 0."""
+        """The watermark before the first complete epoch was not below 0, or the channels had wrong names."""
 
         class Both(Operator):
             def process_a(self, record: Any, out: Output) -> None: ...
@@ -246,7 +248,7 @@ class TestStatistics:
 
 
 async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
-    """A new run has no positions, so that a source can tell it from a run that resumes at the very beginning."""
+    """A source could not distinguish a new run, which has no positions, from a run that resumes at the start."""
     opened_at: list[Positions | None] = []
 
     class Noting(Fed):
@@ -271,7 +273,7 @@ async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
 
 
 class WantsModel(Operator):
-    """Takes a mini-batch for each model; without a model it does not want data."""
+    """Takes a mini-batch for each model; without a model it wants no data."""
 
     def __init__(self) -> None:
         self.models = 0
@@ -290,7 +292,7 @@ class WantsModel(Operator):
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
 async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_hold(limit: int) -> None:
-    """Each barrier moved the content of all channels before it into its snapshot; then the channels filled again."""
+    """Each barrier moved the content of all channels before it into its snapshot, and the channels filled again."""
     life, models = Life(), Fed()
     flow = Flow("f")
     data = (
@@ -310,7 +312,7 @@ async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_ho
         held.append(task.held_records)
         assert task.held_records == sum(channel.aside_records for channel in task.inputs)
         paused.append(job.statistics().tasks[0].is_paused)
-        models.give(number)  # It handles one record, far less than comes.
+        models.give(number)  # The model admits one record, far fewer than arrive.
     assert max(held) <= 8 * limit + 8, held
     assert paused[-1]
     assert learner.taken == list(range(len(learner.taken)))
@@ -319,7 +321,7 @@ async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_ho
 
 
 class WorkClock(VirtualClock):
-    """A clock that advances by the time of the work."""
+    """A clock that advances by the duration of the work."""
 
     def work(self, seconds: float) -> None:
         self.now_s += seconds
@@ -348,7 +350,7 @@ class SlowAwaited(Slow):
 
 
 class SlowBatches(Slow):
-    """Handles whole batches slowly; every seventh record is refused."""
+    """Handles whole batches slowly; rejects every seventh record."""
 
     process = None  # type: ignore[assignment]
 
@@ -372,7 +374,7 @@ def records_of(kind: str, count: int) -> Any:
 async def test_a_slow_step_leaves_others_their_turn_within_a_batch(
     made: type[Slow], kind: str, hop: bool
 ) -> None:
-    """A barrier, a stop and all other steps waited for a batch of 8,192 records at 5 ms each: for 40 seconds."""
+    """A barrier, a stop and all other steps waited 40 seconds for a batch of 8,192 records at 5 ms each."""
     clock, seen, count = WorkClock(), list[int](), 2000
     flow = Flow("f")
     stream = flow.from_items(records_of(kind, count), name="items")
@@ -403,7 +405,7 @@ async def test_a_slow_step_in_a_thread_takes_its_batches_in_pieces() -> None:
 
 @pytest.mark.parametrize("made", ["items", "topic"])
 async def test_a_barrier_comes_to_a_slow_source_within_a_batch(made: str) -> None:
-    """It waited for all that the source had read at once, and the checkpoint was given up."""
+    """The barrier waited for all records that the source had read at once, and the checkpoint was abandoned."""
     clock, seen, count = WorkClock(), list[int](), 2000
     broker = MemoryBroker()
     topic = broker.topic("numbers")
@@ -436,7 +438,7 @@ async def test_a_barrier_comes_to_a_slow_source_within_a_batch(made: str) -> Non
 
 
 async def test_what_is_left_of_a_batch_takes_room() -> None:
-    """A slow step's channel was filled again behind each batch that it had begun."""
+    """A slow step's channel was filled again after each batch that the step had started."""
     clock, seen = WorkClock(), list[int]()
     flow = Flow("f")
     numbers = flow.from_source(lambda: ProbeSource(Life()))
@@ -452,7 +454,7 @@ async def test_what_is_left_of_a_batch_takes_room() -> None:
     await job.stop("abort")
 
 
-# -- how much a turn takes: pure, so thousands of examples take no time -----------------------------------
+# -- the length of a turn: pure functions, so thousands of examples are fast ------------------------------
 
 
 @given(
@@ -463,7 +465,7 @@ async def test_what_is_left_of_a_batch_takes_room() -> None:
 def test_turns_find_their_length_whatever_a_record_takes(
     fixed_ms: float, each_ms: float, available: list[int]
 ) -> None:
-    """Batches stayed cut to single records behind one slow call, or were never cut."""
+    """Batches stayed cut to single records after one slow call, or were never cut."""
     size = TurnSize()
 
     def turn_of(records: int) -> float:
@@ -480,7 +482,7 @@ def test_turns_find_their_length_whatever_a_record_takes(
     for _ in range(32):
         records += size.records
         turns_s.append(turn_of(size.records))
-    # Twice the fixed part where that is large, and no part of a record; every eighth turn is twice as long.
+    # Twice the fixed part if it is large, and no part of a record; every eighth turn is twice as long.
     assert max(turns_s) <= 2.2 * max(TURN_S, (2 * fixed_ms + each_ms) / 1000)
     fastest = 8192 / (fixed_ms + each_ms * 8192)
     assert records / (1000 * sum(turns_s)) >= 0.4 * fastest
@@ -488,7 +490,7 @@ def test_turns_find_their_length_whatever_a_record_takes(
 
 @given(st.lists(st.tuples(st.integers(1, 8192), st.floats(0, 6e-6)), max_size=40))
 def test_turns_of_fast_steps_do_not_depend_on_the_clock(turns_taken: list[tuple[int, float]]) -> None:
-    """Two runs of the same flow cut its batches differently, for no reason."""
+    """Two runs of the same flow cut its batches differently, without a reason."""
     timed, untimed = TurnSize(), TurnSize()
     for available, each_s in turns_taken:
         records = min(available, untimed.records)

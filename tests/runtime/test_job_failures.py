@@ -1,4 +1,4 @@
-"""A step that fails: one clear error, nothing left running, everything closed once."""
+"""A step that fails: one clear error, no running task, every step closed once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def failure_of(flow: Flow, **options: Any) -> JobFailed:
         await run()
     await turns(3)
     assert tasks_left() == []
-    # The event loop keeps a thread for ``to_thread``; no other stays.
+    # The event loop keeps a thread for ``to_thread``; no other thread stays.
     assert threading.active_count() <= threads + 1
     for job in jobs:
         assert job.statistics().state == "failed"
@@ -65,7 +65,7 @@ class TestOneClearError:
     async def test_in_the_middle_it_names_step_line_and_record(
         self, kind: type[Probe], bounded: bool
     ) -> None:
-        """The log must name the record and the line, in whichever way the step runs."""
+        """The log did not name the record and the line for one of the ways in which a step runs."""
         life = Life()
         error = await failure_of(flow_of(life, kind, "process", bounded=bounded))
         assert error.step == "middle"
@@ -84,7 +84,7 @@ class TestOneClearError:
     @KINDS
     @pytest.mark.parametrize("place", ["open", "finish", "close", "snapshot"])
     async def test_in_any_other_method_it_names_the_step(self, kind: type[Probe], place: str) -> None:
-        """A sink whose close fails has lost its last records: the job must not end as finished."""
+        """A sink whose close had failed, and so had lost its last records, ended as finished."""
         life = Life()
         flow = flow_of(life, kind, place, bounded=place != "snapshot")
         if place == "snapshot":
@@ -103,7 +103,7 @@ class TestOneClearError:
 
     @pytest.mark.parametrize("place", ["open", "read", "close"])
     async def test_in_a_source_it_names_the_source(self, place: str) -> None:
-        """The connection is lost while reading, or cannot be made."""
+        """The error of a lost or refused connection did not name the source."""
         life = Life()
         flow = Flow("f")
         endless(flow, life, fails_in=place).process(lambda: Probe(life, "after"), name="after")
@@ -120,14 +120,14 @@ class TestOneClearError:
         assert life.opened_but_not_closed_once() == []
 
     async def test_a_failed_open_closes_what_had_opened_and_reads_nothing(self) -> None:
-        """One topic is missing while connections to others are open: these must be closed."""
+        """One topic was missing, and the open connections to the other topics were not closed."""
         life = Life()
         await failure_of(flow_of(life, Probe, "open", bounded=False))
         assert life.opened_but_not_closed_once() == []
         assert life.count("source read") == 0
 
     async def test_a_second_failure_while_closing_is_reported_with_the_first(self) -> None:
-        """The first failure is the cause; the second may explain lost records."""
+        """A second failure, which may explain lost records, was not reported with the first."""
         life = Life()
         flow = Flow("f")
         flow.from_items([1]).process(lambda: Probe(life, "a", "process"), name="a").process(
@@ -140,7 +140,7 @@ class TestOneClearError:
         assert life.opened_but_not_closed_once() == []
 
     async def test_a_long_record_is_shown_shortened(self) -> None:
-        """A megabyte in the log is not a line any more."""
+        """A record of a megabyte was written into the log."""
         flow = Flow("f")
         flow.from_items(["x" * 100_000]).map(int)
         error = await failure_of(flow)
@@ -148,14 +148,14 @@ class TestOneClearError:
         assert len(str(error)) < 1000
 
     async def test_the_record_of_a_chained_step_is_its_own(self) -> None:
-        """The record before the map is not the one the next step failed on."""
+        """The error named the record before the map instead of the one that the next step failed on."""
         flow = Flow("f")
         flow.from_items([1, 2]).map(lambda x: 10 * x).map(lambda x: 1 / (x - 20), name="second")
         assert "step 'second'" in str(error := await failure_of(flow))
         assert "on record 20: ZeroDivisionError" in str(error)
 
     async def test_a_source_s_batch_is_named_by_its_next_offset(self) -> None:
-        """Neither the record nor its offset is known."""
+        """The error of a batch, whose bad record and offset are unknown, did not name its place in the source."""
 
         class Fails(Operator):
             def process_batch(self, batch: Any, out: Output) -> None:
@@ -171,7 +171,7 @@ class TestOneClearError:
 class TestKeysAndPartitions:
     @pytest.mark.parametrize("parallelism", [1, 3])
     async def test_a_record_without_a_key_fails_at_the_keyed_step(self, parallelism: int) -> None:
-        """It was once an internal error, or named the step before."""
+        """A missing key was reported as an internal error, or named the step before."""
         flow = Flow("f", parallelism=parallelism)
         flow.from_items([{"user": 1}, {"name": 2}]).key_by(lambda r: r["user"]).process(
             lambda: Probe(Life(), "count"), name="count"
@@ -182,7 +182,7 @@ class TestKeysAndPartitions:
 
     @pytest.mark.parametrize("parallelism", [1, 3])
     async def test_what_cannot_be_a_key_says_why(self, parallelism: int) -> None:
-        """A float key finds its state never again."""
+        """A float was accepted as a key, and its state was never found again."""
         flow = Flow("f", parallelism=parallelism)
         flow.from_items([1, 0.5]).key_by(lambda r: r).reduce(max, name="top")
         error = await failure_of(flow)
@@ -191,7 +191,7 @@ class TestKeysAndPartitions:
         assert "expected an int, str, bytes or a tuple of such, given float" in str(error)
 
     async def test_a_partition_function_that_fails_names_the_step_behind_it(self) -> None:
-        """The partition function belongs to no step."""
+        """The error of a partition function, which belongs to no step, named no step."""
         flow = Flow("f", parallelism=2)
         flow.from_items([1, 2]).partition_by(lambda r: r / 0).map(str, name="target")
         error = await failure_of(flow)
@@ -208,7 +208,7 @@ class TestWhatOperatorsMayNotDo:
         ],
     )
     async def test_wanted_inputs_that_are_none_name_the_step(self, wanted: Any, message: str) -> None:
-        """A typo that once read all inputs, in any order; a text is a collection of letters."""
+        """After a typing error all inputs were read, in any order; and a text was taken for a collection of letters."""
 
         class Choosy(Operator):
             def wanted_inputs(self) -> Any:
@@ -248,7 +248,7 @@ class TestWhatOperatorsMayNotDo:
         assert reads == []
 
     async def test_a_coroutine_that_could_not_be_seen_is_not_lost(self) -> None:
-        """A decorated method hides that it is a coroutine function: its records vanished without a word."""
+        """A decorated method hides that it is a coroutine function, and its records were silently lost."""
 
         class Hidden(Operator):
             def process(self, record: Any, out: Output) -> Any:
@@ -262,7 +262,7 @@ class TestWhatOperatorsMayNotDo:
         assert "given something to await" in str(await failure_of(flow))
 
     async def test_a_source_must_give_source_batches(self) -> None:
-        """A list without positions could not be restored."""
+        """A source without positions was accepted, and could not be restored."""
 
         class Lists(Source):
             def read(self) -> Any:
@@ -274,7 +274,7 @@ class TestWhatOperatorsMayNotDo:
         assert "Lists.read: expected a SourceBatch, or None at the end, given [1, 2]" in str(error)
 
     async def test_rejected_indices_must_be_of_the_batch(self) -> None:
-        """Index 8192 of a batch of 100 means that something else is wrong."""
+        """Index 5 in a batch of two, a sign of another error, was ignored."""
 
         def check(batch: Any) -> Any:
             raise RejectRecords([5], "too large")
@@ -286,7 +286,7 @@ class TestWhatOperatorsMayNotDo:
         assert isinstance(error.__cause__, ConfigurationError)
 
     async def test_a_rejected_record_without_a_policy_fails_with_the_reason(self) -> None:
-        """For batches and for single records."""
+        """A rejected record without a policy failed without its reason, for batches or for single records."""
 
         class Strict(Operator):
             def process(self, record: Any, out: Output) -> None:
@@ -310,7 +310,7 @@ class TestCancellationByOthers:
     """A CancelledError without a request to cancel: asyncio drops such a task silently, and the job hangs."""
 
     async def test_in_a_step(self) -> None:
-        """An HTTP client that is closed cancels the calls that wait for it."""
+        """An HTTP client that was closed cancelled the calls that waited for it, and the job stalled."""
 
         class Cancelled(Operator):
             async def process(self, record: Any, out: Output) -> None:
@@ -323,7 +323,7 @@ class TestCancellationByOthers:
         assert "was cancelled, although the job was not stopped" in str(error)
 
     async def test_in_a_source(self) -> None:
-        """The error occurs while the source reads."""
+        """A source was cancelled while it read, and the job stalled."""
 
         class Cancelled(Source):
             async def read(self) -> SourceBatch:
@@ -348,7 +348,7 @@ class TestCancellationByOthers:
 
 
 async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> None:
-    """One step waits for room, another for a server that does not answer: both must end with the third."""
+    """One step waited for room, another for a server without an answer, and both stayed when a third one failed."""
     closed = asyncio.Event()
     life = Life()
     flow = Flow("f")
@@ -358,12 +358,12 @@ async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> N
         lambda x: 1 // (x - 2), name="bad"
     )
     error = await failure_of(flow, channel_limits=ChannelLimits(records=3))
-    # The valve never opens, so the source is blocked after some records; "bad" has had them already.
+    # The valve never opens, so the source is blocked after some records; "bad" has received them already.
     assert error.step == "bad"
 
 
 async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
-    """A bounded topic's reader was closing when the model failed: its connections stayed open."""
+    """A bounded topic's reader was closing when the model failed, and its connections stayed open."""
     life = Life()
     is_closing = asyncio.Event()
 
@@ -389,7 +389,7 @@ async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
 
 
 async def test_a_mistake_of_ours_says_so() -> None:
-    """An error that no user can cause must not name a step of the user."""
+    """An error that no user can cause named a step of the user."""
     flow = Flow("f")
     flow.from_items([1])
     job = await flow.start()
@@ -400,7 +400,7 @@ async def test_a_mistake_of_ours_says_so() -> None:
 
 
 async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
-    """A service that is shut down while it still connects."""
+    """A service that was shut down while it connected left its steps open."""
     life = Life()
 
     class Hangs(Probe):
@@ -423,7 +423,7 @@ async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
 
 
 async def test_a_failed_job_that_nobody_waits_for_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """Asyncio logs the error when the job is deleted; the engine must not suppress it."""
+    """The engine suppressed the error that asyncio logs when a failed job is deleted."""
     flow = Flow("f")
     flow.from_items([1]).map(lambda x: x / 0)
     job = await flow.start()

@@ -1,4 +1,4 @@
-"""A flow that was stopped at any point and restored equals a flow that was never stopped."""
+"""A flow that was stopped at any point and restored has the results of a flow that was never stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Schedule:
     seed: int
     limit: int
     stops_after: list[int]
-    """Turns of the event loop before each snapshot."""
+    """The turns of the event loop before each snapshot."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -80,7 +80,7 @@ class Waits(Operator):
 
 
 class Counting(Operator):
-    """Emits key and count; ten seconds after a key's first record its total."""
+    """Emits key and count, and ten seconds after a key's first record its total."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -166,7 +166,7 @@ FLOWS: dict[str, Build] = {
     build.__name__: build
     for build in (keyed_state_and_timers, mini_batches, running_totals, at_the_end, pairs, diamond)
 }
-# Where records of several subtasks meet, their order is not given: what depends on it is left out.
+# The order of records from several subtasks is not fixed, so results that depend on it are left out.
 ORDER_OF_SUBTASKS_MATTERS = frozenset({"mini_batches", "running_totals", "pairs"})
 
 
@@ -191,7 +191,7 @@ class Run:
         for stop in self.schedule.stops_after:
             job = await self.flow.start(clock=self.clock, channel_limits=self._limits(), snapshot=snapshot)
             await turns(stop)
-            # Some of what happens after the snapshot is lost with the crash.
+            # Some results after the snapshot are lost with the crash.
             snapshot = plain.decode(plain.encode(await job.snapshot()))
             await turns(self.schedule.random.randrange(30))
             await job.stop("abort")
@@ -236,7 +236,7 @@ def comparable(results: list[Any]) -> Counter[str]:
 def test_a_restored_flow_equals_one_that_was_never_stopped(
     name: str, parallelism: int, schedule: Schedule
 ) -> None:
-    """State, timers, half-filled batches, held records, ended inputs: nothing lost and nothing twice."""
+    """State, timers, half-filled batches, held records or ended inputs were lost or doubled by a restore."""
     source_parallelism = 1 if name in ORDER_OF_SUBTASKS_MATTERS else parallelism
     undisturbed = run(name, Schedule(0, 1000, []), source_parallelism)
     assert undisturbed
@@ -245,7 +245,7 @@ def test_a_restored_flow_equals_one_that_was_never_stopped(
 
 
 async def test_an_input_that_had_ended_is_not_read_again() -> None:
-    """A bounded table is joined with an endless stream: after a restore its records came a second time."""
+    """A bounded table was joined with an endless stream, and after a restore its records came a second time."""
     fed = [Fed(), Fed()]
     sources = iter(fed)
     flow = Flow("f")
@@ -269,7 +269,7 @@ async def test_an_input_that_had_ended_is_not_read_again() -> None:
 
 
 async def test_the_state_of_a_snapshot_does_not_change_with_the_job() -> None:
-    """The job continues while the snapshot is written: it contained counts of later records."""
+    """The job continued while the snapshot was written, and the snapshot contained counts of later records."""
     fed = Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed).key_by(lambda x: x).process(Counting, name="count")
@@ -282,7 +282,7 @@ async def test_the_state_of_a_snapshot_does_not_change_with_the_job() -> None:
     await turns()
     await job.stop("abort")
     assert PlainData().encode(snapshot) == before
-    # And a job that was restored from it leaves it as it was, for the next.
+    # A job that is restored from the snapshot does not change it, either.
     job = await flow.start(snapshot=snapshot, clock=VirtualClock())
     fed.give("a")
     await turns()
@@ -291,7 +291,7 @@ async def test_the_state_of_a_snapshot_does_not_change_with_the_job() -> None:
 
 
 async def test_timers_set_in_open_are_those_of_the_snapshot_after_a_restore() -> None:
-    """A flush every ten seconds was set in ``open``: after each restore there was one more of these timers."""
+    """A flush every ten seconds was set in ``open``, and each restore added one more of these timers."""
     fired: list[float] = []
 
     class Periodic(Operator):
@@ -320,7 +320,7 @@ async def test_timers_set_in_open_are_those_of_the_snapshot_after_a_restore() ->
 
 
 async def test_a_timer_whose_time_has_passed_meanwhile_fires_at_once() -> None:
-    """The service was down for an hour: a timer that is due must neither be lost nor start again."""
+    """The service was down for an hour, and a due timer was lost, or started again."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).key_by(lambda x: x).process(Counting).collect()
@@ -338,7 +338,7 @@ async def test_a_timer_whose_time_has_passed_meanwhile_fires_at_once() -> None:
 
 
 async def test_a_time_to_live_resumes_after_a_restore() -> None:
-    """A state restored again and again must still be forgotten, and its own timers not be lost for it."""
+    """State that was restored several times was never forgotten, or lost its own timers."""
     clock = VirtualClock()
     sources: list[Fed] = []
 
@@ -373,7 +373,7 @@ async def test_a_time_to_live_resumes_after_a_restore() -> None:
     ],
 )
 async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: str) -> None:
-    """State without a step would be lost, and a step without state would start again, both silently."""
+    """State without a step was lost, and a step without state started again, both silently."""
 
     def flow_of(names: list[str]) -> Flow:
         flow = Flow("f")
@@ -391,7 +391,7 @@ async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: s
 
 
 async def test_records_given_in_turn_continue_with_the_next_subtask() -> None:
-    """After a restore each subtask got the records of another subtask, so the result differed."""
+    """After a restore each subtask received the records of another subtask, so the result differed."""
 
     class Tagged(Operator):
         def open(self, context: Context) -> None:

@@ -21,7 +21,7 @@ from streamiter.topics.memory import MemoryBroker
 Mode = Literal["suspend", "drain", "abort"]
 MODES = pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
 GRACEFUL = pytest.mark.parametrize("mode", ["suspend", "drain"])
-# Far above what any of these needs: a wait that lasts longer is a hang.
+# The limit is far above any duration here: a longer wait is a stall.
 PATIENCE_S = 20.0
 STATES = {"suspend": "suspended", "drain": "finished", "abort": "aborted"}
 
@@ -40,7 +40,7 @@ def endless(life: Life | None = None) -> Flow:
 
 @MODES
 async def test_a_stopped_job_has_ended_in_its_state_and_left_nothing_behind(mode: Mode) -> None:
-    """A service that stops must be able to start again in the same process."""
+    """A service that had stopped could not start again in the same process."""
     life = Life()
     job = await endless(life).start()
     await turns()
@@ -55,7 +55,7 @@ async def test_a_stopped_job_has_ended_in_its_state_and_left_nothing_behind(mode
 
 @MODES
 async def test_stopping_again_gives_the_same_statistics(mode: Mode) -> None:
-    """A deployment tool that sends the stop twice."""
+    """A deployment tool sent the stop twice, and the second stop failed."""
     job = await endless().start()
     await turns()
     first = await job.stop(mode)
@@ -65,7 +65,7 @@ async def test_stopping_again_gives_the_same_statistics(mode: Mode) -> None:
 
 @MODES
 async def test_two_stops_at_once_both_return(mode: Mode) -> None:
-    """The HTTP handler and the signal handler."""
+    """An HTTP handler and a signal handler stopped the job at once, and one of them never returned."""
     life = Life()
     job = await endless(life).start()
     await turns()
@@ -101,7 +101,7 @@ async def test_two_stops_while_a_source_waits_for_records_end_the_job(
 
 @pytest.mark.parametrize("modes", [("suspend", "drain"), ("drain", "suspend")], ids="-".join)
 async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) -> None:
-    """One source had suspended, the other one ended: the next run never read from that again."""
+    """One source suspended and the other one ended, and the next run never read from the second again."""
     opened, quick, held = asyncio.Event(), Fed(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: quick, name="quick").collect(name="one")
@@ -114,7 +114,7 @@ async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) 
     stopping = []
     for mode in modes:
         stopping.append(asyncio.create_task(job.stop(mode)))
-        await turns()  # The quick source has come to its end, the other one waits for room.
+        await turns()  # The quick source has ended, and the other one waits for room.
     assert not any(stop.done() for stop in stopping)
     opened.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -126,7 +126,7 @@ async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) 
 
 @MODES
 async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
-    """The stop came before the first turn of any task: the source once started to read after the stop, for ever."""
+    """The stop came before the first turn of any task, and the source started to read after it, forever."""
     life = Life()
     job = await endless(life).start()
     statistics = await job.stop(mode)
@@ -137,7 +137,7 @@ async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
 
 @GRACEFUL
 async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
-    """Records that were read and not handled are lost if the source cannot read them again."""
+    """Records that were read but not handled were lost, because the source cannot read them again."""
     given: list[int] = []
 
     class Once(Source):
@@ -167,7 +167,7 @@ async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
 @GRACEFUL
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_stop_while_blocked_by_backpressure_waits_for_the_slow_step(mode: Mode, limit: int) -> None:
-    """A sink hangs for some time: the stop continues when the sink does, and no record is lost."""
+    """A sink was stuck for some time, and the stop lost records, or did not continue with the sink."""
     opened, fed = asyncio.Event(), Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).map(lambda x: x).process(lambda: Valve(opened)).collect()
@@ -184,7 +184,7 @@ async def test_stop_while_blocked_by_backpressure_waits_for_the_slow_step(mode: 
 
 
 async def test_abort_ends_a_job_whose_step_hangs() -> None:
-    """The way out when a server does not answer, also of a suspend that waits for it."""
+    """A server did not answer, and neither the job nor a suspend that waited for it could be ended."""
     life = Life()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).process(lambda: Valve(asyncio.Event()))
@@ -200,7 +200,7 @@ async def test_abort_ends_a_job_whose_step_hangs() -> None:
 
 
 async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() -> None:
-    """The job that resumes from there neither loses nor repeats a record."""
+    """The job that resumed from the positions lost or repeated a record."""
     broker = MemoryBroker()
     out = broker.topic("out")
     await out.create()
@@ -219,7 +219,7 @@ async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() ->
 
 
 async def test_suspend_is_heard_where_nothing_is_wanted_and_where_data_waits() -> None:
-    """An operator that waits for its model has a barrier behind data: it must not keep the job from stopping."""
+    """A barrier behind data of an operator that waits for its model kept the job from stopping."""
 
     class Waits(Operator):
         def open(self, context: Context) -> None:
@@ -245,7 +245,7 @@ async def test_suspend_is_heard_where_nothing_is_wanted_and_where_data_waits() -
 
 
 async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
-    """Bounded inputs ended a moment before the signal: every step has heard of the end, so it is ``finished``."""
+    """Bounded inputs ended a moment before the signal, and the job was ``suspended`` although every step had ended."""
     opened, life = asyncio.Event(), Life()
     flow = Flow("f")
     got = (
@@ -265,7 +265,7 @@ async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
 
 
 async def test_suspend_with_another_input_that_has_ended() -> None:
-    """One of two inputs had ended and the other is suspended: the job can resume, so its state is ``suspended``."""
+    """One of two inputs had ended, the other was suspended, and the job, which can resume, was not ``suspended``."""
     life, fed = Life(), Fed()
     flow = Flow("f")
     ended = flow.from_items([1, 2])
@@ -279,7 +279,7 @@ async def test_suspend_with_another_input_that_has_ended() -> None:
 
 
 async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
-    """The stop has the effect of an end of input."""
+    """A drained job, whose inputs end, kept the rest of its mini-batch."""
     fed = Fed()
     flow = Flow("f")
     got = flow.from_source(lambda: fed).batch(10).collect()
@@ -292,7 +292,7 @@ async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
 
 
 async def test_timers_and_records_are_not_heard_after_the_end() -> None:
-    """A timer that fires while the job closes must not reach an operator that has finished."""
+    """A timer fired while the job closed, and reached an operator that had finished."""
     heard: list[str] = []
 
     class Late(Operator):
@@ -323,7 +323,7 @@ async def test_timers_and_records_are_not_heard_after_the_end() -> None:
 
 
 async def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
-    """A typo must not stop the job in some other way."""
+    """A typing error stopped the job in another way."""
     job = await endless().start()
     with pytest.raises(ConfigurationError, match='expected "suspend", "drain" or "abort", given \'kill\''):
         await job.stop("kill")  # type: ignore[arg-type]
@@ -332,7 +332,7 @@ async def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
 
 
 async def test_a_failure_while_it_suspends_is_raised_by_the_stop() -> None:
-    """A sink that cannot flush: the stop must not pretend that all is well."""
+    """A sink could not flush, and the stop returned without an error."""
     life = Life()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).process(lambda: Probe(life, "sink", "snapshot"), name="sink")
@@ -346,7 +346,7 @@ async def test_a_failure_while_it_suspends_is_raised_by_the_stop() -> None:
 
 class TestWait:
     async def test_cancelling_it_leaves_the_job_running(self) -> None:
-        """A web request that asked for the result and was closed must not stop the service."""
+        """A closed web request that had waited for the result stopped the service."""
         fed = Fed()
         flow = Flow("f")
         got = flow.from_source(lambda: fed).collect()
@@ -363,7 +363,7 @@ class TestWait:
         assert (await job.wait()).state == "finished"
 
     async def test_cancelling_a_stop_leaves_the_job_stopping(self) -> None:
-        """The caller had a time limit: the job continues to stop, and leaves no task."""
+        """A caller's time limit cancelled the stop, and tasks were left over."""
         opened, fed = asyncio.Event(), Fed()
         flow = Flow("f")
         flow.from_source(lambda: fed).process(lambda: Valve(opened))
@@ -380,7 +380,7 @@ class TestWait:
         assert tasks_left() == []
 
     async def test_an_aborted_job_gives_its_statistics(self) -> None:
-        """A caller that waits gets the statistics, not a CancelledError."""
+        """A caller that waited received a CancelledError instead of the statistics."""
         job = await endless().start()
         waiting = asyncio.create_task(job.wait())
         await turns()
@@ -388,7 +388,7 @@ class TestWait:
         assert (await waiting).state == "aborted"
 
     async def test_a_loop_that_shuts_down_closes_the_steps(self) -> None:
-        """``asyncio.run`` cancels all tasks at its end, the job's supervisor among them."""
+        """``asyncio.run`` cancels all tasks at its end, also the job's supervisor, and the steps stayed open."""
         life = Life()
         job = await endless(life).start()
         await turns()
@@ -401,7 +401,7 @@ class TestWait:
 
 class TestSnapshotOfAJob:
     async def test_of_a_job_that_has_ended_says_so(self) -> None:
-        """A stop has no state to resume from."""
+        """A snapshot of a job that had ended waited forever, or returned state that cannot be resumed."""
         flow = Flow("f")
         flow.from_items([1])
         job = await flow.start()
@@ -410,7 +410,7 @@ class TestSnapshotOfAJob:
             await job.snapshot()
 
     async def test_several_at_once_come_one_after_the_other(self) -> None:
-        """Two barriers of different checkpoints must be distinguished."""
+        """Two barriers of different checkpoints were not distinguished."""
         job = await endless().start()
         await turns()
         snapshots = await asyncio.gather(*(job.snapshot() for _ in range(3)))
@@ -421,7 +421,7 @@ class TestSnapshotOfAJob:
         await job.stop("abort")
 
     async def test_one_that_is_cancelled_does_not_spoil_the_next(self) -> None:
-        """Barriers of the cancelled stop are still on their way when the next one begins."""
+        """Barriers of a cancelled snapshot, still in transit at the start of the next one, disturbed it."""
         opened, fed = asyncio.Event(), Fed()
         flow = Flow("f", parallelism=2)
         stream = flow.from_source(lambda: fed, parallelism=1)
@@ -446,7 +446,7 @@ class TestSnapshotOfAJob:
 
 
 async def test_many_short_jobs_leave_nothing_behind() -> None:
-    """A notebook that runs a flow again and again."""
+    """A notebook that ran a flow several times collected tasks."""
     for _, mode in zip(range(12), itertools.cycle(["suspend", "drain", "abort"]), strict=False):
         job = await endless().start()
         await turns(3)
@@ -481,7 +481,7 @@ async def test_ended_steps_are_closed_while_others_continue() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_abort_while_it_closes_ends_it_with_what_had_happened(fails: bool) -> None:
-    """The error was lost, the caller got a bare CancelledError, and the state stayed "running"."""
+    """The error was lost, the caller received only a CancelledError, and the state stayed "running"."""
     closing, closed = asyncio.Event(), list[str]()
 
     class Slow(Operator):

@@ -1,4 +1,4 @@
-"""The transaction of a job: the effect on the job when the transaction is over."""
+"""The transaction of a job: the effect on the job when the transaction has ended."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_transaction_open_for_too_long_is_no_other_run() -> None:
 
 
 async def test_a_run_whose_transaction_was_open_for_too_long_ends_where_there_is_a_newer_one() -> None:
-    """It slept, was replaced, began again by itself, and ended the run that had replaced it."""
+    """A run slept, was replaced, started again by itself, and ended the run that had replaced it."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     transaction = await opened(broker, clock, is_newest_run=False)
@@ -72,7 +72,7 @@ async def test_a_run_whose_transaction_was_open_for_too_long_ends_where_there_is
 async def test_a_fence_is_a_timeout_only_if_the_time_is_up_and_no_newer_run_is_known(
     age_s: float, is_newest_run: bool
 ) -> None:
-    """The one alone is not enough: a newer run claims the store a moment later, or the old one overslept."""
+    """One condition alone misled: a newer run claims the store a moment later, or the old run has slept too long."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     transaction = await opened(broker, clock, is_newest_run=is_newest_run)

@@ -1,4 +1,4 @@
-"""The subtask to which a record goes."""
+"""The subtask that receives a record."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cut_values(random: Random) -> Cut:
 
 @random_examples(cut_values)
 def test_where_batches_are_cut_carries_no_meaning(example: Cut) -> None:
-    """The same records with other cuts must go to the same subtasks; otherwise results depend on the load."""
+    """The same records with other cuts were sent to other subtasks, so results depended on the load."""
     name, kind, subtasks, values, cuts = example
     batch = KINDS[kind](values)
     bounds = [0, *cuts, len(values)]
@@ -97,7 +97,7 @@ def keys_and_subtasks(random: Random) -> tuple[list[Any], int]:
 
 @random_examples(keys_and_subtasks)
 def test_a_key_goes_where_its_group_belongs(example: tuple[list[Any], int]) -> None:
-    """Keyed state is found again after a restore by the same rule: key → group → subtask."""
+    """Keyed state was not found after a restore, because key → group → subtask had another rule."""
     keys, n = example
     split = ByKey(lambda record: record).splitter(0, n)
     for target, part in split(keys):
@@ -105,7 +105,7 @@ def test_a_key_goes_where_its_group_belongs(example: tuple[list[Any], int]) -> N
 
 
 def test_every_subtask_owns_a_range_of_groups() -> None:
-    """A subtask without a group would be idle for ever; groups out of order could not move as ranges."""
+    """A subtask without a group was idle forever, or groups out of order could not move as ranges."""
     for subtasks in range(1, KEY_GROUPS + 1):
         owners = [subtask_of_group(group, subtasks) for group in range(KEY_GROUPS)]
         assert owners == sorted(owners)
@@ -113,7 +113,7 @@ def test_every_subtask_owns_a_range_of_groups() -> None:
 
 
 def test_keys_of_whole_batches_and_of_single_records_agree() -> None:
-    """``key_by_batch`` and ``key_by`` on the same key must meet in the same subtask, as in a join of the two."""
+    """``key_by_batch`` and ``key_by`` sent the same key to different subtasks, so a join of the two found no pairs."""
     values = np.arange(-40, 40)
     single = spread(ByKey(lambda record: int(record) % 11), [values], 4)
     batched = spread(ByKey(lambda batch: batch % 11, whole_batches=True), [values], 4)
@@ -126,7 +126,7 @@ def test_keys_of_whole_batches_and_of_single_records_agree() -> None:
 
 @pytest.mark.parametrize("length", [0, 2, 4])
 def test_as_many_keys_as_records_are_expected(length: int) -> None:
-    """A function that gave fewer keys than records once lost the records that had none, without a word."""
+    """A function returned fewer keys than records, and the records without a key were silently lost."""
     split = ByKey(lambda _: np.zeros(length, np.int64), whole_batches=True).splitter(0, 2)
     with pytest.raises(ConfigurationError, match=f"a key for each of 3 records, given {length}"):
         split([1, 2, 3])
@@ -134,7 +134,7 @@ def test_as_many_keys_as_records_are_expected(length: int) -> None:
 
 @pytest.mark.parametrize("key", [1.5, None, True, [1]])
 def test_what_cannot_be_a_key_is_refused(key: Any) -> None:
-    """A float key: 0.1 + 0.2 is not 0.3, and its state is never found again."""
+    """The state of a float key was never found again: 0.1 + 0.2 is not 0.3."""
     with pytest.raises(PlainDataError, match="expected an int, str, bytes or a tuple"):
         ByKey(lambda _: key).splitter(0, 2)([1])
 
@@ -146,7 +146,7 @@ def counts_and_subtasks(random: Random) -> tuple[list[int], int, int]:
 
 @random_examples(counts_and_subtasks)
 def test_rebalancing_deals_records_in_turn_across_batches(example: tuple[list[int], int, int]) -> None:
-    """With whole batches in turn, or a new start for each batch, the first subtask gets all single records."""
+    """With whole batches in turn, or a new start for each batch, the first subtask received all single records."""
     counts, subtask, n = example
     batches: list[Batch] = []
     for count in counts:
@@ -163,14 +163,14 @@ def test_rebalancing_deals_records_in_turn_across_batches(example: tuple[list[in
     ("chosen", "subtask"), [(0, 0), (4, 1), (-1, 2), (-7, 2), (2**70, 1), (np.int8(-2), 1), (True, 1)]
 )
 def test_a_function_s_whole_number_is_taken_modulo_the_subtasks(chosen: Any, subtask: int) -> None:
-    """Negative hashes are common; so are numbers of more than 64 bits."""
+    """Negative hashes, or numbers of more than 64 bits, failed or went to another subtask."""
     [(target, _)] = ByFunction(lambda _: chosen).splitter(0, 3)([1])
     assert target == subtask
 
 
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_a_tolerant_key_sends_only_the_records_without_a_good_one_to_the_first_subtask(kind: Any) -> None:
-    """The next step refuses them by its policy; one bad key once removed all records of its batch."""
+    """One bad key removed all records of its batch, instead of the one that the next step rejects by its policy."""
     values = [7, 0, 3, 5, 0, 11]
 
     def key_of(record: Any) -> Any:
@@ -193,7 +193,7 @@ def test_a_tolerant_key_sends_only_the_records_without_a_good_one_to_the_first_s
 
 
 def test_a_tolerant_key_that_is_good_splits_like_any_other() -> None:
-    """Records that are good must meet the same state whether or not bad ones are let through."""
+    """Good records went to another subtask, and so to another state, when bad records were allowed."""
     values = np.arange(-40, 40)
     key = ByKey(lambda record: int(record) % 11)
     tolerant = ByKey(lambda record: int(record) % 11, tolerant=True)
@@ -202,7 +202,7 @@ def test_a_tolerant_key_that_is_good_splits_like_any_other() -> None:
 
 @pytest.mark.parametrize("chosen", [1.0, "1", None])
 def test_a_function_that_returns_no_whole_number_is_refused(chosen: Any) -> None:
-    """The message once blamed the function for every TypeError that happened inside it."""
+    """The message blamed the function's result for every TypeError that happened inside the function."""
     with pytest.raises(
         ConfigurationError, match=r"partition_by: expected the function to give a whole number"
     ) as caught:
@@ -216,14 +216,14 @@ def test_a_function_that_returns_no_whole_number_is_refused(chosen: Any) -> None
 
 
 def test_forward_keeps_the_subtask_and_broadcast_shares_the_batch() -> None:
-    """A copy for each consumer would multiply the memory of a large model by the parallelism."""
+    """A copy for each consumer multiplied the memory of a large model by the parallelism."""
     batch = np.arange(3)
     assert list(Forward().splitter(2, 4)(batch)) == [(2, batch)]
     assert all(part is batch for _, part in Broadcast().splitter(0, 3)(batch))
 
 
 def test_a_batch_that_goes_to_one_subtask_is_not_copied() -> None:
-    """The common case of a skewed key."""
+    """A batch with one skewed key, a common case, was copied."""
     batch = np.arange(3)
     [(_, part)] = ByKey(lambda _: 1).splitter(0, 4)(batch)
     assert np.shares_memory(part, batch)
@@ -232,12 +232,12 @@ def test_a_batch_that_goes_to_one_subtask_is_not_copied() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [name for name in PARTITIONINGS if name != "broadcast"])
 def test_an_empty_batch_is_sent_to_no_subtask(name: str, kind: str) -> None:
-    """A hop of a batch without records costs as much as one with them."""
+    """Batches without records were sent, and cost as much as batches with records."""
     assert list(PARTITIONINGS[name].splitter(0, 3)(KINDS[kind]([]))) == []
 
 
 def test_turns_resume_with_the_subtask_of_a_snapshot() -> None:
-    """After a restore the next record goes to the subtask that it would have gone to."""
+    """After a restore the next record was sent to another subtask than without the restore."""
     turns = Turns(0, 3)
     turns.restore(2)
     assert [(subtask, list(part)) for subtask, part in turns([7, 8])] == [(2, [7]), (0, [8])]

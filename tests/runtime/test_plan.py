@@ -53,14 +53,14 @@ def planned(flow: Flow) -> dict[str, list[str]]:
 
 
 def test_forward_edges_of_equal_parallelism_are_one_task() -> None:
-    """Each hop between tasks costs; a chain of maps must cost a function call a batch."""
+    """Each hop between tasks has a cost, and a chain of maps had a hop for each map."""
     flow = Flow("f", parallelism=2)
     flow.from_items([1], name="in").map(str, name="a").filter(bool, name="b").map_batch(list, name="c")
     assert planned(flow) == {"in[0]": ["in", "a", "b", "c"], "in[1]": ["in", "a", "b", "c"]}
 
 
 def test_a_step_read_by_two_is_one_task_with_both() -> None:
-    """A branch needs no channel."""
+    """A branch, which needs no channel, was planned as a separate task."""
     flow = Flow("f")
     source = flow.from_items([1], name="in")
     source.map(str, name="a").map(str, name="b")
@@ -70,14 +70,14 @@ def test_a_step_read_by_two_is_one_task_with_both() -> None:
 
 @pytest.mark.parametrize("factory", [Awaited, InThread, Choosy])
 def test_steps_that_wait_begin_a_task(factory: type[Operator]) -> None:
-    """The steps before them continue during the wait."""
+    """The steps before a step that waits stopped during its wait."""
     flow = Flow("f")
     flow.from_items([1], name="in").process(factory, name="waits")
     assert planned(flow) == {"in[0]": ["in"], "waits[0]": ["waits"]}
 
 
 def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -> None:
-    """Output of a step in a thread continues in the event loop: only this step may run in the thread."""
+    """A step after a threaded step ran in its thread, instead of in the event loop."""
     flow = Flow("f")
     flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(
         InThread, name="c"
@@ -86,7 +86,7 @@ def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -
 
 
 def test_fan_in_begins_a_task() -> None:
-    """Where several channels meet, a gate must take turns and align barriers."""
+    """Several channels met at a step without a gate, so they did not take turns and barriers did not align."""
     flow = Flow("f")
     left, right = flow.from_items([1], name="left"), flow.from_items([2], name="right")
     left.union(right).map(str, name="union")
@@ -100,7 +100,7 @@ def test_fan_in_begins_a_task() -> None:
 
 
 def test_a_named_input_begins_a_task_even_alone() -> None:
-    """The only stream of ``connect`` is still handled by the name of its input."""
+    """The only stream of ``connect`` was not handled by the name of its input."""
 
     class Left(Operator):
         def process_left(self, record: Any, out: Output) -> None: ...
@@ -111,14 +111,14 @@ def test_a_named_input_begins_a_task_even_alone() -> None:
 
 
 def test_another_parallelism_begins_a_task() -> None:
-    """Records have to be dealt out."""
+    """Records were not rebalanced between subtasks of different parallelism."""
     flow = Flow("f", parallelism=2)
     flow.from_items([1], name="in").map(str, name="narrow", parallelism=1)
     assert planned(flow) == {"in[0]": ["in"], "in[1]": ["in"], "narrow[0]": ["narrow"]}
 
 
 def test_partitioning_begins_a_task_but_for_a_single_subtask() -> None:
-    """With one subtask on both sides there is nothing to choose."""
+    """One subtask on both sides, where partitioning has no choice, was planned as two tasks."""
     for parallelism, chained in ((1, True), (2, False)):
         flow = Flow("f", parallelism=parallelism)
         keyed = flow.from_items([1], name="in").key_by(int)
@@ -128,7 +128,7 @@ def test_partitioning_begins_a_task_but_for_a_single_subtask() -> None:
 
 
 def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
-    """Two edges between the same steps are two channels, not one."""
+    """Two edges between the same steps were one channel."""
     flow = Flow("f")
     source = flow.from_items([1, 2], name="in")
     twice = source.union(source).collect()
@@ -149,7 +149,7 @@ SHARED = Pass()
     ],
 )
 def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable[[Flow], Any]) -> None:
-    """Two subtasks on one state: every count is wrong, and differently each time."""
+    """Two subtasks shared one state, so every count was wrong, and different in each run."""
     flow = Flow("f")
     build(flow)
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable
 def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
     factory: Callable[[], Any], message: str
 ) -> None:
-    """An error in a factory names its step, like every other."""
+    """An error in a factory did not name its step, as other errors do."""
     flow = Flow("f")
     flow.from_items([1]).process(factory, name="step")
     with pytest.raises(GraphError, match=message) as caught:
@@ -187,7 +187,7 @@ def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
 
 
 def test_a_source_factory_must_give_a_source() -> None:
-    """A factory of sources must return a source."""
+    """A source factory that returned no source failed without the name of its step."""
     flow = Flow("f")
     flow.from_source(lambda: 3, name="in")  # type: ignore[arg-type,return-value]
     with pytest.raises(GraphError, match="expected its factory to give a Source, given int"):

@@ -37,7 +37,7 @@ def running(
 
 @BOTH
 def test_a_signal_suspends_the_job_and_the_program_ends_well(number: signal.Signals) -> None:
-    """A deployment that stops the service must find everything handled, and the exit code 0."""
+    """A deployment stopped the service, which left unhandled records or ended with an exit code other than 0."""
     with running("pass") as started:
         started.send_signal(number)
         out, errors = started.communicate(timeout=30)
@@ -46,10 +46,10 @@ def test_a_signal_suspends_the_job_and_the_program_ends_well(number: signal.Sign
 
 
 def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
-    """A script starts the program with &: Ctrl-C is for the script alone, and a service manager must still end it."""
+    """A script had started the program with &, where Ctrl-C is ignored, and a service manager could not end it."""
     with running("pass", is_sigint_ignored=True) as started:
         started.send_signal(signal.SIGINT)
-        started.send_signal(signal.SIGTERM)  # If both counted, it would abort.
+        started.send_signal(signal.SIGTERM)  # If both signals counted, the second would abort the job.
         out, errors = started.communicate(timeout=30)
     assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
     assert started.returncode == 0
@@ -60,7 +60,7 @@ def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
 )
 @BOTH
 def test_after_the_job_signals_have_the_handlers_that_they_had(number: signal.Signals, given: Any) -> None:
-    """A service that tidied up at SIGTERM was killed by it once a flow had run."""
+    """A service with a SIGTERM handler was killed by SIGTERM after it had run a flow."""
     before = signal.signal(number, given)
     try:
         flow = Flow("signals")
@@ -73,7 +73,7 @@ def test_after_the_job_signals_have_the_handlers_that_they_had(number: signal.Si
 
 @BOTH
 def test_a_second_signal_aborts_what_hangs(number: signal.Signals) -> None:
-    """A step waits for a server that does not answer: the second Ctrl-C must help, without kill -9."""
+    """A step waited for a server without an answer, and only kill -9 ended the program."""
     with running("hang") as started:
         started.send_signal(signal.SIGTERM)
         assert started.stdout is not None
@@ -86,7 +86,7 @@ def test_a_second_signal_aborts_what_hangs(number: signal.Signals) -> None:
 
 @BOTH
 def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: signal.Signals) -> None:
-    """An hour of rounds, a Ctrl-C, and nothing came out: the last round was never over."""
+    """An hour of rounds ended by Ctrl-C had no result, because the last round never ended."""
     with running("drain", LOOP, "in round 100") as started:
         started.send_signal(number)
         out, errors = started.communicate(timeout=30)
@@ -98,7 +98,7 @@ def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: sign
 
 
 def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
-    """Its steps must not hear of an end: the results that they would publish are not final."""
+    """The steps of a suspended loop received an end, and published results that were not final."""
     with running("suspend", LOOP, "in round 100") as started:
         started.send_signal(signal.SIGINT)
         out, errors = started.communicate(timeout=30)
@@ -121,7 +121,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     ],
 )
 def test_an_unknown_way_to_stop_is_refused_before_the_flow_runs(options: Any, said: str) -> None:
-    """If the error came at Ctrl-C, the job would continue without a message."""
+    """The error came only at Ctrl-C, when the job continued without a message."""
     flow = Flow("signals")
     seen = flow.from_items([1]).collect()
     with pytest.raises(ConfigurationError) as refused:

@@ -58,7 +58,7 @@ def _as_read(value: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_statistics_of_every_kind_of_job_are_json(name: str) -> None:
-    """A service puts them into its log: operators, loops, learners, parameter servers, from the start to the end."""
+    """A service could not log the statistics of one kind of job, from operators to parameter servers, as JSON."""
     flow = Flow("job")
     CASES[name].build(flow)
     asyncio.run(_run_checked(flow))
@@ -71,7 +71,7 @@ async def _run_checked(flow: Flow) -> None:
     turns = 0
     while not ended.done():
         turns += 1
-        if turns.bit_count() == 1:  # The first turns, and then fewer and fewer of them.
+        if turns.bit_count() == 1:  # The interval between the checked turns grows.
             checked(job.statistics())
         await asyncio.sleep(0)
     assert checked(await ended).state == "finished"
@@ -83,7 +83,7 @@ async def _run_checked(flow: Flow) -> None:
 def test_the_statistics_of_a_job_with_checkpoints_are_json(
     flow: MakeFlow, faults: Faults | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the job is started, after each commit, after a restart, with topics of several partitions as inputs."""
+    """The statistics were no JSON before the start, after a commit, after a restart, or with several partitions."""
     jobs: list[Job] = []
     start = Job.start
 
@@ -103,7 +103,7 @@ def test_the_statistics_of_a_job_with_checkpoints_are_json(
 
 
 async def test_the_lag_of_each_partition_is_in_the_json() -> None:
-    """It was a mapping that neither asdict nor json could take, with keys that JSON does not have."""
+    """The lag was a mapping that neither asdict nor json accepts, with keys that JSON does not have."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(partitions=2)
     writer = await clicks.open_writer()

@@ -45,7 +45,7 @@ class Threaded(Operator):
 
 
 async def test_batches_are_handled_in_a_thread_and_continue_in_order() -> None:
-    """A slow model must not stop the event loop; later steps must not run in its thread."""
+    """A slow model stopped the event loop, or later steps ran in its thread."""
     receivers: set[str] = set()
 
     def note(record: Any) -> Any:
@@ -62,7 +62,7 @@ async def test_batches_are_handled_in_a_thread_and_continue_in_order() -> None:
 
 
 async def test_what_is_emitted_when_the_input_ends_is_not_lost() -> None:
-    """The last mini-batch of a threaded step stayed in the list where its thread had gathered."""
+    """The last mini-batch of a threaded step stayed in the list in which the thread had collected it."""
 
     class Gathers(Operator):
         runs_in_thread = True
@@ -107,7 +107,7 @@ async def test_several_inputs_may_be_handled_in_a_thread() -> None:
 
 
 async def test_timers_can_be_set_in_a_thread() -> None:
-    """The clock belongs to the event loop: it once said that there was none running."""
+    """``set_timer`` in a thread said that no event loop was running, because the clock belongs to the event loop."""
 
     class Timed(Threaded):
         def process(self, record: Any, out: Output) -> None:
@@ -134,7 +134,7 @@ async def test_timers_can_be_set_in_a_thread() -> None:
 
 
 async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
-    """The same operator with ``runs_in_thread`` gives the same results."""
+    """An operator with ``runs_in_thread`` had other results than the same operator without it."""
 
     class Count(Operator):
         runs_in_thread = True
@@ -169,9 +169,7 @@ async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
 
 
 def test_the_keyed_state_of_a_step_in_a_thread_is_snapshot_under_a_lock() -> None:
-    """The event loop encodes the state while the thread changes it; without the lock it sometimes has half a
-    change.
-    """
+    """The event loop encoded the state while the thread changed it, and sometimes stored half a change."""
 
     class InLoop(Operator):
         def process(self, record: Any, out: Output) -> None:
@@ -191,7 +189,7 @@ def test_the_keyed_state_of_a_step_in_a_thread_is_snapshot_under_a_lock() -> Non
 
 
 async def test_an_abort_waits_for_the_thread_before_it_closes_its_operator() -> None:
-    """``close`` while ``process`` still runs frees a model that is being used."""
+    """``close`` was called while ``process`` ran, and freed a model in use."""
     life: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 
@@ -222,7 +220,7 @@ async def test_an_abort_waits_for_the_thread_before_it_closes_its_operator() -> 
 
 
 async def test_a_job_without_threaded_steps_starts_no_thread() -> None:
-    """A thread for each subtask of each flow of a service adds up."""
+    """Each subtask of each flow in a service had a thread of its own, although no step needed one."""
     before = threading.active_count()
     flow = Flow("f", parallelism=4)
     flow.from_items(list(range(10))).rebalance().map(str)
@@ -232,7 +230,7 @@ async def test_a_job_without_threaded_steps_starts_no_thread() -> None:
 
 class TestAwaited:
     async def test_every_method_may_be_a_coroutine_function(self) -> None:
-        """The documented promise, with all of them at once."""
+        """One of the operator's methods, all of which are documented to allow it, could not be a coroutine function."""
         life: list[str] = []
 
         class Everything(Operator):
@@ -284,7 +282,7 @@ class TestAwaited:
         assert life == ["open", "close", "open", "restored state", "input ended", "close"]
 
     async def test_records_are_handled_one_after_the_other(self) -> None:
-        """An operator is used by one call at a time, also while it waits."""
+        """A second call started while the first call of the operator waited."""
         at_once = most = 0
 
         class Serial(Operator):
@@ -303,7 +301,7 @@ class TestAwaited:
 
     @pytest.mark.parametrize("limit", [1, 3])
     async def test_timers_do_not_interrupt_a_call(self, limit: int) -> None:
-        """State is used by one call at a time, timers included."""
+        """A timer changed the state while a call that used it waited."""
         busy = False
 
         class Busy(Operator):

@@ -67,7 +67,9 @@ async def test_what_was_held_comes_in_order_and_unchanged(written: Written, held
 async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
     written: Written, held: HeldBatches
 ) -> None:
-    """A sink slower than its source held new batches as fast as old ones were written: no second checkpoint."""
+    """A sink slower than its source held new batches as fast as old ones were written, and no second checkpoint
+    started.
+    """
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()
 
@@ -123,7 +125,7 @@ async def test_a_sink_behind_a_loop_does_not_hold_up_the_barrier_in_it(tmp_path:
     count = 30_000
     await writer.write(OutgoingBatch([orjson.dumps(number) for number in range(count)]))
     await writer.close()
-    padding = "x" * 1_500  # 45 MB each time round: more than a sink holds in memory
+    padding = "x" * 1_500  # Each round has 45 MB, more than a sink holds in memory.
 
     def body(variables: Any, data: Any) -> Any:
         numbers = variables[0].union(data[0])

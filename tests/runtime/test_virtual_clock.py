@@ -1,4 +1,4 @@
-"""The clock that only a test moves."""
+"""The clock that advances only on a test's request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streamiter.testing import VirtualClock
 
 
 async def test_it_does_not_move_until_it_is_advanced() -> None:
-    """A test that depends on the machine's speed fails on the slowest machine."""
+    """A test that depended on the machine's speed failed on the slowest machine."""
     clock: Clock = VirtualClock(start_ms=1000)
     await asyncio.sleep(0.001)
     assert (clock.now_ms(), clock.monotonic_s()) == (1000, 0.0)
 
 
 async def test_both_times_move_together() -> None:
-    """Time stamps and durations of one run must agree."""
+    """Time stamps and durations of one run disagreed."""
     clock = VirtualClock(start_ms=1000)
     await clock.advance(1.5)
     await clock.advance(0.25)
@@ -33,7 +33,7 @@ async def test_both_times_move_together() -> None:
     steps=st.lists(st.integers(0, 8), min_size=1, max_size=6),
 )
 def test_what_is_due_fires_in_order_each_at_its_own_time(delays: list[int], steps: list[int]) -> None:
-    """However the time is cut into pieces."""
+    """The times of timers depended on how the test cut the time into steps."""
     asyncio.run(_fires_in_order(delays, steps))
 
 
@@ -49,7 +49,7 @@ async def _fires_in_order(delays: list[int], steps: list[int]) -> None:
 
 
 async def test_a_timer_set_by_another_fires_in_the_same_span() -> None:
-    """A flush every second: three in three seconds."""
+    """A flush every second came only once in three seconds."""
     clock, fired = VirtualClock(), list[float]()
 
     def again() -> None:
@@ -62,7 +62,7 @@ async def test_a_timer_set_by_another_fires_in_the_same_span() -> None:
 
 
 async def test_tasks_run_between_two_timers() -> None:
-    """The task that the first timer wakes runs before the second timer fires."""
+    """The second timer fired before the task that the first timer had woken."""
     clock, heard = VirtualClock(), list[str]()
 
     async def sleeper() -> None:
@@ -80,7 +80,7 @@ async def test_tasks_run_between_two_timers() -> None:
 
 
 async def test_what_is_called_off_does_not_fire() -> None:
-    """Another timer of the same moment may cancel it."""
+    """A timer that another timer of the same moment had cancelled still fired."""
     clock, fired = VirtualClock(), list[str]()
     first = clock.call_later(1, lambda: fired.append("first"))
     clock.call_later(2, lambda: third.cancel())
@@ -93,7 +93,7 @@ async def test_what_is_called_off_does_not_fire() -> None:
 
 
 async def test_a_cancelled_sleep_leaves_no_timer() -> None:
-    """The timer would wake a task that has ended."""
+    """A timer woke a task that had ended."""
     clock = VirtualClock()
     task = asyncio.create_task(clock.sleep(5))
     await clock.advance(1)
@@ -105,7 +105,7 @@ async def test_a_cancelled_sleep_leaves_no_timer() -> None:
 
 
 async def test_what_a_callback_raises_is_raised_where_time_is_advanced() -> None:
-    """In the test that caused it, not in a log."""
+    """The error of a callback was only in a log, and the test passed."""
     clock = VirtualClock()
 
     def fail() -> None:
@@ -118,6 +118,6 @@ async def test_what_a_callback_raises_is_raised_where_time_is_advanced() -> None
 
 
 async def test_time_does_not_go_back() -> None:
-    """A negative step is a mistake in the test."""
+    """A negative step, a mistake in a test, moved the clock back."""
     with pytest.raises(ConfigurationError, match="expected seconds of at least 0, given -1"):
         await VirtualClock().advance(-1)

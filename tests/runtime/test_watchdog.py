@@ -22,7 +22,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A consumer hung for twenty days without a line in the log."""
+    """A consumer was stuck for twenty days without a line in the log."""
     clock, opened, fed = VirtualClock(), asyncio.Event(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed, name="in").process(lambda: Valve(opened), name="write")
@@ -47,7 +47,7 @@ async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(
 
 
 async def test_a_step_that_hangs_on_its_only_batch_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """No more input waits, all channels are empty: it looked idle, and was stuck."""
+    """All channels were empty, so a stuck step looked idle."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed, name="in").process(lambda: Valve(asyncio.Event()), name="write")
@@ -74,7 +74,7 @@ class Waits(Operator):
 async def test_a_step_that_waits_for_another_input_is_held_not_stalled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A worker without a model is reported differently from a worker that hangs."""
+    """A worker without a model was reported as a worker that is stuck."""
     clock, data = VirtualClock(), Fed()
     flow = Flow("f")
     model = flow.from_source(Fed, name="model")
@@ -88,7 +88,7 @@ async def test_a_step_that_waits_for_another_input_is_held_not_stalled(
 
 
 async def test_a_job_without_input_is_not_stalled(caplog: pytest.LogCaptureFixture) -> None:
-    """A quiet night is not an incident."""
+    """A quiet night was reported as an incident."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed).map(str)
@@ -102,7 +102,7 @@ async def test_a_job_without_input_is_not_stalled(caplog: pytest.LogCaptureFixtu
 async def test_a_checkpoint_that_cannot_align_says_whom_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One channel is blocked behind its barrier; the log must name the channel that has not brought the barrier."""
+    """One channel waited with its barrier, and the log did not name the channel without one."""
     clock, opened, fed = VirtualClock(), asyncio.Event(), Fed()
     flow = Flow("f")
     source = flow.from_source(lambda: fed, name="in")
@@ -134,7 +134,7 @@ class Awaits(Operator):
 
 
 class Quick(Operator):
-    """A task that is busy and never stuck."""
+    """Handles each record at once: its task is busy, but never stuck."""
 
     async def process(self, record: Any, out: Output) -> None: ...
 
@@ -149,7 +149,7 @@ async def busily(clock: VirtualClock, seconds: int, fed: Fed) -> None:
 async def test_a_stuck_step_next_to_a_busy_one_is_reported_and_an_idle_one_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One of three branches hung on a dead connection for a week, while the job as a whole continued."""
+    """One of three branches waited on a dead connection for a week, while the job as a whole continued."""
     clock, opened, lively, stuck = VirtualClock(), asyncio.Event(), Fed(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: lively, name="lively").process(Quick, name="quick")
@@ -168,7 +168,7 @@ async def test_a_stuck_step_next_to_a_busy_one_is_reported_and_an_idle_one_is_no
 
 
 async def test_a_held_step_next_to_a_busy_one_is_reported_later(caplog: pytest.LogCaptureFixture) -> None:
-    """A partition that waits for a slower one until the epoch is complete: two lines in the log each epoch."""
+    """A partition waited for a slower one until the epoch was complete, and the log had two lines for each epoch."""
     clock, lively, data = VirtualClock(), Fed(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: lively, name="lively").process(Quick, name="quick")
@@ -188,7 +188,7 @@ async def test_a_held_step_next_to_a_busy_one_is_reported_later(caplog: pytest.L
 
 
 async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
-    """The second one was swallowed, since the job was known to be stalled."""
+    """The second stall was not reported, because the job was already known to be stalled."""
     clock, first, second = VirtualClock(), Fed(), Fed()
     flow = Flow("f")
     for number, fed in enumerate((first, second)):
@@ -209,7 +209,7 @@ async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCa
 async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps_that_wait_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A web service answers records one by one: the content of the channel takes minutes, and nothing is wrong."""
+    """A web service answered records one by one, so a channel took minutes, and a warning was logged for nothing."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     source = flow.from_source(lambda: fed, name="in")
@@ -227,7 +227,7 @@ async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps
 async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step with ``wanted_inputs`` handles its batches record by record."""
+    """A step with ``wanted_inputs``, which handles its batches record by record, was reported as stalled."""
 
     class Chooses(Awaits):
         def wanted_inputs(self) -> None: ...
@@ -245,7 +245,7 @@ async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
 async def test_time_that_passed_while_nothing_could_run_is_no_stall(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A laptop that slept, or a step that kept the event loop busy: the others had no turn to be late with."""
+    """A laptop slept, or a step blocked the event loop, and other steps without a turn were reported as stalled."""
 
     class Late(VirtualClock):
         async def sleep(self, delay_s: float) -> None:
