@@ -41,7 +41,7 @@ def parts(number: int) -> list[SnapshotPart]:
     ]
 
 
-async def go_on(directory: str, run: str) -> None:
+async def take_checkpoints(directory: str, run: str) -> None:
     """Take checkpoints without end, and print the number of each commit."""
     store = DirectoryStore(directory)
     before = await store.claim("clicks", run)
@@ -89,4 +89,8 @@ async def save_large(directory: str, run: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"go_on": go_on, "compete": compete, "save_large": save_large}[sys.argv[1]](*sys.argv[2:]))
+    asyncio.run(
+        {"take_checkpoints": take_checkpoints, "compete": compete, "save_large": save_large}[sys.argv[1]](
+            *sys.argv[2:]
+        )
+    )

@@ -40,7 +40,7 @@ class StoreContract:
 
     # ---- kept snapshots
 
-    async def test_a_snapshot_comes_back_as_it_was(self, make_store: MakeStore) -> None:
+    async def test_a_snapshot_is_read_unchanged(self, make_store: MakeStore) -> None:
         """A restored state had a missing piece, or the pieces of two parts were exchanged."""
         store = make_store()
         await store.claim("clicks", "a")
@@ -54,7 +54,7 @@ class StoreContract:
         await snapshot.close()
         await snapshot.close()
 
-    async def test_frames_may_be_read_side_by_side(self, make_store: MakeStore) -> None:
+    async def test_frames_of_several_pieces_may_be_read_in_turn(self, make_store: MakeStore) -> None:
         """The subtasks of a step restored at the same time, and a shared position in the file mixed their frames up."""
         store = make_store()
         await store.claim("clicks", "a")
@@ -65,7 +65,7 @@ class StoreContract:
         assert [list(frames) for frames in zip(*together, strict=True)] == many
         await snapshot.close()
 
-    async def test_what_the_snapshot_does_not_have_is_an_error(self, make_store: MakeStore) -> None:
+    async def test_a_request_for_a_missing_piece_is_an_error(self, make_store: MakeStore) -> None:
         """A changed program requested pieces that the snapshot does not have, without an error."""
         store = make_store()
         await store.claim("clicks", "a")
@@ -79,14 +79,14 @@ class StoreContract:
             await snapshot.content("none")
         await snapshot.close()
 
-    async def test_nothing_is_released(self, make_store: MakeStore) -> None:
+    async def test_saving_releases_no_deferred_state(self, make_store: MakeStore) -> None:
         """The store released state that its owner releases, also after a failed save, so it was released twice."""
         store, deferred = make_store(), Frames()
         await store.claim("clicks", "a")
         await store.save(header(1), [SnapshotPart("p", b"", [deferred])])
         assert (deferred.taken, deferred.released) == (3, 0)
 
-    async def test_other_work_is_done_between_two_frames(self, make_store: MakeStore) -> None:
+    async def test_other_tasks_run_between_two_frames(self, make_store: MakeStore) -> None:
         """Records stopped while state of a gigabyte was written."""
         turns = 0
 
@@ -203,7 +203,7 @@ class StoreContract:
 
     # ---- claims and commits
 
-    async def test_nothing_is_known_of_a_new_flow(self, make_store: MakeStore) -> None:
+    async def test_a_new_flow_has_no_pointer_and_no_snapshots(self, make_store: MakeStore) -> None:
         """A job could not distinguish a first run from a run that had lost its state."""
         store = make_store()
         assert await store.pointer("clicks") is None
@@ -237,7 +237,7 @@ class StoreContract:
         assert await store.claim("clicks", "b", begin_anew=True) == CommitPointer("a", committed[0])
         assert await make_store().claim("clicks", "c") == CommitPointer("b", None)
 
-    async def test_an_older_run_is_refused_everything(self, make_store: MakeStore) -> None:
+    async def test_an_older_run_can_change_nothing(self, make_store: MakeStore) -> None:
         """A process that was taken for dead, but continued, moved the flow back to an older checkpoint."""
         old, new = make_store(), make_store()
         await old.claim("clicks", "a")
@@ -261,29 +261,27 @@ class StoreContract:
         assert await ids(new) == [CheckpointId(1, "a"), saved]
         assert await new.pointer("clicks") == CommitPointer("b", CheckpointId(1, "a"))
 
-    async def test_a_run_that_is_taken_over_while_it_saves_leaves_nothing(
-        self, make_store: MakeStore
-    ) -> None:
+    async def test_a_run_that_is_fenced_while_it_saves_leaves_nothing(self, make_store: MakeStore) -> None:
         """A claim came between the first and the last frame, and the older run left a snapshot."""
         old, new = make_store(), make_store()
         await old.claim("clicks", "a")
-        half, go_on = asyncio.Event(), asyncio.Event()
+        half, may_end = asyncio.Event(), asyncio.Event()
 
         class Slow(Frames):
             def frames(self) -> Iterator[bytes]:
                 half.set()
-                while not go_on.is_set():
+                while not may_end.is_set():
                     yield b"frame"
 
         saving = asyncio.ensure_future(old.save(header(1), [SnapshotPart("p", b"", [Slow()])]))
         await half.wait()
         await new.claim("clicks", "b")
-        go_on.set()
+        may_end.set()
         with pytest.raises(ProducerFenced, match="run a cannot save checkpoint 1: run b has claimed"):
             await saving
         assert await ids(new) == []
 
-    async def test_a_new_run_may_commit_what_the_last_one_saved(self, make_store: MakeStore) -> None:
+    async def test_a_new_run_may_commit_a_snapshot_of_the_last_run(self, make_store: MakeStore) -> None:
         """The commit record of the outputs named a snapshot, but the crash came before the store had the commit."""
         old = make_store()
         await old.claim("clicks", "a")
@@ -294,7 +292,7 @@ class StoreContract:
         await new.commit("clicks", saved)
         assert await new.pointer("clicks") == CommitPointer("b", saved)
 
-    async def test_what_was_not_saved_cannot_be_committed(self, make_store: MakeStore) -> None:
+    async def test_a_snapshot_that_was_not_saved_cannot_be_committed(self, make_store: MakeStore) -> None:
         """A commit named a snapshot that was not saved, so the next run could not resume."""
         store = make_store()
         await store.claim("clicks", "a")
@@ -320,7 +318,7 @@ class StoreContract:
     @pytest.mark.parametrize(
         ("keep", "kept"), [(1, [5]), (2, [4, 5]), (5, [1, 2, 3, 4, 5]), (99, [1, 2, 3, 4, 5])]
     )
-    async def test_the_committed_one_and_those_before_it_are_kept(
+    async def test_the_committed_snapshot_and_earlier_ones_are_kept(
         self, make_store: MakeStore, keep: int, kept: list[int]
     ) -> None:
         """The committed checkpoint did not count toward ``keep``."""
@@ -348,7 +346,7 @@ class StoreContract:
             "6 of run b",
         ]
 
-    async def test_a_number_used_by_two_runs_is_kept_of_the_one_that_committed_it(
+    async def test_of_two_snapshots_with_one_number_the_committed_one_is_kept(
         self, make_store: MakeStore
     ) -> None:
         """The run before had saved a checkpoint with the same number, which sorts first, and it was kept instead."""
@@ -360,8 +358,10 @@ class StoreContract:
         await save_and_commit(store, 2, 3, run="b")
         assert await store.prune("clicks", keep=3) == [orphan]
 
-    async def test_one_given_up_between_two_commits_may_be_kept(self, make_store: MakeStore) -> None:
-        """A snapshot from which its run had resumed, and which is therefore valid, was removed."""
+    async def test_an_uncommitted_snapshot_before_a_commit_of_its_run_may_be_kept(
+        self, make_store: MakeStore
+    ) -> None:
+        """A snapshot was removed although its run had continued after it and committed a later one."""
         store = make_store()
         await store.claim("clicks", "a")
         await save(store, 1)
@@ -379,7 +379,7 @@ class StoreContract:
         await save_and_commit(store, 3, run="b")
         assert await store.prune("clicks", keep=9) == committed
 
-    async def test_what_is_open_can_be_read_after_it_was_removed(self, make_store: MakeStore) -> None:
+    async def test_an_open_snapshot_can_be_read_after_it_was_removed(self, make_store: MakeStore) -> None:
         """A tool pruned the older snapshot from which a job was restoring."""
         store = make_store()
         await store.claim("clicks", "a")

@@ -96,7 +96,7 @@ def test_a_cache_is_restored_as_it_was_at_the_snapshot(make_cache, memory_limit_
     assert same(replayed(restored), expected)
 
 
-def test_what_is_cut_off_a_file_is_not_what_a_snapshot_holds(make_cache):
+def test_removed_pieces_of_a_file_do_not_change_a_snapshot(make_cache):
     """The removal of a refused batch's first pieces changed an earlier snapshot."""
     cache = filled(make_cache(), blocks(5))
     snapshot = cache.snapshot()
@@ -138,7 +138,7 @@ def test_a_file_that_is_read_to_its_end_is_not_overwritten_while_a_snapshot_need
     assert same(records_of(queue), [block + 100 for block in blocks(3)])
 
 
-def test_every_kind_of_control_record_comes_back_in_its_place(make_queue):
+def test_every_kind_of_control_record_keeps_its_place(make_queue):
     """The end of an iteration was restored without its epoch, and ended the job in another epoch."""
     queue = make_queue()
     controls = [EpochWatermark(3), Idle(), EndOfInput(), EndOfInput(7)]
@@ -157,7 +157,7 @@ def make(request, make_cache, make_queue):
     return make_cache if request.param == "cache" else make_queue
 
 
-def test_files_go_away_when_both_the_owner_and_the_snapshot_are_done(make, tmp_path):
+def test_files_are_deleted_when_both_the_owner_and_the_snapshot_are_closed(make, tmp_path):
     """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
@@ -174,7 +174,7 @@ def test_files_go_away_when_both_the_owner_and_the_snapshot_are_done(make, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_released_snapshot_leaves_its_owner_as_it_is(make):
+def test_a_released_snapshot_does_not_change_its_owner(make):
     """A failed checkpoint deleted the training data."""
     kept = filled(make(), blocks(20))
     kept.snapshot().release()
@@ -184,7 +184,7 @@ def test_a_released_snapshot_leaves_its_owner_as_it_is(make):
     assert same(found, blocks(20))
 
 
-def test_a_snapshot_that_is_read_lets_go_by_itself(make):
+def test_a_snapshot_that_has_been_read_releases_its_files(make):
     """The writer of a snapshot took long to commit, and the disk space was held all the time."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
@@ -195,7 +195,7 @@ def test_a_snapshot_that_is_read_lets_go_by_itself(make):
     assert unnamed_files() == before
 
 
-def test_the_segments_of_a_queue_go_away_as_they_are_read(make_queue):
+def test_the_segments_of_a_queue_are_deleted_as_they_are_read(make_queue):
     """A snapshot of a large queue held twice the disk space until its last byte was written."""
     before = unnamed_files()
     queue = filled(make_queue(disk_limit_bytes=16 * 4 * MIB), blocks(60, records=MIB // 8))
@@ -207,7 +207,7 @@ def test_the_segments_of_a_queue_go_away_as_they_are_read(make_queue):
     assert len(set(counts)) >= 15
 
 
-def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
+def test_a_snapshot_that_is_never_released_leaves_no_file_and_no_warning(make):
     """A checkpoint that failed at an unexpected point left a file open; pytest reports such a file as a warning."""
     before = unnamed_files()
     kept = filled(make(), blocks(20))
@@ -222,7 +222,7 @@ def test_a_snapshot_that_nobody_releases_leaves_no_file_and_no_warning(make):
     assert unnamed_files() == before
 
 
-def test_a_snapshot_released_while_it_is_read_is_an_error_and_not_less_state(make):
+def test_a_snapshot_released_while_it_is_read_is_an_error(make):
     """An abandoned checkpoint was stored with only the frames that had been read."""
     before = unnamed_files()
     kept = filled(make(), blocks(20, records=MIB // 8))
@@ -269,7 +269,7 @@ def test_small_entries_share_a_frame_and_large_ones_have_their_own(make_queue):
     assert max(sizes) <= MIB + 1000
 
 
-def test_a_snapshot_and_its_frames_take_memory_for_some_batches_only(make_cache, make_queue):
+def test_a_snapshot_and_its_frames_take_memory_for_a_few_batches_only(make_cache, make_queue):
     """State that was encoded completely at the barrier took as much memory as the data, and stopped all records."""
     for kept in (make_cache(10**9), make_queue(10**9), make_cache(), make_queue(disk_limit_bytes=10**9)):
         filled(kept, blocks(40, records=MIB // 8))
@@ -343,7 +343,7 @@ def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
     assert int(run.stdout) < 60 * MIB
 
 
-def test_restoring_goes_to_disk_past_the_limit_and_takes_frames_one_by_one(make):
+def test_restoring_uses_the_disk_above_the_limit_and_reads_frames_one_by_one(make):
     """A snapshot larger than memory could not be restored."""
     kept = filled(make(), blocks(40, records=MIB // 8))
     restored = make(2 * MIB)

@@ -70,7 +70,7 @@ def listed(deferred):
 
 
 @random_examples(some_state)
-def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
+def test_deferred_pieces_keep_their_places_and_other_state_is_exact(state):
     """A large piece was restored in another step's place, as a model that was never trained."""
     found = []
     expected = materialized(state, found)
@@ -107,7 +107,7 @@ def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refuse
 
 
 @random_examples(lambda random: (some_state(random), some_state(random)))
-def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
+def test_all_deferred_pieces_of_refused_state_are_released(example):
     """Each failed checkpoint left the files of a replay cache open."""
     before, after = example
     found = []
@@ -121,7 +121,7 @@ def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
     assert [piece.released for piece in found] == [1] * len(found)
 
 
-def test_state_that_holds_itself_is_refused_and_its_deferred_pieces_released():
+def test_state_that_contains_itself_is_refused_and_its_deferred_pieces_released():
     """The search for deferred state in a value that contains itself never ended."""
     piece = Values(1)
     circle = []
@@ -173,7 +173,7 @@ def test_pieces_out_of_order_are_refused():
         PLAIN.decode_state(swapped, lambda number: [])
 
 
-def test_what_the_resolver_raises_is_raised_as_it_is():
+def test_the_error_of_the_resolver_is_raised_unchanged():
     """A wrong checksum was reported as damaged plain data, without the name of the file."""
     data, _ = PLAIN.encode_state([Values()])
 

@@ -28,7 +28,7 @@ class TestDirectoryStore(StoreContract):
 # ---- the directory
 
 
-async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+async def test_reading_creates_no_directory(make_store: MakeStore, tmp_path: Path) -> None:
     """A tool with a wrong path left an empty directory there."""
     store = make_store()
     assert (await store.list(), await store.pointer("clicks")) == ([], None)
@@ -38,7 +38,7 @@ async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> N
 
 
 async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    """A file at the path of the directory was reported as a missing directory."""
+    """A path to a file instead of a directory failed without the reason."""
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
@@ -48,7 +48,7 @@ async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> N
     assert await DirectoryStore(tmp_path / "file").list() == []
 
 
-async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeStore, folder: Path) -> None:
+async def test_files_of_others_in_the_directory_are_not_changed(make_store: MakeStore, folder: Path) -> None:
     """Notes, a backup or the folder of another program in the directory were removed or listed."""
     store = make_store()
     await store.claim("clicks", "a")
@@ -87,11 +87,11 @@ async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run
 @pytest.fixture
 async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
     """Return a run that has committed checkpoint 1 and is saving 2, its task, and the event that ends the save."""
-    half, go_on = asyncio.Event(), asyncio.Event()
+    half, may_end = asyncio.Event(), asyncio.Event()
 
     class Slow(Frames):
         def frames(self) -> Iterator[bytes]:
-            while not go_on.is_set():
+            while not may_end.is_set():
                 half.set()
                 yield b"frame"
 
@@ -100,21 +100,21 @@ async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
     await save_and_commit(store, 1)
     saving = asyncio.ensure_future(store.save(header(2), [SnapshotPart("p", b"", (Slow(),))]))
     await half.wait()
-    yield store, saving, go_on
-    go_on.set()
+    yield store, saving, may_end
+    may_end.set()
     await asyncio.gather(saving, return_exceptions=True)
 
 
-async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: Path) -> None:
+async def test_a_file_that_is_being_written_is_not_removed(saving: Any, folder: Path) -> None:
     """A half-written file was removed while its writer still ran."""
-    store, task, go_on = saving
+    store, task, may_end = saving
     partial = folder / "0000000002-a.checkpoint.partial"
     dead = folder / "0000000009-dead.checkpoint.partial"
     dead.write_bytes(b"half")
     assert await store.prune("clicks", keep=1) == []
     assert FlowFolder(folder.parent, "clicks").prune(keep=1, newer=False) == []
     assert (partial.exists(), dead.exists()) == (True, False)
-    go_on.set()
+    may_end.set()
     await task
     assert await ids(store) == [CheckpointId(1, "a"), CheckpointId(2, "a")]
     assert not partial.exists()
@@ -139,7 +139,7 @@ async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(
     assert tool.prune(keep=1, newer=True) == [newest]
 
 
-async def test_a_lock_that_is_never_given_back_is_an_error(
+async def test_a_lock_that_is_never_released_is_an_error(
     make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process was stopped at a wrong moment, by SIGSTOP or a debugger, and others silently waited forever."""
@@ -208,7 +208,7 @@ async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> No
     ]
 
 
-async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStore, folder: Path) -> None:
+async def test_all_claims_at_the_same_time_are_recorded(make_store: MakeStore, folder: Path) -> None:
     """A run that was missing in the record claimed the flow again, and took it from a newer run."""
     runs = [f"run{number}" for number in range(20)]
     await asyncio.gather(*(make_store().claim("clicks", run) for run in runs))

@@ -41,7 +41,7 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 async def killed(directory: Path, run: str, commits: int, more_turns: int) -> int:
     """Kill the run some time after this number of commits; return the last number that it reported as committed."""
-    async with child("go_on", directory, run) as process:
+    async with child("take_checkpoints", directory, run) as process:
         number = 0
         for _ in range(1 + commits):
             number = int(await line_of(process))
@@ -55,7 +55,7 @@ async def killed(directory: Path, run: str, commits: int, more_turns: int) -> in
     return number
 
 
-async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: Path) -> None:
+async def test_after_a_kill_the_committed_snapshot_is_complete(tmp_path: Path) -> None:
     """A process died while it saved, committed or pruned, and the next run could not resume from the last commit."""
     chance = random.Random(14)
     for attempt in range(8):

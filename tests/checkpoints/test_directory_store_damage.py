@@ -110,7 +110,7 @@ async def test_a_record_without_a_field_is_damaged(make_store: MakeStore, folder
         unpack_record(b'{"format":1,"crc32":%d,"record":%s}\n' % (zlib.crc32(packed), packed))
 
 
-async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder: Path) -> None:
+async def test_a_damaged_record_can_be_replaced(make_store: MakeStore, folder: Path) -> None:
     """The message about a damaged record did not say how to continue: start fresh, or choose a checkpoint."""
     store = make_store()
     await store.claim("clicks", "a")
@@ -153,7 +153,7 @@ async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
     assert await make_store().claim("clicks", "d") == CommitPointer("c", CheckpointId(1, "a"))
 
 
-async def test_pruning_removes_nothing_where_the_committed_one_is_missing(
+async def test_pruning_removes_nothing_if_the_committed_snapshot_is_missing(
     make_store: MakeStore, folder: Path
 ) -> None:
     """The older snapshots, the only remaining ones of the flow, were removed."""

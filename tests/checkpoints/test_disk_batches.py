@@ -55,7 +55,7 @@ def encoded_and_segment_bytes(random):
 
 
 @random_examples(encoded_and_segment_bytes)
-def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
+def test_any_batches_are_read_in_order_across_segments(example, tmp_path):
     """Batches without bytes, or longer than a segment, were returned in another order."""
     given, segment_bytes = example
     batches = disk_batches(tmp_path, segment_bytes=segment_bytes)

@@ -65,7 +65,7 @@ def histories(random: Random) -> History:
 
 
 @random_examples(histories)
-def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History) -> None:
+def test_the_record_has_the_owner_and_all_checkpoints_with_a_later_commit(history: History) -> None:
     """A restart used a snapshot of a run whose outputs had been aborted."""
     pointer = history.record.pointer
     assert pointer is not None
@@ -85,7 +85,7 @@ def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History)
 
 
 @random_examples(lambda random: (histories(random), random.randint(1, 4), random.random() < 0.5))
-def test_what_is_removed_is_never_needed(example: tuple[History, int, bool]) -> None:
+def test_removed_snapshots_are_never_needed(example: tuple[History, int, bool]) -> None:
     """The snapshot for the next restart was pruned, or snapshots of a lost run filled the disk."""
     history, keep, newer = example
     last = history.last
@@ -115,7 +115,7 @@ def test_runs_are_forgotten_after_a_hundred() -> None:
     assert [each.run for each in record.runs] == [f"run {number}" for number in range(50, 150)]
 
 
-def test_a_commit_of_a_run_that_was_forgotten_or_lost_is_taken_down() -> None:
+def test_a_commit_of_a_forgotten_or_lost_run_is_recorded() -> None:
     """The record was lost with its disk, and the commit record in the topic, valid for any run, was refused."""
     lost = FlowRecord("clicks", is_lost=True).claimed_by("b")
     assert lost.pointer is None
@@ -135,7 +135,7 @@ def headers(history: History) -> list[SnapshotHeader]:
 
 @random_examples(lambda random: (histories(random), random.random() < 0.5))
 def test_a_job_resumes_from_the_last_commit(example: tuple[History, bool]) -> None:
-    """A job asked the store for the last commit although the topic of the outputs has it, or the other way around."""
+    """A job resumed from another checkpoint than the last commit in the topic of the outputs, or else in the store."""
     history, has_topic = example
     chosen = choose_checkpoint(
         "clicks",
@@ -149,7 +149,7 @@ def test_a_job_resumes_from_the_last_commit(example: tuple[History, bool]) -> No
 
 
 @random_examples(lambda random: (histories(random), random.randrange(1, 12), random.random() < 0.5))
-def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
+def test_a_checkpoint_is_chosen_by_its_number_only_if_its_run_committed_it_or_a_later_one(
     example: tuple[History, int, bool],
 ) -> None:
     """Two runs had used the number, and the restart used the snapshot of the fenced run, whose outputs were aborted."""
@@ -216,7 +216,7 @@ def test_if_the_commit_is_unknown_a_number_is_required() -> None:
 
 
 @pytest.mark.parametrize("commits_in", [None, "topic commits"])
-def test_a_job_starts_fresh_if_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
+def test_a_job_starts_fresh_without_snapshots_or_on_request(commits_in: str | None) -> None:
     """The first start of a flow failed, or a start without state used a checkpoint."""
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None

@@ -130,12 +130,12 @@ def test_a_bad_key_among_others_is_shown():
 
 
 @pytest.mark.parametrize("keys", [[1, "a", b"b"], [(1, "a"), (b"c",)], []])
-def test_keys_that_are_normal_are_given_back_as_they_are(keys):
+def test_normal_keys_are_returned_without_a_copy(keys):
     """The check copied the keys in every batch of a keyed step."""
     assert check_keys(keys) is keys
 
 
-def test_keys_that_are_not_normal_are_normalized_in_order():
+def test_other_keys_are_normalized_in_order():
     """One column of numpy integers made the keys different, or changed their order."""
     assert repr(check_keys([np.int64(1), "a", (np.str_("b"), (np.int8(2),))])) == repr([1, "a", ("b", (2,))])
 
@@ -180,13 +180,13 @@ def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
 
 
 @pytest.mark.parametrize("keys", [[], [1, "a"], [2**70], [1, 2**64]])
-def test_groups_are_whole_numbers_whatever_the_keys(keys):
+def test_groups_are_whole_numbers_for_any_keys(keys):
     """The groups of an empty batch were floats, which are no indices."""
     assert key_groups(keys).dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", ["f8", "?", "M8[s]", "m8[s]"])
-def test_an_array_of_no_keys_is_refused(dtype):
+def test_an_array_of_invalid_keys_is_refused(dtype):
     """A column of floats was hashed by its bits."""
     with pytest.raises(PlainDataError, match=r"^key "):
         key_groups(np.zeros(3, dtype))

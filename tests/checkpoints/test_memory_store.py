@@ -19,7 +19,7 @@ class TestMemoryStore(StoreContract):
         return MemoryStore().another
 
 
-def test_it_outlives_the_event_loop() -> None:
+def test_the_store_outlives_the_event_loop() -> None:
     """A simulated crash ended the event loop, and the next run, in another loop, could not use the store."""
     store = MemoryStore()
 

@@ -130,7 +130,7 @@ def test_a_foreign_value_is_found_next_to_any_plain_one(example):
     ],
     ids=str,
 )
-def test_a_dtype_that_is_refused_is_reported_with_what_to_do(dtype, refusal):
+def test_a_refused_dtype_is_reported_with_the_remedy(dtype, refusal):
     """Users of other libraries received an error about a dtype without a remedy."""
     assert dtype_refusal(np.dtype(dtype)) == refusal
 
@@ -144,7 +144,7 @@ def test_keys_are_refused_like_values(key):
         PLAIN.encode({"a": {2: 2, key: 3}})
 
 
-def test_the_error_gives_the_path_the_type_and_what_to_do():
+def test_the_error_names_the_path_the_type_and_the_remedy():
     """One of forty fields failed in production, and the message was not enough to find it."""
     with pytest.raises(PlainDataError) as raised:
         PLAIN.encode({"user": ["a", "b", "c", datetime.datetime(2024, 1, 1)]})
@@ -172,7 +172,7 @@ def test_paths_read_like_the_code_that_gets_there(value, path):
     assert str(raised.value).startswith(f"{path}: ")
 
 
-def test_the_caller_names_what_it_encodes():
+def test_the_error_starts_with_the_name_of_the_encoded_value():
     """The error did not say whether state or a record had failed."""
     with pytest.raises(PlainDataError, match=r"^state\[0\]: "):
         PLAIN.encode([{1}], name="state")
@@ -214,7 +214,7 @@ def test_the_advice_fits_the_type(value, advice):
 
 
 def test_numpy_strings_of_variable_width_are_refused():
-    """They became pickled objects, as in files that numpy saves."""
+    """Strings of variable width became pickled objects, as in files that numpy saves."""
     with pytest.raises(PlainDataError, match=r"StringDType.*astype\('U'\)"):
         PLAIN.encode(np.array(["a"], np.dtypes.StringDType()))
 
@@ -282,7 +282,7 @@ def test_a_struct_registered_later_is_known_from_then_on():
 
 
 def test_a_subclass_of_a_registered_struct_is_refused():
-    """It was restored as its base class."""
+    """An instance of a subclass was restored as its base class."""
     sub = type("SubClick", (Click,), {})
     with pytest.raises(PlainDataError, match="SubClick; register the class"):
         PLAIN.encode(sub("u"))

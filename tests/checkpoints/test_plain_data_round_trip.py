@@ -57,7 +57,7 @@ def test_any_structured_dtype_survives_with_gaps_and_titles(dtype):
 
 
 @random_examples(some_batch)
-def test_any_batch_survives_as_the_kind_it_is(batch):
+def test_any_batch_keeps_its_kind(batch):
     """A spilled array batch was restored as a list, and broke the operator that calls ``batch.sum()``."""
     assert same(PLAIN.decode_batch(PLAIN.encode_batch(batch)), batch)
 
@@ -184,7 +184,7 @@ def test_nesting_survives_up_to_the_limit():
     assert PLAIN.decode(PLAIN.encode(nested)) == nested
 
 
-def test_any_sequence_is_a_batch_and_comes_back_as_a_list():
+def test_any_sequence_is_a_batch_and_is_decoded_as_a_list():
     """Ranges and tuples from sources were refused as batches."""
     assert PLAIN.decode_batch(PLAIN.encode_batch(range(3))) == [0, 1, 2]
     assert PLAIN.decode_batch(PLAIN.encode_batch(((1, 2), "a"))) == [(1, 2), "a"]
@@ -225,7 +225,7 @@ def test_the_encoding_of_version_one_can_be_read_for_ever():
 
 
 def test_several_threads_may_use_one_encoding():
-    """Operators with ``runs_in_thread`` took snapshots while the event loop encoded, and a shared packer mixed them
+    """Operators with ``runs_in_thread`` and the event loop encoded at the same time, and a shared packer mixed them
     up.
     """
     from concurrent.futures import ThreadPoolExecutor

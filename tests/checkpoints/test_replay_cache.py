@@ -128,7 +128,7 @@ def directory(tmp_path_factory):
     batches=st.lists(BATCHES, max_size=12),
     memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]),
 )
-def test_what_comes_out_joined_is_what_went_in_joined_every_time(directory, batches, memory_limit_bytes):
+def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, memory_limit_bytes):
     """A record changed its type or its place between two epochs, and was trained on as another record."""
     with closed_after(memory_limit_bytes, directory) as cache:
         filled(cache, batches)
@@ -200,7 +200,7 @@ def test_below_the_limit_the_very_objects_come_back_and_no_file_is_made(make_cac
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batches_in_memory", [0, 1.5])
-def test_past_the_limit_every_kind_comes_back_from_disk(make_cache, kind, batches_in_memory):
+def test_above_the_limit_every_kind_is_read_from_disk(make_cache, kind, batches_in_memory):
     """With some batches in memory and the rest on disk, the usual state of large data, a kind was restored wrongly."""
     memory_limit_bytes = int(batches_in_memory * estimated_bytes(KINDS[kind][0]))
     cache = make_cache(memory_limit_bytes=memory_limit_bytes, plain_data=PlainData([EVENT]))
@@ -222,7 +222,7 @@ def test_two_readers_may_be_at_different_places(make_cache):
     assert [batch[0] for batch in replayed(cache)] == list(range(30))
 
 
-def test_what_was_read_from_disk_may_be_changed_without_a_trace(make_cache):
+def test_changes_of_batches_from_disk_do_not_change_the_cache(make_cache):
     """A step changed an array that it had read, which is allowed, and the next epoch saw the change."""
     cache = filled(make_cache(), arrays(3, records=3000))
     first = cache.batch(1)
@@ -257,7 +257,7 @@ def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes)
     assert same(joined(replayed(cache)), joined(map(small, range(count))))
 
 
-def test_joining_does_not_pay_for_a_long_text_with_all_the_short_ones(make_cache):
+def test_a_long_text_is_not_joined_with_all_the_short_ones(make_cache):
     """One text of 10,000 characters made an array of texts 40 kB wide for each record."""
     short, long = np.array(["a"]), np.array(["b" * 10_000])
     cache = make_cache(memory_limit_bytes=10**9)
@@ -287,7 +287,7 @@ def test_batches_that_cannot_be_joined_stay_apart(make_cache):
     ],
     ids=["array", "array of huge rows", "columns", "list"],
 )
-def test_a_large_batch_comes_back_in_pieces(make_cache, large, memory_limit_bytes):
+def test_a_large_batch_is_read_in_pieces(make_cache, large, memory_limit_bytes):
     """One array of a gigabyte was read back at once."""
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     cache.append(large)
@@ -336,7 +336,7 @@ def test_memory_stays_within_the_limit(make_cache, memory_limit_bytes):
 
 @pytest.mark.parametrize("index", [-1, 3, 100])
 @pytest.mark.parametrize("memory_limit_bytes", [0, 25_000, 10**9])
-def test_a_number_that_is_not_there_is_an_index_error(make_cache, index, memory_limit_bytes):
+def test_a_missing_number_is_an_index_error(make_cache, index, memory_limit_bytes):
     """The index −1, valid for a list, returned a batch."""
     cache = filled(make_cache(memory_limit_bytes=memory_limit_bytes), arrays(3, records=3000))
     with pytest.raises(IndexError, match=f"points: there is no batch {index} among the 3 kept"):
@@ -344,7 +344,7 @@ def test_a_number_that_is_not_there_is_an_index_error(make_cache, index, memory_
 
 
 @pytest.mark.parametrize("records", [1000, 3000, 3_000_000], ids=["small", "whole", "in pieces"])
-def test_past_the_disk_limit_it_fails_with_the_numbers_and_has_changed_nothing(make_cache, records):
+def test_above_the_disk_limit_the_cache_fails_with_the_numbers_and_is_unchanged(make_cache, records):
     """The error at the disk limit did not name the step and the option, or it lost batches."""
     cache = make_cache(memory_limit_bytes=30_000, disk_limit_bytes=20_000)
     filled(cache, [*arrays(2), *arrays(2)])
@@ -361,7 +361,7 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_has_changed_nothing(m
     assert cache.bytes_on_disk <= 20_000
 
 
-def test_without_room_on_disk_the_memory_limit_is_the_end(make_cache):
+def test_without_room_on_disk_the_memory_limit_is_the_only_limit(make_cache):
     """On a read-only system, which has no disk to write to, an overflow with a small batch was reported late."""
     cache = make_cache(memory_limit_bytes=2000, disk_limit_bytes=0)
     cache.append(np.ones(200))
@@ -405,7 +405,7 @@ def test_a_snapshot_does_not_change_afterwards(make_cache):
         None,
     ],
 )
-def test_entries_of_no_snapshot_are_refused(make_cache, entry):
+def test_invalid_entries_are_refused(make_cache, entry):
     """Damaged entries, or entries of another step, were restored."""
     with pytest.raises(PlainDataError, match=r"^points: expected"):
         make_cache(memory_limit_bytes=10**9).restore([[entry]])
@@ -520,7 +520,7 @@ def test_a_batch_of_another_length_is_an_error(make_cache):
 
 
 @needs_proc
-def test_closing_lets_go_of_the_file_and_nothing_is_left_in_the_directory(make_cache, tmp_path):
+def test_closing_releases_the_file_and_leaves_nothing_in_the_directory(make_cache, tmp_path):
     """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = unnamed_files()
     caches = [filled(make_cache(), arrays(3, records=3000)) for _ in range(5)]
@@ -535,7 +535,7 @@ def test_closing_lets_go_of_the_file_and_nothing_is_left_in_the_directory(make_c
 
 
 @needs_proc
-def test_restoring_over_what_was_kept_lets_go_of_it(make_cache):
+def test_restoring_over_batches_releases_their_file(make_cache):
     """A restore doubled the use of the disk."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(3, records=3000))
@@ -544,7 +544,7 @@ def test_restoring_over_what_was_kept_lets_go_of_it(make_cache):
     assert cache.bytes_on_disk < 3 * 25_000
 
 
-def test_a_closed_cache_takes_nothing(make_cache):
+def test_a_closed_cache_accepts_no_batch(make_cache):
     """A batch that was added after the end was silently lost."""
     cache = filled(make_cache(), arrays(3))
     cache.close()

@@ -85,7 +85,7 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Empty parts, frames around the size that is read at once, or thousands of small frames were not restored."""
     folder = tmp_path_factory.mktemp("any")
     names = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -187,7 +187,7 @@ def test_a_block_of_zeros_is_refused(file: Path) -> None:
         assert "damaged" in refusal_of(file, whole[:start] + bytes(length) + whole[start + length :])
 
 
-def test_what_is_damaged_is_named(file: Path) -> None:
+def test_the_damaged_part_is_named(file: Path) -> None:
     """The error did not name the part, so a user did not know which state was lost."""
     whole = file.read_bytes()
     position = whole.index(b"third")
@@ -245,7 +245,7 @@ def test_a_forged_length_takes_no_memory(file: Path) -> None:
     assert "expected 9223372036854775807 more bytes of it, given 9" in said
 
 
-def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
+def test_an_unknown_field_of_the_manifest_is_ignored(file: Path) -> None:
     """A field of a later version of this format was refused."""
     file.write_bytes(with_manifest(file.read_bytes(), lambda manifest: manifest.update(more=[1, 2])))
     assert read_everything(file) == [b"positions", b"", *FRAMES]

@@ -115,7 +115,7 @@ class QueueBesideADeque:
         if self.expected:
             assert same_item(self.queue.peek(), self.expected[0])
 
-    def go_on_from_a_snapshot(self, _):
+    def resume_from_a_snapshot(self, _):
         restored = self.new_queue()
         restored.refill(decoded_frames(self.queue.snapshot()))
         self.queue.close()
@@ -154,7 +154,7 @@ class QueueBesideADeque:
 
 COMMON = (QueueBesideADeque.put,) * 12 + (QueueBesideADeque.take,) * 4 + (QueueBesideADeque.peek,)
 RARE = (
-    QueueBesideADeque.go_on_from_a_snapshot,
+    QueueBesideADeque.resume_from_a_snapshot,
     QueueBesideADeque.take_a_snapshot_for_later,
     QueueBesideADeque.read_a_snapshot_of_earlier,
     QueueBesideADeque.release_a_snapshot,
@@ -175,7 +175,7 @@ def limits_and_calls(random):
 
 
 @random_examples(limits_and_calls)
-def test_any_sequence_of_calls_does_what_it_does_to_a_deque(example, tmp_path):
+def test_any_sequence_of_calls_has_the_results_of_a_deque(example, tmp_path):
     """Once in a thousand runs a batch came twice, never or after a barrier, or a limit was exceeded."""
     limits, calls = example
     run = QueueBesideADeque(tmp_path, *limits)
@@ -245,7 +245,7 @@ def test_batches_that_just_fill_the_memory_limit_stay_in_memory(make_queue):
     assert queue.statistics().batches_spilled == 0
 
 
-def test_nothing_has_been_in_a_new_queue(make_queue):
+def test_the_statistics_of_a_new_queue_are_zero(make_queue):
     """A new queue had a peak of one."""
     assert set(dataclasses.astuple(make_queue().statistics())) == {0}
 
@@ -328,7 +328,7 @@ def open_file_bytes():
 @pytest.mark.skipif(
     not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names"
 )
-def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
+def test_space_is_freed_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
     """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = open_file_bytes()
     queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
@@ -345,7 +345,7 @@ def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_queue_works_on_after_it_has_been_empty(make_queue):
+def test_a_queue_works_after_it_has_been_empty(make_queue):
     """A queue that had been empty stayed in its state of spilling, although nothing was on disk."""
     queue = make_queue(memory_limit_bytes=0)
     for _ in range(3):
@@ -359,7 +359,7 @@ def test_a_queue_works_on_after_it_has_been_empty(make_queue):
     assert queue.statistics().batches_spilled == before
 
 
-def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(make_queue):
+def test_above_the_disk_limit_the_queue_fails_with_the_numbers_and_keeps_its_batches(make_queue):
     """The job failed without the name of the step, or the queue lost its batches before the last snapshot."""
     queue = make_queue(memory_limit_bytes=1000, disk_limit_bytes=2000)
     for batch in batches(3):
@@ -467,7 +467,7 @@ def test_a_snapshot_changes_nothing(make_queue):
         ("watermark", "1"),
     ],
 )
-def test_entries_of_no_snapshot_are_refused(make_queue, entry):
+def test_invalid_entries_are_refused(make_queue, entry):
     """State of another step, or of a newer version, was restored."""
     queue = make_queue()
     with pytest.raises(PlainDataError, match=r"^train: expected"):
@@ -481,7 +481,7 @@ def test_negative_limits_are_refused(make_queue, limits):
         make_queue(**limits)
 
 
-def test_without_room_on_disk_the_memory_limit_is_the_end(make_queue):
+def test_without_room_on_disk_the_memory_limit_is_the_only_limit(make_queue):
     """On a read-only system, a queue above its memory limit had no error."""
     queue = make_queue(disk_limit_bytes=0)
     queue.put(batches(1)[0])
@@ -490,7 +490,7 @@ def test_without_room_on_disk_the_memory_limit_is_the_end(make_queue):
         queue.put(batches(1)[0])
 
 
-def test_a_closed_queue_is_empty_and_takes_nothing(make_queue):
+def test_a_closed_queue_is_empty_and_accepts_no_batch(make_queue):
     """A batch that was put after the end was silently lost."""
     queue = make_queue(memory_limit_bytes=0)
     for batch in batches(3):
@@ -514,7 +514,7 @@ def test_batches_of_no_bytes_count_as_well(make_queue):
     assert all(batch.records == [] for batch in drained(queue))
 
 
-def test_statistics_tell_peaks_and_totals(make_queue):
+def test_statistics_report_peaks_and_totals(make_queue):
     """A dashboard, which shows the peaks after the lag has ended, showed zeros."""
     queue = make_queue()
     for item in [*batches(5), EpochWatermark(4)]:

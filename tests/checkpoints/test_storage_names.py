@@ -56,7 +56,7 @@ def test_the_name_of_a_file_identifies_its_snapshot(example: tuple[int, str]) ->
     assert checkpoint_of(snapshot_name(CheckpointId(number, run))) == CheckpointId(number, run)
 
 
-def test_names_of_small_letters_are_stored_as_they_are() -> None:
+def test_names_of_small_letters_are_stored_unchanged() -> None:
     """A person who looked at the directory could not read the names without a table."""
     assert storage_name("clicks_2024-05.a") == shortened_name("clicks_2024-05.a") == "clicks_2024-05.a"
     assert storage_name(".Ab.") == "%2e%41b."

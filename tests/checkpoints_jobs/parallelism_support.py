@@ -106,13 +106,13 @@ class Stops:
         job = await self.start(make_flow(parallelisms[0]))
         for before, after in pairwise(parallelisms):
             await self._stop_soon(job, turns)
-            job = await self._started_anew(make_flow, before, after)
+            job = await self._start_with_other_parallelism(make_flow, before, after)
         await ended(job)
 
-    async def _started_anew(self, make_flow: Callable[[int], Flow], before: int, after: int) -> Job:
-        """Start with the parallelism ``after``; if the checkpoint does not allow it yet, follow the advice of the
-        error.
-        """
+    async def _start_with_other_parallelism(
+        self, make_flow: Callable[[int], Flow], before: int, after: int
+    ) -> Job:
+        """Start with the parallelism ``after``; if the checkpoint does not allow it yet, follow the error's advice."""
         while True:
             try:
                 return await self.start(make_flow(after))

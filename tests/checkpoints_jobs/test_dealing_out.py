@@ -65,7 +65,7 @@ def some_states(random: Random) -> list[dict[Any, int]]:
 
 
 @random_examples(lambda random: (some_states(random), random.randint(1, 4)))
-def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], int]) -> None:
+def test_each_key_is_at_the_subtask_of_its_records(example: tuple[list[dict[Any, int]], int]) -> None:
     """The state of a key was at one subtask, and its records were sent to another subtask, which had no state."""
     given_states, subtasks = example
     states = [
@@ -91,7 +91,7 @@ def some_timers(random: Random) -> list[tuple[int, Any, str]]:
 
 
 @random_examples(lambda random: (many(random, some_timers), some_count(random)))
-def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int]) -> None:
+def test_timers_are_at_the_subtasks_of_their_keys(example: tuple[Any, int]) -> None:
     """A timer was distributed by its number, and did not find the state of its key."""
     timers, subtasks = example
     dealt = redistribute_timers(timers, subtasks, by_key=True)
@@ -104,7 +104,9 @@ def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int])
 
 
 @random_examples(lambda random: (some_batches(random), random.choice(SHARING), some_count(random)))
-def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited, Partitioning, int]) -> None:
+def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
+    example: tuple[Waited, Partitioning, int],
+) -> None:
     """All waiting records were sent to the first subtask, or to the subtasks of other keys."""
     given_batches, partitioning, subtasks = example
     dealt = list(deal(given_batches, partitioning, subtasks))
@@ -123,7 +125,7 @@ def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited
 @random_examples(
     lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random))
 )
-def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
+def test_each_subtask_reads_exactly_its_share_of_waiting_records(
     example: tuple[Waited, Partitioning, int],
 ) -> None:
     """New subtasks, which read all waiting records separately, disagreed on the subtask of a record."""
@@ -143,7 +145,7 @@ def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:
     return WaitingBatch(0, 1, reader, len(batch), None if encoded else batch, content)
 
 
-def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None:
+def test_batches_that_waited_after_a_watermark_keep_their_level() -> None:
     """In a channel with watermarks between its batches, all batches came before the first watermark after a change."""
     held = [
         ("data", [1], 4),
@@ -166,7 +168,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
 
 
 @random_examples(some_batches)
-def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
+def test_a_queue_reads_redistributed_batches(given_batches: Waited) -> None:
     """Redistributed records, which are decoded, and records that stayed encoded had different forms in a snapshot."""
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
     frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
@@ -185,7 +187,7 @@ def items_and_done(random: Random) -> Done:
 
 
 @random_examples(items_and_done)
-def test_items_are_read_once_whatever_was_done_before(example: Done) -> None:
+def test_items_are_read_once_after_any_earlier_runs(example: Done) -> None:
     """After a second change, items that were read before the first change were read again."""
     items, done, subtasks = example
     read: list[int] = []

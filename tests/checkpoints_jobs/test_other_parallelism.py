@@ -66,7 +66,7 @@ def by_key(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 @everywhere
-def test_states_go_with_their_keys(before: int, after: int) -> None:
+def test_states_move_with_their_keys(before: int, after: int) -> None:
     """Keys that had moved to another subtask were counted from 1 again."""
     got = outputs(by_key, times(before, after), turns=TURNS, seed=before * 10 + after)
     expected: Counter[tuple[Any, ...]] = Counter()
@@ -93,7 +93,7 @@ def in_batches_at_the_source(broker: MemoryBroker, parallelism: int) -> Flow:
 
 @pytest.mark.parametrize("make_flow", [in_batches, in_batches_at_the_source])
 @everywhere
-def test_what_is_left_over_of_mini_batches_is_not_lost(make_flow: Any, before: int, after: int) -> None:
+def test_remaining_records_of_mini_batches_are_not_lost(make_flow: Any, before: int, after: int) -> None:
     """Three subtasks became one, and the remaining records of two were lost, or made a batch of five."""
     got = outputs(make_flow, times(before, after), turns=TURNS, seed=before * 10 + after)
     assert Counter(number for batch in got for number in batch) == Counter(range(NUMBERS))
@@ -114,7 +114,7 @@ def at_the_end(broker: MemoryBroker, parallelism: int) -> Flow:
 
 
 @everywhere
-def test_steps_that_keep_all_they_get_keep_it(before: int, after: int) -> None:
+def test_steps_that_keep_all_their_records_lose_none(before: int, after: int) -> None:
     """The sum of all records became the sum of one subtask."""
     got = outputs(at_the_end, times(before, after), turns=TURNS, seed=before * 10 + after)
     pairs = Counter((a, b) for kind, *pair in got if kind == "pair" for a, b in [pair])
@@ -137,7 +137,7 @@ class LeftFirst(Operator):
 
 @pytest.mark.parametrize("how", ["forward", "rebalance", "key", "function"])
 @everywhere
-def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int, after: int) -> None:
+def test_records_that_wait_for_another_input_are_redistributed(how: str, before: int, after: int) -> None:
     """Records that a gate held for an unwanted input were sent to a subtask that no longer existed."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
@@ -160,7 +160,7 @@ def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
-async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after: int) -> None:
+async def test_an_end_that_waits_after_records_arrives_once(before: int, after: int) -> None:
     """The end of an unwanted input was lost with the channel from which it came, and the job never ended."""
     broker, stops = await new_broker(), Stops(0)
 
@@ -181,7 +181,7 @@ async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after
 
 
 @everywhere
-def test_items_that_are_left_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_items_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The items of a faster subtask were read again by another subtask."""
     monkeypatch.setattr("streamiter.operators.source._BATCH_RECORDS", 3)
 
@@ -232,7 +232,7 @@ class Remind(Operator):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 3)])
-async def test_timers_go_with_their_keys(before: int, after: int) -> None:
+async def test_timers_move_with_their_keys(before: int, after: int) -> None:
     """A timer fired at a subtask without the state of its key."""
     broker, clock, stops = await new_broker(), VirtualClock(), Stops(0)
 
@@ -307,7 +307,7 @@ class Total(Operator):
 
 
 @everywhere
-def test_sources_and_operators_of_users_share_out_what_they_keep(before: int, after: int) -> None:
+def test_sources_and_operators_of_users_redistribute_their_state(before: int, after: int) -> None:
     """Only the engine's own steps could change their parallelism."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
@@ -321,7 +321,7 @@ def test_sources_and_operators_of_users_share_out_what_they_keep(before: int, af
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
-async def test_partitions_of_a_file_change_hands(before: int, after: int, tmp_path: Path) -> None:
+async def test_partitions_of_a_file_move_to_other_subtasks(before: int, after: int, tmp_path: Path) -> None:
     """A partition of another subtask was new to its next subtask, which read it from the beginning."""
     url = f"sqlite:///{tmp_path}/topics.db"
     source, out = topic(f"{url}?topic=in"), topic(f"{url}?topic=out")

@@ -43,9 +43,7 @@ class Seen(Operator):
 
 
 def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
-    """Return a function that makes a flow of records: number and remaining rounds; a record's output counts its
-    rounds.
-    """
+    """Return a function that makes a flow of records (number, remaining rounds), which counts their rounds."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("going round", parallelism=parallelism)
@@ -78,7 +76,7 @@ def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
     [(None, False, "rebalance"), (None, True, "forward"), (0, True, "key"), (1, True, "rebalance")],
 )
 @everywhere
-def test_circulating_records_continue_where_they_were(
+def test_circulating_records_resume_at_their_places(
     ahead: int | None, stamped: bool, feedback: str, before: int, after: int
 ) -> None:
     """Feedback that a head held, or that came with the barrier, was lost with the head, or the loop never ended."""
@@ -190,7 +188,7 @@ def test_a_per_round_step_continues_in_the_current_round(before: int, after: int
     )
 
 
-async def test_around_a_loop_through_a_topic_parallelism_may_change() -> None:
+async def test_the_parallelism_outside_a_loop_through_a_topic_may_change() -> None:
     """The gates of the heads were created again without their records in the topic."""
     broker, stops = await new_broker(), Stops(0)
     await broker.topic("loop").create(partitions=2)
@@ -235,7 +233,7 @@ class InOrder(Operator):
 
 
 @everywhere
-def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: int) -> None:
+def test_records_set_aside_for_later_epochs_are_redistributed(before: int, after: int) -> None:
     """Records of later epochs, sent by a fast subtask, were lost with the subtask that held them."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
@@ -261,7 +259,7 @@ def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: in
 
 
 @everywhere
-def test_a_loop_does_not_end_while_something_is_in_it(before: int, after: int) -> None:
+def test_a_loop_does_not_end_with_records_in_it(before: int, after: int) -> None:
     """The counts of heads for an epoch were lost, so the epoch seemed to have no feedback, and the loop ended."""
     tokens, rounds = 5, 30
 

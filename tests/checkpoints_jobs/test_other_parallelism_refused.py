@@ -153,9 +153,7 @@ class Listener(Operator, IterationListener):
 
 
 def listening(*, at_listener: bool) -> MakeFlow:
-    """Return a flow of 100 numbers: the first subtask has 67 in two partitions and completes as many epochs, the other
-    33.
-    """
+    """Return a flow of 100 numbers; the first subtask has 67 in two partitions, and as many epochs, the other 33."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("listening", parallelism=2)
@@ -170,7 +168,7 @@ def listening(*, at_listener: bool) -> MakeFlow:
     return make_flow
 
 
-async def test_listeners_that_have_heard_of_different_epochs() -> None:
+async def test_listeners_with_different_last_epochs() -> None:
     """A listener received the same epoch twice, or missed some epochs."""
     message = await refused(listening(at_listener=True), 2, 3, records_in=("last", NUMBERS))
     assert message == (
@@ -180,7 +178,7 @@ async def test_listeners_that_have_heard_of_different_epochs() -> None:
     )
 
 
-async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
+async def test_a_step_ahead_of_its_input() -> None:
     """Records of an epoch arrived at a listener that had already received the end of this epoch."""
     message = await refused(listening(at_listener=False), 2, 3, records_in=("last", NUMBERS))
     assert message == (
@@ -191,9 +189,7 @@ async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
 
 
 def held_back(between: str | None) -> MakeFlow:
-    """Return a flow in which records of the right input wait before the step ``between``, or, with None, without the
-    step.
-    """
+    """Return a flow in which records of the right input wait before the step ``between`` (None: without this step)."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("held back")
@@ -210,7 +206,7 @@ def held_back(between: str | None) -> MakeFlow:
     return make_flow
 
 
-async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> None:
+async def test_records_that_wait_before_a_step_with_another_input() -> None:
     """The records were sent to the input with the same number, although it had become another input."""
     message = await refused(held_back("second"), 1, 2, records_in=("left first", NUMBERS))
     assert message == (
@@ -286,7 +282,7 @@ async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int
     return str(raised.value)
 
 
-async def test_an_iteration_that_is_about_to_end() -> None:
+async def test_an_iteration_of_which_some_subtasks_have_ended() -> None:
     """Some of the subtasks never ended, because their heads had ended."""
     make_flow = in_rounds(per_round=False)
     snapshot = await taken(make_flow, 3)
@@ -298,7 +294,7 @@ async def test_an_iteration_that_is_about_to_end() -> None:
     )
 
 
-async def test_heads_of_which_one_knows_of_the_end() -> None:
+async def test_heads_of_which_one_has_received_the_end() -> None:
     """The end of the iteration was decided a second time, in another epoch."""
     make_flow = in_rounds(per_round=False)
     snapshot = await taken(make_flow, 3)
@@ -349,7 +345,7 @@ def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
     return flow
 
 
-async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
+async def test_inputs_whose_end_some_subtasks_have_received() -> None:
     """A step received the end of an input twice, and emitted an incomplete result."""
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]
@@ -361,7 +357,7 @@ async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
     )
 
 
-async def test_what_all_get_and_not_all_have_handled() -> None:
+async def test_broadcast_records_that_some_subtasks_have_not_handled() -> None:
     """A subtask received the same model twice, or never."""
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]

@@ -124,7 +124,7 @@ def replayer(memory_bytes: int) -> Bench:
     return Bench(Replayer(lambda scope: coordinator, memory_bytes), coordinator)
 
 
-async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go_on() -> None:
+async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_released() -> None:
     """A head sent a watermark before all heads had reported the epoch, so callbacks came too early."""
     bench = head(0, others=1)
     await bench.feed(INITIAL, 1)
@@ -144,7 +144,7 @@ async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go
 
 
 @pytest.mark.parametrize("ahead", [None, 0])
-async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_what_came_before(
+async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_feedback(
     ahead: int | None,
 ) -> None:
     """A restored head lost logged feedback.
@@ -208,7 +208,7 @@ def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
-async def test_a_replayer_sends_what_it_was_given_with_each_epoch_it_is_told(memory_bytes: int) -> None:
+async def test_a_replayer_sends_all_its_records_in_each_released_epoch(memory_bytes: int) -> None:
     """A replayer sent other records in a later epoch than in epoch 0, or sent them before the epoch was released."""
     bench = replayer(memory_bytes)
     for start in (0, 4, 7):
@@ -260,7 +260,7 @@ async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memo
     assert 0 < len(sent) < 4
 
 
-async def test_the_end_comes_behind_the_replays_that_were_asked_for() -> None:
+async def test_the_end_comes_after_the_requested_replays() -> None:
     """Feedback that did not wait for the data ended the loop while the replay was epochs behind."""
     bench = replayer(1 << 20)
     await bench.feed("input", 7)

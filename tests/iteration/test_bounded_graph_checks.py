@@ -371,13 +371,13 @@ CASES: list[tuple[str, Build, str]] = [
 
 
 @pytest.mark.parametrize(("build", "message"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
-def test_wrong_use_is_refused_with_the_whole_reason(build: Build, message: str) -> None:
+def test_wrong_use_is_refused_with_the_full_message(build: Build, message: str) -> None:
     """The first error message is the only help that a user has at that moment."""
     with pytest.raises(GraphError, match="^" + re.escape(message)):
         build(Flow("loop"))
 
 
-def test_sources_and_sinks_are_refused_in_a_part_that_begins_anew() -> None:
+def test_sources_and_sinks_are_refused_in_a_part_of_each_round() -> None:
     """Sources and sinks were accepted in a part of a body, which is inside the body, too."""
     topic = MemoryBroker().topic("results")
     for make, message in (
@@ -406,7 +406,7 @@ def test_a_refused_part_leaves_the_body_usable() -> None:
     assert seen.items == [1, 2, 3]
 
 
-def test_numbers_of_epochs_ahead_are_all_allowed() -> None:
+def test_any_limit_of_epochs_ahead_is_allowed() -> None:
     """A limit of epochs ahead was refused, although bounded data completes epoch 0 at its end."""
     for ahead in (0, 1, None):
         flow = Flow("loop")
@@ -592,7 +592,7 @@ def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused
         (("total",), False, False),  # Nothing in the loop waits for this step.
     ],
 )
-def test_what_meets_a_total_without_waiting_for_it_is_let_through(
+def test_a_step_that_does_not_wait_for_its_total_is_accepted(
     wanted: tuple[str, ...], of_data: bool, is_fed_back: bool
 ) -> None:
     """A total of all epochs was refused, although it is a valid output, and a step may have it as a second input."""
@@ -612,9 +612,7 @@ def test_what_meets_a_total_without_waiting_for_it_is_let_through(
 
 
 def test_criteria_behind_a_total_may_come_before_it() -> None:
-    """These criteria were refused, although a listener emits them in its callbacks and they end the loop after two
-    rounds.
-    """
+    """Criteria after a total were refused, although a listener emits them in its callbacks before the total arrives."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -660,10 +658,8 @@ def test_a_generator_function_is_no_body() -> None:
         bounded(flow, body)
 
 
-def test_a_body_of_other_arguments_is_told_what_it_is_called_with() -> None:
-    """A body or sub-body with wrong parameters was refused without the right ones, such as ``def body(variables,
-    data)``.
-    """
+def test_a_body_with_other_parameters_is_refused_with_the_right_ones() -> None:
+    """The error for wrong parameters of a body did not name the right ones, such as ``def body(variables, data)``."""
     flow = Flow("loop")
     with pytest.raises(GraphError) as caught:
         bounded(flow, lambda variables: IterationBodyResult(variables, []))
@@ -683,7 +679,7 @@ def test_a_body_of_other_arguments_is_told_what_it_is_called_with() -> None:
     )
 
 
-def test_no_rounds_are_told_what_to_write() -> None:
+def test_the_error_for_no_rounds_names_the_solution() -> None:
     """The message named the mistake, but not the solution."""
     flow = Flow("loop")
 

@@ -60,7 +60,7 @@ def raised(record: int, context: Any, out: Any) -> None:
     out.emit(record + 1)
 
 
-def goes_on_for(rounds: int) -> Callable[[int, Any, Any], None]:
+def asks_for_rounds(rounds: int) -> Callable[[int, Any, Any], None]:
     """Return a callback that asks for this number of rounds."""
 
     def on_callback(epoch: int, context: Any, out: Any) -> None:
@@ -85,7 +85,7 @@ def nothing(flow: Flow, parallelism: int = 1) -> Stream:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_a_token_goes_round_until_it_is_not_fed_back(seed: int, ahead: int | None) -> None:
+def test_a_token_circulates_until_it_is_not_fed_back(seed: int, ahead: int | None) -> None:
     """The loop ended too early or too late: feedback exists in epochs 1 to 4, so it must end in epoch 5."""
     flow, log = Flow("loop"), Log()
 
@@ -107,7 +107,7 @@ def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         mapped = variables[0].process(
-            lambda: Witness(log, on_record=raised, on_callback=goes_on_for(rounds)), name="map"
+            lambda: Witness(log, on_record=raised, on_callback=asks_for_rounds(rounds)), name="map"
         )
         outputs = [tagged(mapped), *(tagged(stream) for stream in entered)]
         return IterationBodyResult([mapped], outputs, mapped.side_output(CRITERIA))
@@ -118,7 +118,9 @@ def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_criteria_of_three_rounds_give_three_callbacks_and_four_passes(seed: int, ahead: int | None) -> None:
+def test_criteria_of_three_rounds_lead_to_three_callbacks_and_four_passes(
+    seed: int, ahead: int | None
+) -> None:
     """The last update, which belongs to the ending epoch, was lost."""
     flow, log = Flow("loop"), Log()
     [seen] = counted(flow, log, 3, ahead)
@@ -191,14 +193,12 @@ def test_a_body_that_feeds_nothing_back_runs_epoch_0_and_ends(seed: int, ahead: 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_criteria_that_still_emit_do_not_keep_an_empty_loop_alive(seed: int, ahead: int | None) -> None:
-    """A loop without feedback ran on because its criteria still had records; one of the two conditions is enough to
-    end it.
-    """
+    """A loop without feedback ran on because its criteria still had records, although one condition ends a loop."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mapped = variables[0].process(
-            lambda: Witness(log, on_record=raised, on_callback=goes_on_for(1_000_000)), name="map"
+            lambda: Witness(log, on_record=raised, on_callback=asks_for_rounds(1_000_000)), name="map"
         )
         return IterationBodyResult([mapped.filter(lambda x: x < 3)], [mapped], mapped.side_output(CRITERIA))
 
@@ -220,7 +220,7 @@ def test_criteria_that_never_emit_end_the_loop_in_epoch_1(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_criteria_from_data_that_is_not_replayed_end_it_when_that_is_over(seed: int) -> None:
+def test_criteria_from_plain_data_end_the_loop_after_the_data(seed: int) -> None:
     """A loop waited for criteria from a data stream that had ended."""
     flow, log = Flow("loop"), Log()
 
@@ -251,7 +251,7 @@ def test_a_stream_may_be_feedback_and_criteria_and_output_at_once(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_records_of_the_ending_epoch_are_handled_once_without_callback_and_fed_back_no_more(
+def test_records_of_the_ending_epoch_are_handled_once_without_callback_or_feedback(
     seed: int,
 ) -> None:
     """An additional callback in the ending epoch gave an algorithm one round too many."""
@@ -262,7 +262,7 @@ def test_records_of_the_ending_epoch_are_handled_once_without_callback_and_fed_b
         last = first.process(lambda: Dawdle(seed)).process(
             lambda: Witness(log, on_record=raised), name="last"
         )
-        counts = variables[0].process(lambda: Witness(log, on_callback=goes_on_for(2)), name="rounds")
+        counts = variables[0].process(lambda: Witness(log, on_callback=asks_for_rounds(2)), name="rounds")
         return IterationBodyResult([last.rebalance()], [last], counts.side_output(CRITERIA))
 
     [output] = iterate([cut_items(flow, [0, 100, 200], seed=seed, parallelism=2)], [], body)
@@ -327,7 +327,7 @@ def test_held_feedback_of_epochs_after_the_end_is_dropped(seed: int, ahead: int)
         slow = (
             variables[1]
             .process(lambda: Dawdle(seed))
-            .process(lambda: Witness(log, on_record=raised, on_callback=goes_on_for(3)), name="slow")
+            .process(lambda: Witness(log, on_record=raised, on_callback=asks_for_rounds(3)), name="slow")
         )
         return IterationBodyResult([token, slow], [tagged(token)], slow.side_output(CRITERIA))
 
@@ -342,9 +342,7 @@ def test_held_feedback_of_epochs_after_the_end_is_dropped(seed: int, ahead: int)
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, 1, 2, 4])
-def test_no_record_is_further_ahead_of_the_last_complete_epoch_than_was_allowed(
-    seed: int, ahead: int
-) -> None:
+def test_no_record_is_further_ahead_of_the_last_complete_epoch_than_the_limit(seed: int, ahead: int) -> None:
     """Feedback ran further ahead than the limit while data of epoch 0 was still arriving."""
     flow, log, too_far = Flow("loop"), Log(), list[tuple[int, int]]()
 
@@ -407,21 +405,21 @@ def test_plain_data_ends_at_its_own_end_replayed_data_and_variables_at_the_end_o
     assert len([entry for entry in entries[:at] if entry[1:] == ("plain", 0)]) == 9
 
 
-async def test_the_end_of_plain_data_is_heard_while_other_data_of_epoch_0_still_comes() -> None:
+async def test_the_end_of_plain_data_is_reported_while_other_data_of_epoch_0_arrives() -> None:
     """A step received the end of its data only when the epoch was complete."""
-    flow, log, goes_on = Flow("loop"), Log(), asyncio.Event()
+    flow, log, may_end = Flow("loop"), Log(), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         both = connect(left=data[0], right=data[1]).process(lambda: Witness(log), name="both")
         return IterationBodyResult(variables, [both])
 
-    late = flow.from_source(lambda: CutItems([3], 0, at_end=goes_on.wait))
+    late = flow.from_source(lambda: CutItems([3], 0, at_end=may_end.wait))
     [output] = iterate([nothing(flow)], [flow.from_items([1, 2]), late], body)
     output.collect()
     job = await flow.start()
     await until(lambda: ("input ended", "left") in log["both", 0])
     assert kinds(log["both", 0], "callback", "terminated") == []
-    goes_on.set()
+    may_end.set()
     await ended(job)
     check_listener(log["both", 0])
 
@@ -530,7 +528,7 @@ def test_empty_inputs_everywhere(parallelism: int, ahead: int | None) -> None:
         assert kinds(log["step", subtask], "terminated") == [("terminated", 1)]
 
 
-def test_a_body_that_gives_its_arguments_back_with_empty_variables_ends() -> None:
+def test_a_body_that_returns_its_arguments_ends_with_empty_variables() -> None:
     """Arguments of the body were refused as feedback or output."""
     flow = Flow("loop")
     outputs = iterate(
@@ -545,7 +543,7 @@ def test_a_body_that_gives_its_arguments_back_with_empty_variables_ends() -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("following", [iterate_bounded_streams_until_termination, iterate_unbounded_streams])
-def test_outputs_go_on_downstream_and_into_a_following_iteration(seed: int, following: Any) -> None:
+def test_outputs_are_read_downstream_and_by_a_following_iteration(seed: int, following: Any) -> None:
     """Outputs kept the epochs of the first iteration, or ended before it."""
     flow, log = Flow("loop"), Log()
 
@@ -585,7 +583,9 @@ class ThreadWitness(Witness):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [AsyncWitness, ThreadWitness])
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_coroutines_and_threads_hear_the_same(kind: type[Witness], ahead: int | None, seed: int) -> None:
+def test_coroutines_and_threads_have_the_same_calls(
+    kind: type[Witness], ahead: int | None, seed: int
+) -> None:
     """Records emitted in one epoch were sent with the next epoch."""
     flow, log = Flow("loop"), Log()
 
@@ -657,7 +657,7 @@ class CountTimes(Operator, IterationListener):
 @pytest.mark.parametrize("ahead", [0, 1, None])
 @pytest.mark.parametrize("limits", [None, ChannelLimits(records=100)])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_what_is_fed_back_does_not_starve_what_comes_in(
+def test_feedback_does_not_starve_input(
     ahead: int | None, limits: ChannelLimits | None, parallelism: int
 ) -> None:
     """30,000 records in a loop kept their source from ending: epoch 0 never completed, and the job never ended."""
@@ -678,26 +678,26 @@ def test_what_is_fed_back_does_not_starve_what_comes_in(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
-async def test_feedback_from_data_that_is_over_before_the_variables_are(seed: int, ahead: int | None) -> None:
+async def test_feedback_from_data_that_ends_before_the_variables(seed: int, ahead: int | None) -> None:
     """The head had ended, received one more epoch, and reported it as a bug in the engine."""
-    flow, goes_on = Flow("loop"), asyncio.Event()
+    flow, may_end = Flow("loop"), asyncio.Event()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         return IterationBodyResult([data[0].filter(lambda x: False)], [variables[0]])
 
-    late = flow.from_source(lambda: CutItems([1, 2], seed, at_end=goes_on.wait))
+    late = flow.from_source(lambda: CutItems([1, 2], seed, at_end=may_end.wait))
     [output] = iterate([late], [flow.from_items([3])], body, ahead)
     seen = output.collect()
     job = await flow.start()
     await until(lambda: job.statistics().step("data 0").records_in == 1)
     for _ in range(20):
         await asyncio.sleep(0)
-    goes_on.set()
+    may_end.set()
     await ended(job)
     assert seen.items == [1, 2]
 
 
-def test_a_step_that_wants_a_variable_which_brings_nothing_does_not_stand_still() -> None:
+def test_a_step_that_wants_an_empty_variable_does_not_stall() -> None:
     """The data filled its channel and never ended, the variable's epoch never completed, and the job stalled."""
     flow = Flow("loop")
 

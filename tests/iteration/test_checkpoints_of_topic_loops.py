@@ -1,6 +1,4 @@
-"""Checkpoints of loops through topics: they store the position of feedback in the topic, and a restart reads exactly
-it.
-"""
+"""Checkpoints of loops through topics store the positions of feedback in the topic, and a restart reads exactly it."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ def ranges_of(logged: list[Any]) -> list[TopicRange]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
+async def test_after_crashes_a_loop_has_the_results_of_an_undisturbed_one(
     make_topic: MakeTopic, kind: Kind
 ) -> None:
     """A run read feedback from after its checkpoint, or lost feedback from before it."""
@@ -119,9 +117,7 @@ async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
 
 
 async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
-    """Crash several times, sometimes before the feedback of the last run is read; return the ranges in each
-    checkpoint.
-    """
+    """Crash several times, sometimes before the last run's feedback is read; return the ranges in each checkpoint."""
     broker, store, chance = MemoryBroker(), MemoryStore(), random.Random(seed)
     loop, out = broker.topic("loop"), broker.topic("out")
     await loop.create(partitions=2 + seed % 3)
@@ -149,7 +145,7 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crash_may_follow_on_the_other(kind: Kind) -> None:
+def test_feedback_survives_several_crashes(kind: Kind) -> None:
     """Feedback of an earlier run was lost when the next run crashed before it had read this feedback."""
     found = [ranges for seed in range(6) for ranges in run_shuffled(crashing(seed, kind), seed)]
     runs = max(len({lying.run for lying in ranges}) for ranges in found)
@@ -157,7 +153,7 @@ def test_a_crash_may_follow_on_the_other(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_path: Path) -> None:
+async def test_a_suspended_loop_resumes(make_topic: MakeTopic, kind: Kind, tmp_path: Path) -> None:
     """The pumps stopped before the feedback from before the last barrier was in the topic."""
     loop, out = await make_topic(partitions=2), await make_topic(name="out")
     name = f"tokens {uuid.uuid4().hex}"
@@ -177,7 +173,7 @@ async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_p
 # -- other writers of the topic -------------------------------------------------------------------------------
 
 
-async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic) -> None:
+async def test_later_records_of_a_zombie_are_not_read(make_topic: MakeTopic) -> None:
     """Two pods ran for a minute, and the new one read the feedback that the old one still wrote as its own."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     name = f"tokens {uuid.uuid4().hex}"
@@ -287,7 +283,7 @@ async def crashed(loop: Topic | None, out: Topic, store: MemoryStore, **options:
     return await logged_in_last(store)
 
 
-async def fails_to_go_on(loop: Topic | None, out: Topic, store: MemoryStore) -> str:
+async def error_of_restart(loop: Topic | None, out: Topic, store: MemoryStore) -> str:
     """Start from the checkpoint, and return the error of the start or of the job."""
     with pytest.raises(JobFailed) as failed:
         await ended(
@@ -324,7 +320,7 @@ async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(b
     ranges = ranges_of(await crashed(loop, out, store))
     await foreign_records(loop, 600)
     earliest, end = (await loop.describe()).offsets[0]
-    message = await fails_to_go_on(loop, out, store)
+    message = await error_of_restart(loop, out, store)
     assert "step 'variable 0'" in message
     assert any(
         f"memory://loop, partition 0: expected the offsets {lying.start.offset} to {lying.stop.offset}, where"
@@ -341,19 +337,19 @@ async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(b
     await ended(begun)
 
 
-@pytest.mark.parametrize("made_anew", ["not", "empty", "full"])
-async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_anew: str) -> None:
+@pytest.mark.parametrize("created_again", ["not", "empty", "full"])
+async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, created_again: str) -> None:
     """The loop started without its feedback, as if the topic had always been empty."""
     loop, out, store = await made(broker)
     ranges = ranges_of(await crashed(loop, out, store))
     await loop.delete()
-    if made_anew != "not":
+    if created_again != "not":
         await loop.create(partitions=2)
-    if made_anew == "full":
+    if created_again == "full":
         await foreign_records(loop, 2_000)
-    message = await fails_to_go_on(loop, out, store)
+    message = await error_of_restart(loop, out, store)
     assert "Start without state (restore=None)" in message
-    if made_anew == "full":
+    if created_again == "full":
         assert any(
             f"partition {lying.partition}, offset {lying.stop.offset}: expected the records {lying.start.sequence} to "
             f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it"
@@ -364,7 +360,7 @@ async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_a
         assert "given none of them" in message
 
 
-async def test_a_topic_that_was_deleted_does_no_harm_where_nothing_lay_in_it(broker: MemoryBroker) -> None:
+async def test_a_deleted_topic_without_feedback_is_no_error(broker: MemoryBroker) -> None:
     """A checkpoint without feedback in the topic still required the old topic."""
     loop, out, store = await made(broker)
     job = await flow_of(loop, out).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
@@ -381,17 +377,17 @@ async def test_another_topic_or_none_is_refused_by_name(broker: MemoryBroker) ->
     await crashed(loop, out, store)
     other = broker.topic("other loop")
     await other.create(partitions=2)
-    assert "expected the topic 'loop', which has feedback of the checkpoint" in await fails_to_go_on(
+    assert "expected the topic 'loop', which has feedback of the checkpoint" in await error_of_restart(
         other, out, store
     )
     assert "the topic 'loop', where the checkpoint has feedback, given a loop in memory" in (
-        await fails_to_go_on(None, out, store)
+        await error_of_restart(None, out, store)
     )
     await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)))
     await is_undisturbed(out)
 
 
-async def test_a_loop_that_was_in_memory_goes_on_through_a_topic(broker: MemoryBroker) -> None:
+async def test_a_loop_that_was_in_memory_resumes_through_a_topic(broker: MemoryBroker) -> None:
     """Feedback in the checkpoint came after the topic's feedback, or was stored twice in the next checkpoint."""
     loop, out, store = await made(broker)
     logged = await crashed(None, out, store)
@@ -452,7 +448,7 @@ async def under_way(loop: Topic, out: Topic, blocks: int, store: MemoryStore) ->
     return checkpoints.last_size_bytes, ranges_of(await logged_in_last(store, f"{blocks} blocks"))
 
 
-async def test_a_checkpoint_is_no_larger_where_more_is_under_way(broker: MemoryBroker) -> None:
+async def test_a_checkpoint_is_no_larger_with_more_feedback_in_the_topic(broker: MemoryBroker) -> None:
     """Each checkpoint stored all feedback in the topic a second time."""
     sizes = {}
     for blocks in (40, 140):
@@ -470,7 +466,7 @@ async def test_a_checkpoint_is_no_larger_where_more_is_under_way(broker: MemoryB
     assert sizes[140] - sizes[40] < 100
 
 
-async def test_a_checkpoint_that_is_given_up_keeps_nothing(broker: MemoryBroker) -> None:
+async def test_an_abandoned_checkpoint_keeps_no_feedback(broker: MemoryBroker) -> None:
     """The next checkpoint contained the log of the abandoned one, or the old barrier ended the new log."""
     clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
     loop, out = broker.topic("loop"), broker.topic("out")
@@ -500,7 +496,7 @@ async def test_a_checkpoint_that_is_given_up_keeps_nothing(broker: MemoryBroker)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parallelisms", [(2, 3, 1), (4, 1, 2), (1, 4, 3)])
-async def test_feedback_in_a_topic_is_shared_out_over_other_heads(
+async def test_feedback_in_a_topic_is_redistributed_to_other_heads(
     broker: MemoryBroker, kind: Kind, parallelisms: tuple[int, ...]
 ) -> None:
     """Feedback in the partition of a removed head was never read."""
@@ -522,7 +518,7 @@ async def test_feedback_in_a_topic_is_shared_out_over_other_heads(
     assert found
 
 
-async def test_what_was_shared_out_and_is_missing_is_an_error(broker: MemoryBroker) -> None:
+async def test_redistributed_feedback_that_is_missing_is_an_error(broker: MemoryBroker) -> None:
     """A restart with another number of heads ignored that the topic with its feedback had been deleted."""
     loop, out, store = await made(broker)
     await crashed(loop, out, store)
@@ -534,7 +530,7 @@ async def test_what_was_shared_out_and_is_missing_is_an_error(broker: MemoryBrok
         await flow_of(loop, out, parallelism=1).start(checkpoints=settings)
 
 
-async def test_what_was_shared_out_leaves_no_file(broker: MemoryBroker) -> None:
+async def test_redistributed_feedback_leaves_no_file(broker: MemoryBroker) -> None:
     """Queues that held batches of the topic for the new heads left their files open."""
     before = unnamed_files()
     on_disk = FeedbackLimits(memory_bytes=0)
@@ -547,9 +543,7 @@ async def test_what_was_shared_out_leaves_no_file(broker: MemoryBroker) -> None:
     await is_undisturbed(out)
 
 
-def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+def test_an_abandoned_checkpoint_releases_restored_batches(broker: MemoryBroker, tmp_path: Path) -> None:
     """After an abandoned checkpoint, the files of restored batches stayed open until the process ended."""
 
     def make_queue() -> SpillQueue:

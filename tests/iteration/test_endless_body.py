@@ -89,7 +89,7 @@ async def going(flow: Flow, epoch: int) -> Job:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, 2, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_drained_it_ends_with_the_epoch_under_way_as_any_loop_does(
+def test_a_drained_endless_loop_ends_with_the_present_epoch(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
     """A loop without criteria could not be ended with its results."""
@@ -116,7 +116,7 @@ def test_drained_it_ends_with_the_epoch_under_way_as_any_loop_does(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, 2, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_suspended_no_step_hears_of_an_end(ahead: int | None, parallelism: int, seed: int) -> None:
+def test_no_step_of_a_suspended_loop_receives_an_end(ahead: int | None, parallelism: int, seed: int) -> None:
     """SIGTERM suspends a job: a suspended step received an end in the middle of an epoch, a replay or a round."""
     log = Log()
 
@@ -138,7 +138,7 @@ def test_suspended_no_step_hears_of_an_end(ahead: int | None, parallelism: int, 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_aborted_it_ends_at_once_and_closes_everything(
+def test_an_aborted_loop_ends_at_once_and_closes_everything(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
     """An aborted loop left operators open."""
@@ -158,7 +158,7 @@ def test_aborted_it_ends_at_once_and_closes_everything(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, 2, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_it_goes_on_from_a_snapshot_and_can_be_drained_then(
+def test_an_endless_loop_resumes_from_a_snapshot_and_can_then_be_drained(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:
     """After a restart, the sum of an unfinished round was wrong, or a round was lost or came twice."""
@@ -195,7 +195,7 @@ def a_long_way_round(seed: int) -> Flow:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(seed: int) -> None:
+def test_a_cancelled_snapshot_does_not_delay_the_next(seed: int) -> None:
     """With two barriers in one loop, the first returned to a head that knew only the second, and the head stalled."""
 
     async def main() -> None:
@@ -216,7 +216,7 @@ def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(see
 
 
 @pytest.mark.parametrize("ahead", [0, 2, None])
-def test_its_statistics_tell_how_far_it_is(ahead: int | None) -> None:
+def test_the_statistics_of_an_endless_loop_show_its_progress(ahead: int | None) -> None:
     """The statistics of a loop that ran for hours did not show whether it made progress."""
 
     async def main() -> None:
@@ -240,7 +240,7 @@ def test_its_statistics_tell_how_far_it_is(ahead: int | None) -> None:
     run_shuffled(main())
 
 
-async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_end() -> None:
+async def test_a_loop_drained_before_the_end_of_its_data_completes_epoch_0() -> None:
     """A drained loop dropped records that it had read, instead of ending after its inputs."""
     log = Log()
     flow, sums = endless(log, ahead=0, parallelism=1, seed=2)
@@ -254,9 +254,9 @@ async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_en
         assert callbacks(entries) == [0]
 
 
-async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() -> None:
+async def test_epochs_that_pass_a_blocked_replay_are_stored_as_one_number() -> None:
     """A loop that ran past a slow step stored a note for each of its epochs, one megabyte a second."""
-    flow, may_go_on, seen = Flow("endless"), asyncio.Event(), list[int]()
+    flow, may_continue, seen = Flow("endless"), asyncio.Event(), list[int]()
 
     class Slow(Operator):
         def open(self, context: Any) -> None:
@@ -264,7 +264,7 @@ async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() 
 
         async def process_batch(self, batch: Any, out: Any) -> None:
             if self._context.epoch:
-                await may_go_on.wait()
+                await may_continue.wait()
             seen.append(self._context.epoch)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -278,7 +278,7 @@ async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() 
     [replayer] = [task for task in job._tasks if task.name == "data 0[0]"]
     assert replayer.waits_for_room_in is not None
     assert len(replayer.gate._posted) <= 3
-    may_go_on.set()
+    may_continue.set()
     statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
     [loop] = statistics.loops
     assert loop.ended_in is not None
@@ -286,7 +286,7 @@ async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_unbounded_loop_in_which_something_circulates_ends_when_it_is_drained_twice(seed: int) -> None:
+def test_an_unbounded_loop_with_circulating_records_ends_when_it_is_drained_twice(seed: int) -> None:
     """A drain waits for circulating records, which may belong to input, and only an abort ended the loop."""
     log, flow = Log(), Flow("token")
 

@@ -44,7 +44,7 @@ def test_counts_are_those_of_a_dict(given: tuple[Adds, list[int]]) -> None:
 
 
 @random_examples(some_adds)
-def test_runs_are_in_order_and_as_few_as_can_be(adds: Adds) -> None:
+def test_runs_are_in_order_and_as_few_as_possible(adds: Adds) -> None:
     """Equal counts of neighbouring epochs were stored one by one instead of as one run."""
     counts = EpochCounts()
     for epoch, count in adds:
@@ -55,7 +55,7 @@ def test_runs_are_in_order_and_as_few_as_can_be(adds: Adds) -> None:
 
 
 @random_examples(some_adds)
-def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
+def test_a_restored_copy_counts_on_in_the_same_way(adds: Adds) -> None:
     """The restored counts of a loop differed after more records."""
     counts, restored = EpochCounts(), EpochCounts()
     half = len(adds) // 2
@@ -69,7 +69,7 @@ def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
 
 
 @random_examples(some_adds)
-def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
+def test_above_the_limit_old_counts_are_lower_bounds_and_gaps_are_kept(
     adds: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch with records had the count 0, or a count that was too high: the loop ended too early or never."""
@@ -94,7 +94,7 @@ def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
         ([1, 0, 2, 3, 4, 5], [(0, 0, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5)]),
     ],
 )
-def test_beyond_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_count(
+def test_above_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_count(
     brought: list[int], runs: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts of the newer half, which decide the end of a loop, became inexact."""
@@ -116,7 +116,7 @@ def test_all_but_the_last_runs_are_forgotten() -> None:
 
 
 @random_examples(some_adds)
-def test_beyond_the_limit_of_gaps_the_older_ones_are_filled(
+def test_above_the_limit_of_gaps_the_older_ones_are_filled(
     adds: Adds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filled gaps changed the newer half of the counts, in a loop whose tokens visited two heads in turn for months."""

@@ -154,7 +154,7 @@ def test_a_predicate_that_raises_names_the_record(kind: str) -> None:
 # -- the clock -------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_ends_when_its_time_is_over_unless_it_is_empty() -> None:
+def test_an_epoch_ends_after_its_time_unless_it_is_empty() -> None:
     """Nights without a click made thousands of epochs, each with the same model as before."""
 
     async def main() -> None:
@@ -179,9 +179,7 @@ def test_an_epoch_ends_when_its_time_is_over_unless_it_is_empty() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_records_of_the_same_time_are_of_the_same_epoch_at_all_subtasks(seed: int) -> None:
-    """A subtask that had been silent for an hour counted from its own last epoch, and was 360 epochs behind the
-    others.
-    """
+    """A subtask that had been silent for an hour counted from its last epoch, and was 360 epochs behind the others."""
 
     async def main() -> None:
         clock, topic, job, seen = await timed_job(3, seconds=10)
@@ -202,14 +200,14 @@ def test_records_of_the_same_time_are_of_the_same_epoch_at_all_subtasks(seed: in
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_subtask_that_was_blocked_goes_along_with_all_epochs_since(seed: int) -> None:
+def test_a_blocked_subtask_skips_to_the_present_epoch(seed: int) -> None:
     """A blocked subtask handled each epoch that had ended meanwhile, one after the other, between its records."""
-    may_go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     class Blocks(Operator):
         async def process(self, record: Any, out: Any) -> None:
             if record < 100:
-                await may_go_on.wait()
+                await may_continue.wait()
             out.emit(record)
 
     async def main() -> None:
@@ -221,7 +219,7 @@ def test_a_subtask_that_was_blocked_goes_along_with_all_epochs_since(seed: int) 
         for number in range(100, 105):
             await write(topic, 1, [number])
             await clock.advance(10)
-        may_go_on.set()
+        may_continue.set()
         await settled(clock)
         await clock.advance(10)
         assert callbacks_in(seen.items, 0) == callbacks_in(seen.items, 1) == list(range(6))
@@ -247,9 +245,7 @@ class LateClock(VirtualClock):
 
 @pytest.mark.parametrize(("late_s", "epochs"), [(0.25, 19), (2.5, 6)])
 async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
-    """Minutes became 61 seconds, the epoch of noon ended at a quarter past, and after a pause all epochs ended at
-    once.
-    """
+    """Minutes became 61 seconds, the epoch of noon ended at 12:15, and after a pause all epochs ended at once."""
     clock, posted = LateClock(late_s), list[Control]()
     stamping = StampingClock(clock, seconds=1.0)
     stamping.join(0, posted.append)
@@ -262,7 +258,7 @@ async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
 
 @pytest.mark.parametrize("stop", ["drain", "suspend", "abort"])
 @pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
-def test_timers_are_called_off_when_the_job_stops(way: str, stop: Any) -> None:
+def test_timers_are_cancelled_when_the_job_stops(way: str, stop: Any) -> None:
     """A forgotten timer held the operator, and posted to a task that had ended."""
 
     async def main() -> None:
@@ -277,7 +273,7 @@ def test_timers_are_called_off_when_the_job_stops(way: str, stop: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
-def test_timers_are_called_off_when_the_input_has_ended_and_the_job_goes_on(way: str) -> None:
+def test_timers_are_cancelled_when_the_input_has_ended_before_the_job(way: str) -> None:
     """After the end of the input, timers ended epochs without records until the job stopped."""
 
     async def main() -> None:
@@ -320,7 +316,7 @@ def test_timers_are_not_set_again_for_an_input_that_had_ended_before_the_restore
 
 
 @pytest.mark.parametrize("way", ["seconds", "records, idle"])
-def test_timers_are_called_off_when_a_step_fails(way: str) -> None:
+def test_timers_are_cancelled_when_a_step_fails(way: str) -> None:
     """The job had failed, but its timers still ran."""
 
     async def main() -> None:
@@ -334,7 +330,7 @@ def test_timers_are_called_off_when_a_step_fails(way: str) -> None:
     run_shuffled(main())
 
 
-def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
+def test_a_restored_job_waits_for_the_rest_of_the_time() -> None:
     """With a snapshot each minute and epochs of five minutes, no epoch ever ended."""
 
     async def started(topic: Topic, snapshot: JobSnapshot | None) -> tuple[VirtualClock, Job, Any]:
@@ -362,7 +358,7 @@ def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
     run_shuffled(main())
 
 
-async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> None:
+async def test_a_subtask_restored_behind_the_others_skips_to_their_epoch() -> None:
     """One subtask gave its state before the end of an epoch, another after it, and the first ended the epoch again."""
     clock, posted = VirtualClock(), list[Control]()
     stamping = StampingClock(clock, seconds=10.0)
@@ -380,7 +376,7 @@ async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> No
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("way", WAYS)
-def test_each_record_has_one_epoch_whatever_happens(way: str, seed: int) -> None:
+def test_each_record_has_one_epoch_in_random_runs(way: str, seed: int) -> None:
     """A record had two epochs, or none, after a restore inside a group, a silent partition or other cuts of batches."""
     chance = random.Random(f"{way} {seed}")
     partitions, parallelism = chance.choice([(1, 1), (2, 2), (3, 2), (2, 3), (4, 2)])

@@ -68,7 +68,7 @@ def test_a_loop_that_multiplies_its_records_never_deadlocks(limit: int, memory_b
     assert sorted(collected.items) == list(range(2_000))
 
 
-def test_what_lay_on_disk_comes_back_in_order() -> None:
+def test_feedback_on_disk_returns_in_order() -> None:
     """Feedback of one edge came from disk in another order than it was written."""
     flow = Flow("loop")
 
@@ -156,7 +156,7 @@ async def test_new_input_falls_to_one_batch_in_sixteen_but_never_to_none() -> No
     assert len(new) <= len(busy) / 8
 
 
-async def test_a_loop_that_keeps_up_takes_input_as_it_comes() -> None:
+async def test_a_loop_that_is_not_overloaded_is_not_throttled() -> None:
     """The throttling of new input slowed a loop that was not overloaded."""
     flow = Flow("loop")
     seen: list[int] = []
@@ -171,7 +171,7 @@ async def test_a_loop_that_keeps_up_takes_input_as_it_comes() -> None:
     assert seen == list(range(5_000))
 
 
-async def test_input_that_is_ahead_of_its_loop_waits_where_it_comes_from() -> None:
+async def test_input_ahead_of_its_loop_waits_at_its_source() -> None:
     """A fast topic with a slow model filled the memory with examples of later epochs."""
     flow, taps = Flow("loop"), list[Tap]()
 

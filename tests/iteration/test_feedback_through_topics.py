@@ -75,7 +75,9 @@ EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
 
 
 @EVERY_KIND
-async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead: Any) -> None:
+async def test_a_loop_through_a_topic_has_the_same_results_as_in_memory(
+    make_topic: MakeTopic, ahead: Any
+) -> None:
     """Epochs, callbacks or the end of the iteration were lost on the way through the topic."""
     through = await make_topic()
     log: Log = {}
@@ -97,7 +99,7 @@ async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead
 
 
 @pytest.mark.parametrize(("epochs", "end"), [(0, 1), (3, 3)])
-async def test_the_end_of_data_is_told_with_the_epoch_in_which_it_comes_back(
+async def test_the_end_of_data_is_written_with_the_epoch_in_which_it_returns(
     make_topic: MakeTopic, epochs: int, end: int
 ) -> None:
     """The end of data was written with an epoch one below that of the records before it."""
@@ -120,7 +122,7 @@ async def test_the_end_of_data_is_told_with_the_epoch_in_which_it_comes_back(
     assert [epoch for kind, epoch in told if kind == "watermark"] == list(range(1, epochs + 1))
 
 
-async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_topic: MakeTopic) -> None:
+async def test_criteria_and_replayed_data_work_with_feedback_through_a_topic(make_topic: MakeTopic) -> None:
     """Criteria, which return in memory, overtook feedback through the topic and ended the loop too early."""
     through = await make_topic(partitions=2)
     log: Log = {}
@@ -149,7 +151,7 @@ async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_t
 
 @EVERY_KIND
 @pytest.mark.parametrize(("heads", "partitions"), [(1, 1), (1, 3), (2, 2), (2, 5)])
-async def test_every_record_goes_round_as_often_as_it_should(
+async def test_every_record_makes_all_its_rounds(
     make_topic: MakeTopic, heads: int, partitions: int, ahead: Any
 ) -> None:
     """Records of unions, forward edges or keyed edges were lost or doubled with several heads and partitions."""
@@ -200,9 +202,7 @@ class RoundSums(Operator, IterationListener):
 
 @pytest.mark.parametrize("ahead", [0, None])
 async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | None) -> None:
-    """The sums of rounds were wrong for four instances that fed back to four heads through a keyed exchange and the
-    topic.
-    """
+    """Sums of rounds were wrong for four instances that fed back to four heads through a keyed edge and the topic."""
     through = await make_topic(partitions=6)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -238,7 +238,7 @@ async def test_records_keep_their_order_and_their_types(make_topic: MakeTopic) -
     assert back == [(np.dtype(np.float32), index) for index in range(3_000)]
 
 
-async def test_what_an_earlier_run_has_left_is_skipped(make_topic: MakeTopic) -> None:
+async def test_feedback_of_an_earlier_run_is_skipped(make_topic: MakeTopic) -> None:
     """Feedback of an aborted run was read as feedback of the next run."""
     through = await make_topic(partitions=2)
 
@@ -307,7 +307,7 @@ async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> Non
     assert [record["epoch"] for record in seen("watermark") if record["is_copy"]][:2] == [1, 2]
 
 
-async def test_a_record_of_somebody_else_is_an_error_that_says_where(make_topic: MakeTopic) -> None:
+async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: MakeTopic) -> None:
     """Two programs wrote to one topic by mistake, and shared a loop."""
     through = await make_topic()
 
@@ -390,7 +390,7 @@ async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> 
         await ended(job)
 
 
-async def test_a_loop_goes_on_when_its_broker_comes_back(kafka_broker_factory: Any) -> None:
+async def test_a_loop_resumes_after_a_restart_of_its_broker(kafka_broker_factory: Any) -> None:
     """After a restart of the broker, loops stalled, or counted records that were sent again twice."""
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop")
@@ -422,9 +422,7 @@ async def test_a_loop_goes_on_when_its_broker_comes_back(kafka_broker_factory: A
 
 
 async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) -> None:
-    """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the connector's
-    timeout.
-    """
+    """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
     broker = kafka_broker_factory()
     through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=100 * BROKER_PATIENCE_S)
     await through.create()
@@ -464,9 +462,7 @@ async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """A restored job lost the snapshot's feedback in the topic, or read feedback that the run had written after the
-    snapshot.
-    """
+    """A restored job lost the snapshot's feedback in the topic, or read feedback from after the snapshot."""
     items = [(number, number % 4) for number in range(9)]
     initial = [(100 + number, number % 3) for number in range(5)]
 
@@ -509,7 +505,7 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
         run_shuffled(after(turns), seed + turns)
 
 
-async def test_what_the_head_has_no_memory_for_stays_in_the_topic(
+async def test_feedback_without_room_in_memory_stays_in_the_topic(
     make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     """Feedback that was read earlier than the head had memory for was written to disk a second time."""
@@ -540,16 +536,16 @@ async def test_what_the_head_has_no_memory_for_stays_in_the_topic(
     assert feedback.peak_bytes_on_disk == 0
 
 
-async def test_statistics_count_what_is_under_way_in_the_topic() -> None:
+async def test_statistics_count_feedback_in_the_topic() -> None:
     """A loop that had been stalled for long showed no waiting feedback."""
     through = MemoryBroker().topic("loop")
     await through.create(settings={"max_record_bytes": "1100"})
-    goes_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     class Held(Operator):
         async def process(self, record: int, out: Any) -> None:
             if record == 1:
-                await goes_on.wait()
+                await may_continue.wait()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [number] = variables
@@ -563,7 +559,7 @@ async def test_statistics_count_what_is_under_way_in_the_topic() -> None:
     job = await flow.start(channel_limits=SMALL)
     await until(lambda: job.statistics().loops[0].fed_back_records == 10_000)
     assert job.statistics().loops[0].waiting_records > 5_000
-    goes_on.set()
+    may_continue.set()
     statistics = await ended(job)
     assert (statistics.loops[0].fed_back_records, statistics.loops[0].waiting_records) == (10_000, 0)
 
@@ -597,9 +593,7 @@ async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
 
 
 async def test_a_record_that_is_no_plain_data_is_named() -> None:
-    """The error for a record that is no plain data, which only a loop in memory can feed back, did not name the
-    record.
-    """
+    """The error for a record that is no plain data, which a loop in memory accepts, did not name the record."""
     through = MemoryBroker().topic("loop")
     await through.create()
     flow = Flow("loop")
@@ -683,7 +677,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.parametrize(("build", "message"), WRONG)
 def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
-    """A stream that went through a topic on only one of its paths would have been read twice, or never."""
+    """A stream that went through a topic on only one of its paths was read twice, or never."""
     with pytest.raises(GraphError, match=message) as refused:
         build()
     assert "test_feedback_through_topics.py" in refused.value.where

@@ -81,9 +81,7 @@ def rounds_of(
     parallelism: int = 1,
     **config: Any,
 ) -> tuple[Flow, list[Collected]]:
-    """Send a token 0, 1, … through this number of rounds; ``sub_body`` receives it and the replayed data in each
-    round.
-    """
+    """Send a token 0, 1, … through the rounds; ``sub_body`` receives the token and the replayed data in each round."""
     flow = flow or Flow("loop")
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
@@ -99,7 +97,7 @@ def rounds_of(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_round_has_an_instance_of_its_own_that_lives_from_open_to_close(seed: int) -> None:
+def test_each_round_has_a_separate_instance_from_open_to_close(seed: int) -> None:
     """A count from the round before made every later round wrong."""
     lives = Lives()
     flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: OneLife(lives), name="step")])
@@ -109,7 +107,7 @@ def test_each_round_has_an_instance_of_its_own_that_lives_from_open_to_close(see
     ]
 
 
-def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback() -> None:
+def test_the_instance_of_the_ending_epoch_receives_the_end_instead_of_a_callback() -> None:
     """A result of the last value, which is handled once more after the last callback, was lost."""
     lives = Lives()
     flow = Flow("loop")
@@ -131,7 +129,7 @@ def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_instances_of_epochs_beyond_the_end_have_a_life_and_an_epoch_of_their_own(seed: int) -> None:
+def test_epochs_beyond_the_end_have_separate_instances(seed: int) -> None:
     """Records ahead of the end were added to the sum of the ending epoch."""
     flow = Flow("loop")
 
@@ -181,7 +179,7 @@ def test_an_epoch_without_records_has_no_instance() -> None:
     assert [life[3] for life in lives] == [("callback", 0), ("callback", 2), ("callback", 4)]
 
 
-def test_plain_data_is_seen_in_epoch_0_only() -> None:
+def test_plain_data_arrives_in_epoch_0_only() -> None:
     """Plain data, which is read once, was expected in later rounds, too."""
     flow, lives = Flow("loop"), Lives()
 
@@ -231,7 +229,7 @@ def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: i
 
 @pytest.mark.parametrize("seed", range(3))
 def test_reduce_sort_and_join_work_in_each_round(seed: int) -> None:
-    """These steps emit at the end of their input, which a loop has only once, so they had one result for all rounds."""
+    """These steps emit at the end of their input, and had one result for all rounds, because a loop has one end."""
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
         token, rows = streams
@@ -292,7 +290,7 @@ def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) -> None:
+def test_the_end_of_an_input_comes_before_records_that_wait_for_it(seed: int) -> None:
     """When the last record of an input and its end arrived together, records of the other input came between them."""
     lives = Lives()
 
@@ -308,9 +306,7 @@ def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("ahead", [4, None])
-def test_what_had_run_beyond_the_end_comes_in_the_order_in_which_it_is_wanted(
-    seed: int, ahead: int | None
-) -> None:
+def test_records_beyond_the_end_arrive_in_the_wanted_order(seed: int, ahead: int | None) -> None:
     """Epochs after the end have no watermark: a join received their records in any order, without ends of inputs."""
     flow, lives = Flow("loop"), Lives()
 
@@ -351,7 +347,7 @@ def test_both_inputs_of_a_join_may_come_from_one_stream(seed: int) -> None:
     assert found.items == [(epoch, row) for epoch in range(3) for row in range(0, 60, 2)]
 
 
-def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_probe_side_goes_to_disk_above_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that were read before their turn filled the memory."""
     import tempfile
 
@@ -383,7 +379,7 @@ def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_keyed_state_is_gone_in_the_next_round(parallelism: int) -> None:
+def test_keyed_state_is_empty_in_the_next_round(parallelism: int) -> None:
     """Counts of a key continued from the last round."""
 
     class CountKey(Operator):
@@ -408,7 +404,7 @@ def test_keyed_state_is_gone_in_the_next_round(parallelism: int) -> None:
 async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
     """A timer that outlived its operator called the operator of the next round."""
     clock, fired, lives = VirtualClock(), list[Any](), Lives()
-    goes_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     class Alarm(OneLife):
         async def process(self, record: int, out: Any) -> None:
@@ -424,8 +420,8 @@ async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
         """Keeps the round open until its timer has fired."""
 
         async def process_batch(self, batch: Any, out: Any) -> None:
-            await goes_on.wait()
-            goes_on.clear()
+            await may_continue.wait()
+            may_continue.clear()
             out.emit_batch(batch)
 
     flow = Flow("loop")
@@ -445,7 +441,7 @@ async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
         await until(lambda number=number: len(lives) == number + 1)  # type: ignore[misc]
         await clock.advance(1.5)
         await until(lambda number=number: len(fired) == number + 1)  # type: ignore[misc]
-        goes_on.set()
+        may_continue.set()
     await ended(job)
     assert fired == [(("soon", 0), 0), (("soon", 1), 1)]
     assert collected.items == [0, ("timer", 0), 0, 1, ("timer", 1), 1]
@@ -495,7 +491,7 @@ class ThreadLife(OneLife):
 
 
 @pytest.mark.parametrize("kind", [AsyncLife, ThreadLife])
-def test_coroutines_and_threads_have_the_same_lives(kind: type[OneLife]) -> None:
+def test_operators_with_coroutines_or_threads_have_the_same_calls(kind: type[OneLife]) -> None:
     """A call that began in one round ended in the next round."""
     lives = Lives()
     flow, [seen] = rounds_of(lambda streams: [streams[0].process(lambda: kind(lives), name="step")])
@@ -506,7 +502,7 @@ def test_coroutines_and_threads_have_the_same_lives(kind: type[OneLife]) -> None
     assert seen.items == [0, 1, 2]
 
 
-def test_a_part_that_gives_back_what_it_was_given() -> None:
+def test_a_part_may_return_its_arguments() -> None:
     """A part that returns its arguments, and so has no steps, was refused."""
     flow, [token, rows] = rounds_of(lambda streams: list(streams), data=[[7]])
     run(flow)

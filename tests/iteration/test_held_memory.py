@@ -88,7 +88,7 @@ def data_that_waits_for_a_variable(flow: Flow, seen: list[tuple[int, int]]) -> N
 
 
 @pytest.mark.parametrize("build", [feedback_that_is_held, data_that_waits_for_a_variable])
-def test_what_waited_on_disk_is_never_in_memory_as_a_whole(build: Any) -> None:
+def test_records_that_waited_on_disk_are_never_all_in_memory(build: Any) -> None:
     """All records of an epoch were read back at once, and with more than 1 GiB of records the job failed."""
     flow, seen = Flow("loop"), list[tuple[int, int]]()
     build(flow, seen)

@@ -32,7 +32,7 @@ OUTSIDE: list[tuple[str, Callable[[Stream], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "use"), OUTSIDE)
-def test_outside_a_body_they_are_refused(name: str, use: Callable[[Stream], Any]) -> None:
+def test_helpers_are_refused_outside_a_body(name: str, use: Callable[[Stream], Any]) -> None:
     """Outside a body no epoch ends, so the helpers returned nothing, without an error."""
     message = (
         f"{name}: expected a stream of an iteration body, given 'rows' from outside, where no epoch ends; call it in "
@@ -111,7 +111,7 @@ def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, m
         run(flow)
 
 
-def test_what_only_looks_like_a_callback_is_let_through() -> None:
+def test_attributes_that_only_resemble_callbacks_are_accepted() -> None:
     """A setting, or a method with the same words in another order, was refused as a misspelt callback."""
 
     class Counting(Operator, IterationListener):
@@ -138,7 +138,7 @@ def test_what_only_looks_like_a_callback_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3.0, "text"])
-def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) -> None:
+def test_a_function_of_map_with_that_returns_no_batch_is_refused(given: object) -> None:
     """The error said only that an object of type NoneType has no len."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -155,7 +155,7 @@ def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) ->
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_they_work_together_where_a_subtask_has_no_data(seed: int) -> None:
+def test_helpers_work_together_with_a_subtask_without_data(seed: int) -> None:
     """A subtask without records blocked the others, or its missing result counted in the sum."""
     flow = Flow("loop")
 
@@ -214,7 +214,7 @@ def _halvings_of(losses: list[Any] | np.ndarray[Any, Any], tolerance: float = 1.
     [8, 8.0, np.float32(8.0), np.int64(8), np.array(8.0), np.array([8.0]), np.array([[8.0]]), Fraction(8)],
     ids=repr,
 )
-def test_whatever_is_one_number_is_a_loss(loss: Any) -> None:
+def test_any_single_number_is_a_loss(loss: Any) -> None:
     """An array of one number, which is deprecated as a number, failed with numpy's warning."""
     halved = _halvings_of([loss])
     assert [float(np.asarray(each).item()) for each in halved] == [4.0, 2.0, 1.0, 0.5]
@@ -225,7 +225,7 @@ def test_whatever_is_one_number_is_a_loss(loss: Any) -> None:
     ["0.5", {"loss": 0.5}, np.array([0.5, 0.25]), np.array([]), 0.5j, np.complex128(0.5j)],
     ids=repr,
 )
-def test_losses_that_are_no_numbers_are_told_so(record: Any) -> None:
+def test_losses_that_are_no_numbers_are_refused(record: Any) -> None:
     """The error said only that float() takes a string or a number, at a step that the user had not written."""
     with pytest.raises(JobFailed) as failed:
         _halvings_of([record])

@@ -50,7 +50,7 @@ def test_epochs_complete_though_there_are_more_subtasks_than_partitions(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_partition_that_is_added_begins_where_the_others_are(seed: int) -> None:
+def test_an_added_partition_starts_at_the_epoch_of_the_others(seed: int) -> None:
     """Records of the new partition arrived in epochs whose callbacks had been called."""
     flow, log = Flow("loop"), Log()
 
@@ -75,7 +75,7 @@ def test_a_partition_that_is_added_begins_where_the_others_are(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_holds_nobody_back_after_a_restore_either(seed: int) -> None:
+def test_an_idle_subtask_holds_no_epoch_back_after_a_restore(seed: int) -> None:
     """The subtask had reported that it is idle before the snapshot, and did not report it again after the restore."""
     log, again = Log(), Log()
 
@@ -105,7 +105,7 @@ def test_it_holds_nobody_back_after_a_restore_either(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_whose_other_input_has_ended_is_idle_from_then_on(seed: int) -> None:
+def test_a_subtask_is_idle_after_its_other_input_has_ended(seed: int) -> None:
     """A bounded stream ended before the topic: one subtask had no more input, and the others waited for it."""
     flow, log = Flow("loop"), Log()
 
@@ -125,7 +125,7 @@ def test_one_whose_other_input_has_ended_is_idle_from_then_on(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_last_epochs_of_those_that_end_complete_beside_an_idle_one(seed: int) -> None:
+def test_the_last_epochs_of_ended_subtasks_complete_with_an_idle_one(seed: int) -> None:
     """All partitions had ended, but the loop stopped one epoch too early."""
     flow, log, all_others_ended = Flow("loop"), Log(), asyncio.Event()
 

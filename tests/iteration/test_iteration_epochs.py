@@ -85,7 +85,7 @@ def test_initial_variables_and_data_have_epoch_0() -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_what_is_emitted_has_the_epoch_of_what_it_is_emitted_for(parallelism: int) -> None:
+def test_an_emitted_record_has_the_epoch_of_its_cause(parallelism: int) -> None:
     """Records from callbacks, on side outputs or in the next task had another epoch than their cause."""
     flow = Flow("loop")
 
@@ -134,7 +134,7 @@ def test_what_is_emitted_has_the_epoch_of_what_it_is_emitted_for(parallelism: in
     )
 
 
-def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
+def test_feedback_has_the_next_epoch_also_from_callbacks() -> None:
     """In a synchronous body, which feeds back in its callbacks only, round e + 1 counted as round e."""
     flow, log = Flow("loop"), Log()
 
@@ -159,7 +159,7 @@ def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
 @pytest.mark.parametrize("ahead", [None, 0])
 @pytest.mark.parametrize("says", [False, True], ids=["", "says so"])
 @pytest.mark.parametrize("epochs", [3, 1, 0])
-def test_the_iteration_ends_above_the_epoch_in_which_the_end_of_its_data_is_heard(
+def test_the_iteration_ends_after_the_epoch_in_which_the_end_of_its_data_arrives(
     epochs: int, says: bool, ahead: int | None, seed: int
 ) -> None:
     """The loop ended in the epoch after the last data, and dropped the last gradients, fed back by ``input_ended``.

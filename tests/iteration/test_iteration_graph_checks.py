@@ -180,7 +180,7 @@ def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
     iterate(flow, untouched, data=[endless], max_epochs_ahead=None)
 
 
-def test_data_of_which_only_a_part_has_epochs_is_refused() -> None:
+def test_data_with_and_without_epochs_is_refused() -> None:
     """All records of the stream entered in epoch 0, and the lost stamps were not reported."""
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
@@ -259,7 +259,7 @@ def test_termination_criteria_are_refused() -> None:
 
 
 @pytest.mark.parametrize("result", [None, [], ([], [])])
-def test_a_body_that_gives_something_else_is_refused(result: Any) -> None:
+def test_a_body_that_returns_something_else_is_refused(result: Any) -> None:
     """The error for a body without its return statement did not name the missing result."""
     with refused(f"iteration: expected the body to return an IterationBodyResult, given {result!r}"):
         iterate(Flow("loop"), lambda variables, data: result)
@@ -497,7 +497,7 @@ def test_a_listener_outside_any_iteration_is_refused() -> None:
         run(flow)
 
 
-def test_a_listener_outside_hears_of_stamped_records() -> None:
+def test_a_listener_outside_has_callbacks_for_stamped_records() -> None:
     """A listener was refused after a stamper, where epochs end, or although its class also works without epochs."""
 
     class Either(Listening):
@@ -531,7 +531,7 @@ def test_groups_of_no_records_are_refused(records: Any) -> None:
 # -- outputs ---------------------------------------------------------------------------------------------
 
 
-def test_outputs_are_a_dict_where_the_body_gives_one() -> None:
+def test_outputs_are_a_dict_if_the_body_returns_one() -> None:
     """Outputs with positions instead of names were mixed up."""
     flow = Flow("loop")
 

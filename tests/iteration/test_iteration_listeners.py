@@ -49,12 +49,10 @@ def count_down(record: int, context: Any, out: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_every_instance_hears_every_epoch_once_in_order_after_its_records(
+def test_every_instance_has_a_callback_for_each_epoch_in_order_after_its_records(
     seed: int, ahead: int | None
 ) -> None:
-    """A listener missed an epoch, or received it before its records, when it was chained, repartitioned or after a
-    slow step.
-    """
+    """A chained or repartitioned listener, or one after a slow step, missed an epoch, or received it too early."""
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -87,7 +85,7 @@ def test_every_instance_hears_every_epoch_once_in_order_after_its_records(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_fed_by_data_only_hears_epoch_0_at_the_end_of_the_data_and_then_the_end(seed: int) -> None:
+def test_a_listener_of_data_only_has_callback_0_at_the_end_of_the_data_and_then_its_end(seed: int) -> None:
     """A step with data only delayed the callbacks of other steps, or did not receive its end."""
     flow, log = Flow("loop"), Log()
 
@@ -121,7 +119,7 @@ def test_one_fed_by_data_only_hears_epoch_0_at_the_end_of_the_data_and_then_the_
     assert kinds(log["both", 0], "input ended") == [("input ended", "data"), ("input ended", "variable")]
 
 
-def test_one_fed_by_stamped_data_only_hears_the_epochs_of_the_data() -> None:
+def test_a_listener_of_stamped_data_only_has_callbacks_for_the_epochs_of_the_data() -> None:
     """Of two stamped streams of different lengths, the last epochs of the longer one had no callbacks."""
     for lengths in ((2, 5), (5, 2)):
         flow, log = Flow("loop"), Log()
@@ -140,7 +138,7 @@ def test_one_fed_by_stamped_data_only_hears_the_epochs_of_the_data() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(seed: int) -> None:
+def test_termination_runs_in_dataflow_order_and_its_records_are_handled_first(seed: int) -> None:
     """A sum that was emitted at the end arrived after its consumer had ended."""
     flow, log, order = Flow("loop"), Log(), list[str]()
 
@@ -189,7 +187,7 @@ def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(s
         check_listener(entries)
 
 
-def test_what_is_emitted_on_termination_towards_feedback_is_dropped() -> None:
+def test_records_emitted_to_feedback_on_termination_are_dropped() -> None:
     """Records emitted at termination were fed back, although no epoch follows the last one."""
     flow, log = Flow("loop"), Log()
 
@@ -229,7 +227,7 @@ def test_a_loop_without_any_record_ends_with_one_callback(parallelism: int) -> N
 # -- the end of an input ---------------------------------------------------------------------------------
 
 
-def test_the_end_of_data_is_heard_at_its_own_end_while_another_stream_goes_on() -> None:
+def test_the_end_of_data_is_reported_at_its_own_end_while_another_stream_continues() -> None:
     """The end of a stream was reported at the end of its epoch, which endless data never reaches."""
     flow, log = Flow("loop"), Log()
 
@@ -254,7 +252,7 @@ def test_the_end_of_data_is_heard_at_its_own_end_while_another_stream_goes_on() 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("stamped", [False, True])
-def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: bool) -> None:
+def test_records_emitted_at_the_end_of_an_input_are_not_lost(seed: int, stamped: bool) -> None:
     """The last partial report of a worker was sent with an epoch that was already complete, and was not counted."""
     flow, log = Flow("loop"), Log()
 
@@ -284,7 +282,7 @@ def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: 
     assert rest[2] == 1 or stamped
 
 
-async def test_what_is_emitted_at_a_late_end_of_stamped_data_goes_round() -> None:
+async def test_records_emitted_at_a_late_end_of_stamped_data_are_fed_back() -> None:
     """All epochs of the data were complete when the job was drained, and the loop ended without the last report."""
     flow, log = Flow("loop"), Log()
 
@@ -307,7 +305,7 @@ async def test_what_is_emitted_at_a_late_end_of_stamped_data_goes_round() -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_data_that_is_fed_back_only_at_its_end_goes_round(seed: int) -> None:
+def test_data_that_is_fed_back_only_at_its_end_circulates(seed: int) -> None:
     """A step with data only lost its end, its callback or its feedback, which are its only calls."""
     flow, log = Flow("loop"), Log()
 
@@ -376,7 +374,7 @@ def test_records_come_from_the_wanted_input_only(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_where_only_ended_inputs_are_wanted_all_are_read(seed: int) -> None:
+def test_all_inputs_are_read_if_only_ended_ones_are_wanted(seed: int) -> None:
     """Workers with uneven partitions waited forever for data of the shorter partition."""
     flow, log = Flow("loop"), Log()
 
@@ -466,7 +464,7 @@ def test_at_termination_the_rest_is_handled_in_epoch_order_before_terminated() -
     assert entries.index(("record", "last", 1)) < entries.index(("terminated", 1))
 
 
-def test_what_is_set_aside_goes_to_disk_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_set_aside_go_to_disk_above_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast source far ahead of a slow epoch filled the memory of its consumer."""
     opened: list[str] = []
     make = tempfile.TemporaryFile

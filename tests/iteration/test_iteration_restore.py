@@ -43,9 +43,7 @@ def rounds(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """Steps that ended while the barrier was in transit were restored as open, and their consumers waited for them
-    forever.
-    """
+    """Steps that ended while the barrier was in transit were restored as open, and their consumers waited forever."""
     items = [(number, number % 4) for number in range(9)]
     initial = [(100 + number, number % 3) for number in range(5)]
 

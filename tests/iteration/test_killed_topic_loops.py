@@ -76,7 +76,7 @@ async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Proces
     [("sqlite", "synchronous"), ("sqlite", "asynchronous"), ("kafka", "one ahead"), ("kafka", "unbounded")],
     indirect=["make_topic"],
 )
-async def test_a_loop_that_is_killed_ends_as_if_nothing_had_been(
+async def test_a_killed_loop_has_the_results_of_an_undisturbed_one(
     make_topic: MakeTopic, kind: Kind, tmp_path: Path
 ) -> None:
     """Feedback that was in the topic when the process died was lost or came twice."""
@@ -92,18 +92,18 @@ async def test_a_loop_that_is_killed_ends_as_if_nothing_had_been(
         most=MOST,
         kind=kind,
     )
-    went_on_with: list[object] = []
+    resumed_with: list[object] = []
     for _ in range(KILLS):
         async with running(options) as process:
             await grown_by(loop, chance.randrange(20, 300), process)
-            if not went_on_with:
+            if not resumed_with:
                 await caught_circling(options, process)
             if process.returncode is None:
                 os.kill(process.pid, signal.SIGKILL)
             assert await process.wait() in (0, -signal.SIGKILL)
-        went_on_with += await logged_in_last(DirectoryStore(options.folder), options.flow)
+        resumed_with += await logged_in_last(DirectoryStore(options.folder), options.flow)
     async with running(options) as process:
         assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
     check_undisturbed(await values_in(out), tokens=TOKENS, most=MOST)
-    assert went_on_with
-    assert all(isinstance(each, TopicRange) for each in went_on_with)
+    assert resumed_with
+    assert all(isinstance(each, TopicRange) for each in resumed_with)

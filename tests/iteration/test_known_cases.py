@@ -87,7 +87,7 @@ def test_data_that_ends_is_summed_in_two_rounds(seed: int) -> None:
     assert last_sums(collected.items) == {0: SUM, 1: SUM}
 
 
-async def test_data_that_never_ends_gives_the_same_and_the_job_goes_on() -> None:
+async def test_endless_data_has_the_same_sums_and_the_job_keeps_running() -> None:
     """An unbounded iteration ended before its input."""
     flow = Flow("loop")
     data = sequence(flow, 1, ends=False)
@@ -103,7 +103,7 @@ async def test_data_that_never_ends_gives_the_same_and_the_job_goes_on() -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_data_that_leaves_by_a_side_output_comes_out_in_order(seed: int) -> None:
+def test_data_on_a_side_output_stays_in_order(seed: int) -> None:
     """A loop without variables did not end, or its side output came in another order."""
 
     class ToSide(Operator):

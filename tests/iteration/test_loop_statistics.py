@@ -29,7 +29,7 @@ def loop_of(job: Job) -> LoopStatistics:
     return loop
 
 
-async def test_epochs_reached_and_records_that_a_head_keeps_for_later() -> None:
+async def test_epochs_reached_and_records_held_by_a_head() -> None:
     """A loop waited for the slower of its variables, and the statistics did not show its epoch."""
     flow, opened = Flow("loop"), asyncio.Event()
 

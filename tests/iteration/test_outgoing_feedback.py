@@ -92,7 +92,7 @@ def fed(tmp_path: Path) -> Fed:
     return Fed(tmp_path)
 
 
-async def test_small_batches_that_wait_become_one_record_of_the_topic(fed: Fed) -> None:
+async def test_small_waiting_batches_become_one_record_of_the_topic(fed: Fed) -> None:
     """Each small batch became a separate record of the topic, and returned as small as before."""
     await fed.open()
     for outlet in fed.outlets:
@@ -105,7 +105,7 @@ async def test_small_batches_that_wait_become_one_record_of_the_topic(fed: Fed) 
         assert [records for _, records in entries] == [list(range(1_000))]
 
 
-async def test_all_that_waits_is_one_write_for_each_partition(fed: Fed) -> None:
+async def test_all_waiting_batches_are_one_write_for_each_partition(fed: Fed) -> None:
     """A write for each queue gave the subtasks a turn between writes, in which they fed smaller batches back."""
     writer = await fed.open()
     assert (writer.writes, writer.flushes) == ([PRODUCERS] * HEADS, 1)  # the starts
@@ -117,7 +117,7 @@ async def test_all_that_waits_is_one_write_for_each_partition(fed: Fed) -> None:
     assert (writer.writes[HEADS:], writer.flushes) == ([PRODUCERS * 10] * HEADS, 2)
 
 
-async def test_what_comes_while_a_write_is_stored_is_joined(fed: Fed) -> None:
+async def test_batches_that_arrive_during_a_write_are_joined(fed: Fed) -> None:
     """A pump that did not wait for a slow topic wrote each batch alone, instead of joining waiting batches."""
     writer = await fed.open()
     stored, is_storing = asyncio.Event(), asyncio.Event()
@@ -176,7 +176,7 @@ async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: F
     assert [message.sequence for message, _ in entries] == list(range(start, start + len(entries)))
 
 
-async def test_a_write_is_bounded_and_all_outlets_have_their_turn(fed: Fed) -> None:
+async def test_a_write_is_bounded_and_all_outlets_take_turns(fed: Fed) -> None:
     """Feedback that waited on disk, to save memory, was read back into memory for one write."""
     writer = await fed.open()
     for outlet in fed.outlets:

@@ -43,7 +43,7 @@ class Epochs(Operator):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_outside_there_are_no_epochs_and_no_step_that_passes_records_on(seed: int) -> None:
+def test_outputs_have_no_epochs_and_no_additional_step(seed: int) -> None:
     """A step outside took the epochs of the loop for epochs of its own data."""
     flow = Flow("count")
     seen = counted_to(3, flow).process(Epochs).collect()
@@ -62,7 +62,7 @@ def test_outside_there_are_no_epochs_and_no_step_that_passes_records_on(seed: in
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize(("repartition", "copies"), [("broadcast", True), ("rebalance", False)])
-def test_a_repartitioned_output_is_shared_out_at_the_parallelism_of_the_body(
+def test_a_repartitioned_output_is_partitioned_at_the_parallelism_of_the_body(
     repartition: str, copies: bool, parallelism: int, seed: int
 ) -> None:
     """A next step of another parallelism received another number of copies."""

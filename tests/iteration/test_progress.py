@@ -133,7 +133,7 @@ def rounds_of(progress: LoopProgress) -> list[tuple[int, int]]:
     return [(epoch, count) for first, last, count in progress.rounds.runs for epoch in range(first, last + 1)]
 
 
-def test_of_old_rounds_only_the_last_thousand_runs_are_told() -> None:
+def test_only_the_last_thousand_runs_of_rounds_are_kept() -> None:
     """A loop whose rounds alternate between few and many records grew by 100 bytes in each round for months."""
     progress = LoopProgress(heads=1, entrances=0)
     for epoch in range(1_502):
@@ -182,7 +182,7 @@ def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -
     assert progress.head_received(0, epoch=1, count=7) == [ReleasedEpoch(1), Ended(1)]
 
 
-def test_a_head_that_is_finished_holds_nobody_back() -> None:
+def test_a_finished_head_holds_no_other_head_back() -> None:
     """One of two variables had no more feedback, and the other waited for it."""
     progress = LoopProgress(heads=2, entrances=0)
     assert progress.head_finished(1) == []

@@ -154,12 +154,12 @@ def check_body(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: int) -> None:
+def test_random_bodies_under_random_schedules_end_with_every_record_in_its_epoch(seed: int) -> None:
     """An untested arrangement had a deadlock, a lost or doubled record, or an epoch that completed too early."""
     check_body(seed)
 
 
 @pytest.mark.soak
-def test_bodies_and_schedules_never_seen_before_end_as_well(for_each_soak_seed: ForEachSeed) -> None:
+def test_untested_bodies_and_schedules_end_as_well(for_each_soak_seed: ForEachSeed) -> None:
     """Only one arrangement in ten thousand had a deadlock."""
     for_each_soak_seed(check_body)

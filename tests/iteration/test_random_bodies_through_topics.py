@@ -69,7 +69,7 @@ async def through_topics(seed: int) -> MadeBody:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_synchronous_loop_gives_the_same_through_topics(seed: int) -> None:
+def test_a_synchronous_loop_has_the_same_results_through_topics(seed: int) -> None:
     """A watermark from one partition returned before the records of its epoch from another partition."""
     check_same_as_in_memory(seed)
 
@@ -99,7 +99,7 @@ async def restored(seed: int, turns: int) -> MadeBody | None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
+def test_a_loop_through_topics_resumes_from_any_snapshot(seed: int) -> None:
     """Feedback that was in the topic at the barrier was missing in the log of a head, or in it twice."""
     check_any_snapshot(seed)
 
@@ -109,9 +109,9 @@ def check_any_snapshot(seed: int) -> None:
     restored_runs = [
         run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)
     ]
-    gone_on = [made.outputs() for made in restored_runs if made is not None]
-    assert gone_on == [direct.outputs()] * len(gone_on)
-    assert gone_on
+    results = [made.outputs() for made in restored_runs if made is not None]
+    assert results == [direct.outputs()] * len(results)
+    assert results
 
 
 def lasting(seed: int, broker: MemoryBroker) -> MadeBody:
@@ -147,7 +147,7 @@ async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_loop_through_topics_goes_on_after_any_crashes(seed: int) -> None:
+def test_a_loop_through_topics_resumes_after_any_crashes(seed: int) -> None:
     """Feedback that the dead run had written after its last barrier returned to the next run."""
     check_any_crashes(seed)
 
@@ -155,9 +155,9 @@ def test_a_loop_through_topics_goes_on_after_any_crashes(seed: int) -> None:
 def check_any_crashes(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
     crashed_runs = [run_shuffled(crashed_again_and_again(seed, turns), seed) for turns in (20, 100, 400)]
-    gone_on = [made.outputs() for made in crashed_runs if made is not None]
-    assert gone_on == [direct.outputs()] * len(gone_on)
-    assert gone_on
+    results = [made.outputs() for made in crashed_runs if made is not None]
+    assert results == [direct.outputs()] * len(results)
+    assert results
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_a_synchronous_loop_gives_does_not_depend_on_the_schedule(seed: int) -> None:
+def test_results_of_a_synchronous_loop_do_not_depend_on_the_schedule(seed: int) -> None:
     """An untested arrangement had a deadlock, a lost or doubled record, or a callback too early."""
     check_schedules(seed)
 
@@ -51,9 +51,7 @@ def check_schedules(seed: int) -> None:
 
 
 def check_same(free: MadeBody, synchronous: MadeBody) -> None:
-    """Check that feedback that is ahead has the same records in each epoch, with other neighbours and callbacks
-    between.
-    """
+    """Check that feedback ahead of its epoch has the same records in each epoch, in any order."""
     assert free.heard() == synchronous.heard()
     if not free.has_criteria:
         assert free.outputs() == synchronous.outputs()
@@ -66,7 +64,7 @@ def check_same(free: MadeBody, synchronous: MadeBody) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_feedback_that_runs_ahead_gives_the_same_in_every_round(seed: int) -> None:
+def test_feedback_ahead_of_its_epoch_leads_to_the_same_rounds(seed: int) -> None:
     """A record that overtook its epoch was counted in another one, or its callback came before it."""
     check_ahead(seed)
 
@@ -95,7 +93,7 @@ async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) 
 
 
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
-def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) -> None:
+def test_a_loop_resumes_from_a_snapshot_at_any_moment(seed: int) -> None:
     """A snapshot in the middle of an epoch, a replay, a round or the end lost or doubled a record or a callback."""
     check_any_moment(seed)
 

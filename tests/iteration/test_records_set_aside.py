@@ -195,6 +195,6 @@ def test_any_program_sets_aside_a_few_channels_and_loses_nothing(seed: int) -> N
 
 
 @pytest.mark.soak
-def test_programs_never_seen_before_set_aside_a_few_channels(for_each_soak_seed: ForEachSeed) -> None:
+def test_untested_programs_set_aside_a_few_channels(for_each_soak_seed: ForEachSeed) -> None:
     """Only one program in ten thousand stalls."""
     for_each_soak_seed(check_program)

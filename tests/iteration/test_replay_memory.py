@@ -75,7 +75,7 @@ def test_replay_from_disk_gives_the_same_records(memory_bytes: int, parallelism:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 5_000])
-def test_arrays_and_columns_stay_what_they_are(memory_bytes: int) -> None:
+def test_arrays_and_columns_keep_their_types(memory_bytes: int) -> None:
     """A matrix was replayed as a list of lists, and every later step was a hundred times slower."""
     flow, kinds = Flow("loop"), list[Any]()
     columns = Columns({"x": np.arange(100.0), "name": np.array(["a", "b"] * 50)})
@@ -115,7 +115,7 @@ class Kinds(Operator):
         self._kinds += [(kind, total) for (_, kind), total in self._sums.items()]
 
 
-def test_past_its_disk_limit_the_job_ends_with_an_error_that_says_what_to_do() -> None:
+def test_above_its_disk_limit_the_job_ends_with_an_error_that_names_the_remedy() -> None:
     """Replayed data filled the disk of all programs on the machine."""
     flow = Flow("loop")
     limits = FeedbackLimits(disk_bytes=10_000)
@@ -134,7 +134,7 @@ def test_past_its_disk_limit_the_job_ends_with_an_error_that_says_what_to_do() -
         run(flow)
 
 
-def test_what_is_no_plain_data_is_refused_only_where_it_has_to_go_to_disk() -> None:
+def test_objects_that_are_no_plain_data_are_refused_only_on_disk() -> None:
     """An object that can be replayed only from memory was refused in memory, or not refused on disk."""
     for memory_bytes in (1 << 20, 0):
         flow = Flow("loop")
@@ -181,7 +181,7 @@ def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 5 << 20, 1 << 30])
-def test_a_replay_goes_on_where_a_snapshot_was_taken_in_the_middle_of_it(memory_bytes: int) -> None:
+def test_a_replay_resumes_in_its_middle_from_a_snapshot(memory_bytes: int) -> None:
     """The replay started again at its first block, or lost the blocks in transit."""
     expected = [
         (epoch, number) for epoch in range(ROUNDS) for number in range(1, BLOCKS + 1) for _ in range(16)
@@ -261,5 +261,5 @@ def _peak_mib(times: int) -> int:
 
 
 def test_memory_is_flat_for_a_stream_of_ten_times_the_limit() -> None:
-    """With 10 MiB of memory for 100 MiB of data, the rest was not on disk in every round."""
+    """Replayed data of 100 MiB stayed in memory, although the limit was 10 MiB."""
     assert _peak_mib(10) <= _peak_mib(2) + 20

@@ -114,7 +114,7 @@ async def test_tokens_hop_between_two_processes(topics: tuple[Topic, Topic]) -> 
             assert await stopped(first) == 0
 
 
-async def test_a_killed_process_does_not_keep_the_other(topics: tuple[Topic, Topic]) -> None:
+async def test_a_killed_process_does_not_keep_the_other_running(topics: tuple[Topic, Topic]) -> None:
     """A barrier waited for feedback of a dead worker, so the other worker could not stop."""
     loop, hops = topics
     async with (
@@ -150,7 +150,7 @@ async def working(flow: Flow, index: int, workers: int = 2, run_id: str = RUN) -
             await job.stop("abort")
 
 
-async def test_a_suspended_worker_has_handed_over_what_belongs_to_others() -> None:
+async def test_a_suspended_worker_has_written_all_feedback_to_others() -> None:
     """Feedback to the other worker was not yet written when the first worker ended."""
     loop, hops = await in_memory()
     born = {worker: [token for token in range(40) if token % 4 // HEADS == worker] for worker in (0, 1)}
@@ -169,7 +169,7 @@ async def test_a_suspended_worker_has_handed_over_what_belongs_to_others() -> No
     assert sorted(each for each in found if each[2] == 1) == sorted(expected)
 
 
-async def test_a_worker_is_not_drained_and_gives_no_snapshot() -> None:
+async def test_a_worker_cannot_be_drained_or_snapshot() -> None:
     """The inputs of a worker end, but its feedback from other workers does not, so the worker waited forever."""
     loop, hops = await in_memory()
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0) as job:
@@ -184,7 +184,7 @@ async def test_a_worker_is_not_drained_and_gives_no_snapshot() -> None:
 
 
 async def test_a_worker_that_is_started_again_in_the_same_run_is_refused() -> None:
-    """Its sequence numbers started again at 0, so its feedback was taken for duplicates and dropped."""
+    """The worker's sequence numbers started again at 0, so its feedback was taken for duplicates and dropped."""
     loop, hops = await in_memory()
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0):
         pass
@@ -195,7 +195,7 @@ async def test_a_worker_that_is_started_again_in_the_same_run_is_refused() -> No
             await asyncio.wait_for(again.wait(), PATIENCE_S)
 
 
-async def test_a_new_run_knows_nothing_of_the_one_before() -> None:
+async def test_a_new_run_ignores_records_of_the_one_before() -> None:
     """Tokens of an earlier run hopped in the new run."""
     loop, hops = await in_memory()
     for run_id in ("first", "second"):
@@ -217,7 +217,7 @@ async def fed_back(loop: Topic, *given: tuple[Any, int, list[Any]]) -> None:
     await writer.close()
 
 
-async def test_a_worker_that_comes_too_late_is_told_what_is_missing() -> None:
+async def test_a_worker_that_starts_too_late_is_refused_with_the_missing_records() -> None:
     """A worker ran with incomplete feedback after the topic had removed the worker's first records."""
     loop, hops = await in_memory()
     await fed_back(loop, ("data", 5, [(7, 1)]))
@@ -226,7 +226,7 @@ async def test_a_worker_that_comes_too_late_is_told_what_is_missing() -> None:
             await asyncio.wait_for(late.wait(), PATIENCE_S)
 
 
-async def test_what_comes_twice_counts_once() -> None:
+async def test_duplicate_records_count_once() -> None:
     """A writer without an answer sent stored records again, and they counted twice."""
     loop, hops = await in_memory()
     first, second = ("data", 1, [(7, 1)]), ("data", 2, [(8, 1)])
@@ -238,14 +238,14 @@ async def test_what_comes_twice_counts_once() -> None:
     assert seen == [(7, 1), (8, 1), (9, 1)]
 
 
-async def test_the_numbers_of_all_workers_count_for_the_partitions() -> None:
+async def test_partitions_are_required_for_the_heads_of_all_workers() -> None:
     """A topic had a partition for each head of one worker, and none for the heads of the others."""
     loop, hops = await in_memory(partitions=3)
     with pytest.raises(JobFailed, match=r"for each of 4 heads \(2 in each of 2 workers\), given 3; create"):
         await hopping("hops", loop, hops, 4, 10, 0).start(worker=(0, 2), run_id=RUN)
 
 
-async def test_workers_of_different_flows_are_told_apart() -> None:
+async def test_workers_of_different_flows_are_refused() -> None:
     """With another parallelism, the producer numbers of the other worker had another meaning."""
     loop, hops = await in_memory(partitions=8)
     flow = Flow("another")
@@ -363,7 +363,9 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
-async def test_what_no_worker_can_know_is_refused(make: Callable[[], Flow], message: str) -> None:
+async def test_features_that_need_the_epochs_of_all_workers_are_refused(
+    make: Callable[[], Flow], message: str
+) -> None:
     """An epoch is complete when all heads have received it, but a worker does not know the heads of other workers."""
     with pytest.raises(GraphError, match=message):
         await make().start(worker=(0, 2), run_id=RUN)

@@ -76,9 +76,7 @@ def test_a_silent_partition_does_not_hold_a_synchronous_loop(between: str, seed:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("way", [{"records": 4, "idle_timeout": 5}, {"seconds": 5}])
 def test_nothing_waits_when_all_partitions_are_silent(way: dict[str, Any], seed: int) -> None:
-    """Both partitions became silent, the slower one first, and records of the faster one waited until the next
-    morning.
-    """
+    """Both partitions became silent, the slower one first, and records of the faster one waited until the morning."""
     flow, log = Flow("loop"), Log()
 
     async def main() -> None:
@@ -123,11 +121,11 @@ async def test_silence_counts_from_the_last_record() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_subtask_that_is_blocked_is_not_silent(seed: int) -> None:
     """The groups of a subtask became smaller, because it had no turn while the model was saved."""
-    may_go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     class Blocks(Operator):
         async def process(self, record: Any, out: Any) -> None:
-            await may_go_on.wait()
+            await may_continue.wait()
             out.emit(record)
 
     async def main() -> None:
@@ -138,7 +136,7 @@ def test_a_subtask_that_is_blocked_is_not_silent(seed: int) -> None:
         await write(topic, 0, range(33))
         for _ in range(20):
             await clock.advance(2)
-        may_go_on.set()
+        may_continue.set()
         await until(lambda: len(records_in(seen.items, 0)) == 33)
         assert callbacks_in(seen.items, 0) == [0, 1, 2, 3, 4]
         await clock.advance(5)
@@ -212,9 +210,7 @@ def test_a_restored_loop_is_not_held_by_a_silent_partition_either(seed: int) -> 
 
 
 async def test_the_log_says_which_partition_a_held_loop_waits_for(caplog: pytest.LogCaptureFixture) -> None:
-    """The log named the partition with data, and a step that the user had not written, instead of the silent
-    partition.
-    """
+    """The log named the partition with data, and a step that the user had not written, but not the silent partition."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow, log = Flow("loop"), Log()
     clock, topic = VirtualClock(), await made(2)

@@ -31,7 +31,7 @@ async def handled(job: Job, count: int) -> None:
     await until(lambda: job.statistics().step("sums").records_in == count)
 
 
-async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> None:
+async def request_and_leave(job: Job, store: HeldStore, *, stop: bool = False) -> None:
     """Request a checkpoint, and stop waiting after the barrier has passed and before the snapshot is stored."""
     asking = asyncio.create_task(job.stop("suspend") if stop else job.checkpoint())
     await patiently(store.saves.wait())
@@ -45,7 +45,7 @@ async def test_a_checkpoint_continues_without_its_caller(topics: Topics, tmp_pat
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)
     await handled(job, 10)
-    await asked_in_vain(job, store)
+    await request_and_leave(job, store)
     await write(topics.numbers, 10, 20)
     await handled(job, 20)
     store.may_save.set()
@@ -64,14 +64,14 @@ async def test_a_suspension_continues_without_its_caller(topics: Topics, tmp_pat
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)
     await handled(job, 10)
-    await asked_in_vain(job, store, stop=True)
+    await request_and_leave(job, store, stop=True)
     store.may_save.set()
     statistics = await patiently(job.wait())
     assert statistics.state == "suspended"
     await check_committed(topics.sums, 10)
 
 
-async def test_a_job_that_is_aborted_does_not_wait_for_such_a_checkpoint(
+async def test_an_aborted_job_does_not_wait_for_an_unattended_checkpoint(
     topics: Topics, tmp_path: Path
 ) -> None:
     """The store was stuck, and the job could not be aborted."""
@@ -79,6 +79,6 @@ async def test_a_job_that_is_aborted_does_not_wait_for_such_a_checkpoint(
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
     await write(topics.numbers, 0, 10)
     await handled(job, 10)
-    await asked_in_vain(job, store)
+    await request_and_leave(job, store)
     await patiently(job.stop("abort"))
     await check_committed(topics.sums, 0)

@@ -45,7 +45,7 @@ def has_room(file: BinaryIO) -> bool:
     return True
 
 
-async def gives_up_until_there_is_room(service: Service, disk: Path) -> None:
+async def abandons_until_there_is_room(service: Service, disk: Path) -> None:
     """Let three checkpoints fail on the full disk, and later ones succeed with space."""
     filler = fill(disk)
     await service.until(lambda: service.given_up >= 3)
@@ -64,7 +64,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
         service = serve(sums_flow("sums", topics), checkpoints_in(disk / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
-            await gives_up_until_there_is_room(service, disk)
+            await abandons_until_there_is_room(service, disk)
         await until_committed(topics.sums, feed.count)
         statistics = await service.suspended()
     await check_committed(topics.sums, feed.count)
@@ -114,7 +114,7 @@ async def test_a_commit_without_room_is_tried_again(
         service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
-            await gives_up_until_there_is_room(service, disk)
+            await abandons_until_there_is_room(service, disk)
         await until_committed(topics.sums, feed.count)
         statistics = await service.suspended()
     await check_committed(topics.sums, feed.count)
@@ -127,7 +127,7 @@ async def test_a_commit_without_room_is_tried_again(
     assert orjson.loads(record.value or b"")["checkpoint"] == statistics.checkpoints.committed
 
 
-async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once(
+async def test_a_write_without_room_ends_the_job_and_the_next_job_writes_the_records_once(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Records that could not be stored filled the memory."""
@@ -151,7 +151,7 @@ async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once
     assert "step 'sums'" in one_line(error)
 
 
-async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_of_room(
+async def test_records_held_after_a_barrier_are_not_written_twice_on_a_full_disk(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Held records were part of a transaction that failed for lack of room, and came again with the next checkpoint."""

@@ -35,7 +35,7 @@ async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: 
     await service.suspended()
 
 
-async def test_steps_behind_a_source_that_begins_elsewhere_keep_their_state(
+async def test_steps_after_a_source_that_starts_at_another_position_keep_their_state(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
     """The steps shared the task of the source, and all sums silently started again."""
@@ -51,7 +51,7 @@ async def test_steps_behind_a_source_that_begins_elsewhere_keep_their_state(
     await check_committed(topics.sums, 90)
 
 
-async def test_steps_behind_another_source_keep_their_state(
+async def test_steps_after_another_source_keep_their_state(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
     """The input moved to a topic with another name, and the sums started again."""
@@ -66,7 +66,7 @@ async def test_steps_behind_another_source_keep_their_state(
     await check_committed(topics.sums, 60)
 
 
-async def test_an_offset_that_is_not_there_names_the_choices(
+async def test_the_error_of_a_missing_offset_names_the_choices(
     serve: Serve, topics: Topics, tmp_path: Path
 ) -> None:
     """A topic's message advised an option that the job does not have."""
@@ -155,7 +155,7 @@ class _Slow(Operator):
         out.emit(record)
 
 
-async def test_snapshots_of_before_topics_had_identities_are_still_good(
+async def test_snapshots_from_before_topics_had_identities_are_still_valid(
     serve: Serve, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upgrade lost the state of months, or the identity of a topic was not stored from the next checkpoint on."""
@@ -171,7 +171,7 @@ async def test_snapshots_of_before_topics_had_identities_are_still_good(
     assert "offset 60 belongs to a topic of this name that was deleted" in one_line(error)
 
 
-async def test_identities_follow_their_partitions_to_other_subtasks(serve: Serve, tmp_path: Path) -> None:
+async def test_identities_move_with_their_partitions_to_other_subtasks(serve: Serve, tmp_path: Path) -> None:
     """With another parallelism the offsets were distributed again, and their identities were lost."""
     broker = MemoryBroker()
     numbers = broker.topic("numbers")
@@ -195,7 +195,7 @@ def _copies(numbers: Topic, parallelism: int) -> Flow:
     return flow
 
 
-async def test_what_is_left_behind_once_is_not_left_behind_by_a_restart(
+async def test_positions_that_were_abandoned_once_are_kept_by_a_restart(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A transaction had expired, and the source started again from its beginning, so all records were counted twice."""

@@ -1,6 +1,6 @@
-"""Run by tests as a process: a flow that runs until a signal stops it.
+"""A flow that runs until a signal stops it; tests run it as a process.
 
-Argument: what the last step does with records, ``pass`` or ``hang``.
+Argument: the behaviour of the last step, ``pass`` or ``hang``.
 """
 
 import asyncio

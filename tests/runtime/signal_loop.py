@@ -1,4 +1,4 @@
-"""Run by tests as a process: a loop of very many rounds whose last round is the result.
+"""A loop of very many rounds whose last round is the result; tests run it as a process.
 
 Argument: the effect of Ctrl-C, as for ``on_interrupt``.
 """

@@ -70,7 +70,7 @@ async def broker() -> MemoryBroker:
     return broker
 
 
-async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
+async def test_outputs_of_an_abandoned_checkpoint_are_committed_with_the_next(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A slow step delayed one checkpoint, and records that sinks held for it were never written, or written twice."""
@@ -142,7 +142,7 @@ async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
     await job.stop("abort")
 
 
-async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given_up(
+async def test_a_suspension_waits_for_the_barrier_of_an_abandoned_checkpoint(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """After SIGTERM during a slow minute, the records in the slow step were lost."""
@@ -164,7 +164,7 @@ async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given
 
 
 @pytest.mark.parametrize("ahead", [0, None], ids=["synchronous", "asynchronous"])
-async def test_a_loop_continues_when_its_checkpoint_is_given_up(
+async def test_a_loop_continues_when_its_checkpoint_is_abandoned(
     broker: MemoryBroker, tmp_path: Path, ahead: int | None
 ) -> None:
     """Heads kept logging feedback for an abandoned checkpoint, and decisions of the loop were delayed forever."""

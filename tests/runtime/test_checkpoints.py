@@ -90,7 +90,9 @@ async def handled(job: Job, step: str, count: int) -> None:
     await until(lambda: job.statistics().step(step).records_in >= count)
 
 
-async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_outputs_are_visible_with_the_checkpoint_after_them(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
     """Readers acted on results that a crash revoked a second later."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
@@ -104,7 +106,7 @@ async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBro
     await job.stop("abort")
 
 
-async def test_a_run_after_a_crash_resumes_as_if_there_had_been_none(
+async def test_a_run_after_a_crash_has_the_results_of_an_undisturbed_one(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """Records after the last checkpoint were counted twice, or their output was doubled."""
@@ -135,9 +137,7 @@ async def test_checkpoints_come_at_their_interval(broker: MemoryBroker, tmp_path
     await job.stop("abort")
 
 
-async def test_what_comes_behind_the_barrier_is_not_in_the_commit(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_records_after_the_barrier_are_not_in_the_commit(broker: MemoryBroker, tmp_path: Path) -> None:
     """A commit contained more than its snapshot, and the restart wrote the difference again."""
     await write(broker.topic("numbers"), range(5))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
@@ -181,7 +181,7 @@ async def test_a_finished_job_has_committed_and_has_nothing_left_to_do(
 
 
 async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_path: Path) -> None:
-    """Two pods of one service ran for a minute, and every record of that minute was there twice."""
+    """Two pods of one service ran for a minute, and every record of that minute was stored twice."""
     await write(broker.topic("numbers"), range(5))
     zombie = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(zombie, "sink sums", 5)
@@ -212,7 +212,7 @@ async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker,
     assert await written(broker.topic("sums")) == expected(5)
 
 
-async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
+async def test_running_a_flow_to_its_end_raises_the_error_of_its_job(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """A service that was replaced started another run of itself, and the two runs replaced each other forever."""
@@ -254,7 +254,7 @@ async def test_a_crash_before_the_first_commit_is_a_fresh_start(broker: MemoryBr
     assert await written(broker.topic("sums")) == expected(4)
 
 
-async def test_checkpoints_whose_commit_records_are_gone_are_no_fresh_start(
+async def test_checkpoints_without_their_commit_records_are_no_fresh_start(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """The service was pointed at an empty cluster, and silently started with empty state."""
@@ -371,7 +371,7 @@ class FullStore(DirectoryStore):
         raise StorageFull(f"no room for checkpoint {header.id.number}")
 
 
-async def test_outputs_elsewhere_are_said_to_be_at_least_once(
+async def test_outputs_in_another_place_are_reported_as_at_least_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only one of two clusters was exactly once, and no message said so."""
@@ -392,7 +392,7 @@ async def test_outputs_elsewhere_are_said_to_be_at_least_once(
 
 
 @pytest.mark.parametrize("has_results", [True, False], ids=["beside results", "alone"])
-async def test_dead_letters_elsewhere_do_not_decide_where_results_are_committed(
+async def test_dead_letters_in_another_place_do_not_change_the_place_of_commits(
     has_results: bool, broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Dead letters were sent to another cluster, and from then on results came twice after each restart."""
@@ -485,7 +485,9 @@ async def test_options_that_would_be_ignored_are_refused(
             await summing(broker).start(**each)
 
 
-async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_sink_with_delivery_at_least_once_writes_at_once(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
     """Dashboards waited ten seconds for each point."""
     await write(broker.topic("numbers"), range(3))
     job = await summing(broker, delivery="at_least_once").start(checkpoints=settings(tmp_path))
@@ -505,7 +507,7 @@ async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, t
         await flow.start(checkpoints=settings(tmp_path))
 
 
-async def test_steps_that_came_or_went_are_named(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_added_and_removed_steps_are_named(broker: MemoryBroker, tmp_path: Path) -> None:
     """A renamed step silently lost its state."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.stop("suspend")
@@ -528,7 +530,7 @@ async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
         await summing(broker).start(checkpoints=settings(tmp_path, interval_s=250.0))
 
 
-async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
+async def test_without_outputs_in_transactions_the_store_knows_the_committed_checkpoint(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """A flow without sinks, which keeps state and serves it from memory, could not be restarted."""
@@ -563,8 +565,8 @@ class Broken(Operator):
         out.emit(record)
 
 
-@pytest.mark.parametrize("restore", [None, 1], ids=["anew", "checkpoint 1"])
-async def test_a_start_that_fails_leaves_for_the_next_one_what_was_there(
+@pytest.mark.parametrize("restore", [None, 1], ids=["fresh", "checkpoint 1"])
+async def test_a_failed_start_leaves_the_checkpoint_for_the_next_one(
     broker: MemoryBroker, tmp_path: Path, restore: int | None
 ) -> None:
     """A start with restore=None failed, and the plain start after it had empty sums."""
@@ -608,7 +610,7 @@ def cut_off_the_last(folder: Path) -> None:
     last.write_bytes(last.read_bytes()[:-3])
 
 
-async def test_a_damaged_checkpoint_is_said_to_be_damaged(broker: MemoryBroker, tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_is_reported_as_damaged(broker: MemoryBroker, tmp_path: Path) -> None:
     """A damaged checkpoint was reported as a wrong folder."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()

@@ -13,7 +13,7 @@ from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.port import Port
 
 
-def test_feedback_on_disk_comes_back_in_pieces_that_memory_has_room_for(tmp_path: Path) -> None:
+def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path) -> None:
     """Joined by their number alone, eight thousand large records were read from disk as one batch."""
     queue = SpillQueue(name="head", directory=tmp_path, memory_limit_bytes=1 << 20, disk_limit_bytes=1 << 30)
     channel = FeedbackChannel("tail → head", queue)

@@ -71,7 +71,7 @@ class TestTurns:
         run.gate.post(InputEnded("timer"))
         assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
 
-    def test_items_in_a_channel_before_the_gate_is_made_are_read(self) -> None:
+    def test_items_in_a_channel_from_before_the_gate_are_read(self) -> None:
         """A task upstream put records before the task that reads them existed, and the gate did not see them."""
         channel = Channel("a → b")
         channel.try_put(data(1))

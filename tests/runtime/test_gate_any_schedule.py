@@ -213,7 +213,7 @@ def check_ends(run: GateRun, plan: Plan) -> None:
 
 
 @random_examples(plans_with_moves_after_a_restore)
-def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoint(
+def test_every_record_arrives_once_in_order_and_the_end_last_also_from_a_checkpoint(
     example: tuple[Plan, list[int]],
 ) -> None:
     """A record was lost, doubled, late or stuck under one choice of wanted inputs, channel sizes and barriers.
@@ -233,9 +233,7 @@ def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoin
 
 
 def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
-    """Check that the records handled before a checkpoint and those in its snapshot are the records before the
-    barriers.
-    """
+    """Check that the records handled before a checkpoint and in its snapshot are those before the barriers."""
     handled = []
     for entry in run.trace:
         if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:

@@ -89,8 +89,8 @@ class TestAlignment:
 
 class TestUnwantedInputs:
     def test_the_deadlock_of_a_barrier_behind_data_that_is_not_wanted(self) -> None:
-        """A worker waited for its model, the barrier blocked the model's channel, and the other barrier was behind
-        unread data.
+        """A worker waited for its model, whose channel the barrier blocked, and the other barrier was behind unread
+        data.
         """
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, data(10, 11), barrier(), data(12))
@@ -103,7 +103,7 @@ class TestUnwantedInputs:
         run.run()
         assert run.records() == [1, 10, 11, 12]
 
-    def test_a_barrier_that_begins_here_does_not_wait_for_an_end_behind_data_that_is_not_wanted(self) -> None:
+    def test_a_barrier_that_starts_here_does_not_wait_for_an_end_after_unwanted_data(self) -> None:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = GateRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
@@ -118,10 +118,8 @@ class TestUnwantedInputs:
         run.run()
         assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
 
-    def test_data_that_comes_while_it_aligns_is_held_too(self) -> None:
-        """The producer waited for room in the full channel, with the barrier not yet sent, because the gate stopped
-        making room.
-        """
+    def test_data_that_arrives_during_the_alignment_is_held_too(self) -> None:
+        """The gate stopped making room, so the producer waited with a full channel and never sent its barrier."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
         run.put_all(0, barrier(), data(1))
         for number in range(10, 20, 2):
@@ -143,7 +141,7 @@ class TestUnwantedInputs:
         run.run()
         assert run.told()[0] == "barrier 1"
 
-    def test_an_unwanted_input_that_ends_without_a_barrier_holds_it_up_no_longer(self) -> None:
+    def test_an_unwanted_input_that_ends_without_a_barrier_does_not_block_the_barrier(self) -> None:
         """The gate held the data and the end of the input, and waited forever for a barrier that could not come."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
@@ -187,7 +185,7 @@ class TestUnwantedInputs:
         run.run()
         assert run.told() == ["watermark 0", "barrier 1"]
 
-    def test_a_barrier_that_is_announced_passes_where_nothing_is_wanted(self) -> None:
+    def test_an_announced_barrier_passes_if_no_input_is_wanted(self) -> None:
         """Both barriers were behind data while the operator waited for a timer, and no barrier reached the gate."""
         run = GateRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, data(1), barrier(), data(2))
@@ -207,10 +205,8 @@ class TestUnwantedInputs:
 class TestRecordsSetAside:
     """Records set aside are in memory and in each snapshot, so they count toward the limit of their channel."""
 
-    def test_checkpoint_after_checkpoint_sets_aside_no_more_than_two_channels_hold(self) -> None:
-        """A learner was slower than its topic: each barrier moved the content of its channel into the snapshot,
-        without end.
-        """
+    def test_many_checkpoints_set_aside_no_more_than_two_channels_hold(self) -> None:
+        """A learner was slower than its topic, and each barrier moved the content of its channel into the snapshot."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         sizes = []
         for checkpoint in range(1, 30):
@@ -222,7 +218,7 @@ class TestRecordsSetAside:
             sizes.append(len(held_records(run.snapshots[checkpoint], in_order=False)))
         assert max(sizes) <= 2 * 4, sizes
 
-    def test_what_was_put_back_takes_the_room_of_its_channel(self) -> None:
+    def test_records_put_back_take_the_room_of_their_channel(self) -> None:
         """The channel was filled again after each batch of which one record was wanted."""
         run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",), limit_records=4)
         run.put_all(0, data(1, 2, 3, 4))
@@ -231,7 +227,7 @@ class TestRecordsSetAside:
         assert run.put(0, data(5))
         assert not run.put(0, data(6))
 
-    def test_what_was_restored_takes_the_room_of_its_channel(self) -> None:
+    def test_restored_records_take_the_room_of_their_channel(self) -> None:
         """A job that was restarted several times took the same amount of memory again each time."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
@@ -256,8 +252,8 @@ class TestRecordsSetAside:
         run.gate.poll()
         assert run.put(1, data(14))
 
-    async def test_a_producer_that_waits_is_told_of_room_that_handling_makes(self) -> None:
-        """A producer waited forever for a channel that was empty, until the gate would read from it."""
+    async def test_a_waiting_producer_continues_when_records_are_handled(self) -> None:
+        """A producer waited forever for a read from a channel that was already empty."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
@@ -270,7 +266,7 @@ class TestRecordsSetAside:
         run.run()
         await waiting
 
-    async def test_a_producer_that_waits_is_told_that_a_barrier_needs_what_it_brings(self) -> None:
+    async def test_a_waiting_producer_continues_when_a_barrier_is_announced(self) -> None:
         """The channel was empty, but full of records set aside, and the barrier was behind a batch without room."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
@@ -377,7 +373,7 @@ class Looped:
 
 
 class TestFeedbackLog:
-    def test_holds_what_comes_between_the_barrier_and_its_return(self) -> None:
+    def test_holds_feedback_between_the_barrier_and_its_return(self) -> None:
         """Without the log, records in the loop were lost at each restore."""
         head = Looped()
         head.feedback.try_put(data(1))
@@ -389,7 +385,7 @@ class TestFeedbackLog:
         assert head.records == [1, 2, 3, 4]
         assert head.logged_items() == ["[2] of 1", "EpochWatermark(1)", "[3] of 2", "Idle()", "EndOfInput(5)"]
 
-    def test_a_barrier_that_has_come_round_before_leaves_nothing_to_log(self) -> None:
+    def test_a_barrier_that_has_already_returned_leaves_nothing_to_log(self) -> None:
         """A head waited for a barrier that another head had already sent through the loop."""
         head = Looped()
         head.feedback.put_control(barrier())
@@ -428,7 +424,7 @@ class TestFeedbackLog:
         assert restored.logged_items() == ["EpochWatermark(1)", "[7, 8] of 2"]
         assert restored.gate.held_records == 0
 
-    def test_beyond_its_memory_it_goes_to_disk_and_comes_back_from_there(self) -> None:
+    def test_the_log_goes_to_disk_above_its_memory_and_is_read_from_there(self) -> None:
         """A loop with more feedback than memory could be neither checkpointed nor restored."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
@@ -449,7 +445,7 @@ class TestFeedbackLog:
         restored.gate.close()
         assert unnamed_files() == before
 
-    def test_what_is_given_up_leaves_nothing(self) -> None:
+    def test_an_abandoned_log_leaves_no_file(self) -> None:
         """A checkpoint was abandoned while its log grew, and the next checkpoint contained the old log."""
         before = unnamed_files()
         head = Looped()
@@ -467,7 +463,7 @@ class TestFeedbackLog:
         head.run()
         assert head.logged_items() == ["[6] of 0"]
 
-    def test_what_was_restored_and_never_handled_leaves_no_file(self) -> None:
+    def test_restored_feedback_that_is_never_handled_leaves_no_file(self) -> None:
         """A job that failed right after its restore left files open."""
         before = unnamed_files()
         head, restored = Looped(), Looped()

@@ -45,7 +45,7 @@ async def test_a_slow_sink_holds_a_fast_source_back(limit: int) -> None:
     await job.stop("abort")
 
 
-async def test_it_holds_in_bytes_too() -> None:
+async def test_a_limit_in_bytes_holds_a_source_back() -> None:
     """A few images took as much memory as a million clicks."""
 
     class Images(Source):
@@ -63,10 +63,8 @@ async def test_it_holds_in_bytes_too() -> None:
     await job.stop("abort")
 
 
-async def test_a_call_that_emits_much_is_waited_for_before_the_next() -> None:
-    """A flat_map that emits a thousand records for each input buffered the output of many calls outside of the
-    channel.
-    """
+async def test_the_output_of_a_large_call_is_sent_before_the_next_call() -> None:
+    """A flat_map with a thousand outputs for each input kept the output of many calls outside of the channel."""
     life = Life()
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life)).flat_map(lambda x: [x] * 1000).process(
@@ -78,7 +76,7 @@ async def test_a_call_that_emits_much_is_waited_for_before_the_next() -> None:
     await job.stop("abort")
 
 
-async def test_a_full_branch_does_not_let_the_other_pile_up() -> None:
+async def test_a_full_branch_holds_the_other_branch_back() -> None:
     """Of two sinks one was slow, and the records for the other one grew in memory."""
     life = Life()
     flow = Flow("f")
@@ -98,7 +96,7 @@ def opened() -> asyncio.Event:
     return event
 
 
-async def test_a_source_that_always_has_something_leaves_others_their_turn() -> None:
+async def test_a_source_that_always_has_records_leaves_others_their_turn() -> None:
     """A file that is read without waiting blocked the event loop until its channel was full."""
     reads = 0
 
@@ -169,7 +167,7 @@ class TestStatistics:
         with pytest.raises(KeyError, match="no step 'large-2'; there are in, split, large, out, threes"):
             statistics.step("large-2")
 
-    async def test_channels_tell_their_ends_depth_peak_and_totals(self) -> None:
+    async def test_channels_report_their_ends_depth_peak_and_totals(self) -> None:
         """The statistics did not show which of two partitions was behind."""
         opening, fed = asyncio.Event(), Fed()
         flow = Flow("f")
@@ -206,7 +204,7 @@ class TestStatistics:
         await clock.advance(5)
         assert job.statistics().elapsed_s == 9
 
-    async def test_an_operator_sees_its_own(self) -> None:
+    async def test_an_operator_sees_its_own_statistics(self) -> None:
         """``context.statistics`` had no numbers while the operator ran."""
         seen: list[int] = []
 
@@ -291,7 +289,7 @@ class WantsModel(Operator):
 
 
 @pytest.mark.parametrize("limit", [1, 5, 100])
-async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_hold(limit: int) -> None:
+async def test_many_snapshots_set_aside_no_more_than_a_few_channels_hold(limit: int) -> None:
     """Each barrier moved the content of all channels before it into its snapshot, and the channels filled again."""
     life, models = Life(), Fed()
     flow = Flow("f")
@@ -404,7 +402,7 @@ async def test_a_slow_step_in_a_thread_takes_its_batches_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("made", ["items", "topic"])
-async def test_a_barrier_comes_to_a_slow_source_within_a_batch(made: str) -> None:
+async def test_a_barrier_passes_a_slow_source_within_a_batch(made: str) -> None:
     """The barrier waited for all records that the source had read at once, and the checkpoint was abandoned."""
     clock, seen, count = WorkClock(), list[int](), 2000
     broker = MemoryBroker()
@@ -437,7 +435,7 @@ async def test_a_barrier_comes_to_a_slow_source_within_a_batch(made: str) -> Non
     assert seen == list(range(position, count))
 
 
-async def test_what_is_left_of_a_batch_takes_room() -> None:
+async def test_the_rest_of_a_batch_takes_room() -> None:
     """A slow step's channel was filled again after each batch that the step had started."""
     clock, seen = WorkClock(), list[int]()
     flow = Flow("f")
@@ -462,7 +460,7 @@ async def test_what_is_left_of_a_batch_takes_room() -> None:
     each_ms=st.floats(0.0001, 20),
     available=st.lists(st.integers(1, 8192), max_size=30),
 )
-def test_turns_find_their_length_whatever_a_record_takes(
+def test_turns_find_their_length_for_any_duration_of_a_record(
     fixed_ms: float, each_ms: float, available: list[int]
 ) -> None:
     """Batches stayed cut to single records after one slow call, or were never cut."""

@@ -119,7 +119,7 @@ class TestOneClearError:
         assert f"ValueError: source cannot {place}" in str(error)
         assert life.opened_but_not_closed_once() == []
 
-    async def test_a_failed_open_closes_what_had_opened_and_reads_nothing(self) -> None:
+    async def test_a_failed_open_closes_all_opened_steps_and_reads_nothing(self) -> None:
         """One topic was missing, and the open connections to the other topics were not closed."""
         life = Life()
         await failure_of(flow_of(life, Probe, "open", bounded=False))
@@ -181,7 +181,7 @@ class TestKeysAndPartitions:
         assert "on record {'name': 2}: KeyError: 'user'" in str(error)
 
     @pytest.mark.parametrize("parallelism", [1, 3])
-    async def test_what_cannot_be_a_key_says_why(self, parallelism: int) -> None:
+    async def test_the_error_of_an_invalid_key_names_the_reason(self, parallelism: int) -> None:
         """A float was accepted as a key, and its state was never found again."""
         flow = Flow("f", parallelism=parallelism)
         flow.from_items([1, 0.5]).key_by(lambda r: r).reduce(max, name="top")
@@ -198,7 +198,7 @@ class TestKeysAndPartitions:
         assert (error.step, isinstance(error.__cause__, ZeroDivisionError)) == ("target", True)
 
 
-class TestWhatOperatorsMayNotDo:
+class TestWrongOperators:
     @pytest.mark.parametrize(
         ("wanted", "message"),
         [
@@ -207,7 +207,7 @@ class TestWhatOperatorsMayNotDo:
             (3, "expected a tuple or list of names, given 3; return None for all inputs"),
         ],
     )
-    async def test_wanted_inputs_that_are_none_name_the_step(self, wanted: Any, message: str) -> None:
+    async def test_the_error_of_unknown_wanted_inputs_names_the_step(self, wanted: Any, message: str) -> None:
         """After a typing error all inputs were read, in any order; and a text was taken for a collection of letters."""
 
         class Choosy(Operator):
@@ -247,7 +247,7 @@ class TestWhatOperatorsMayNotDo:
             await flow.start()
         assert reads == []
 
-    async def test_a_coroutine_that_could_not_be_seen_is_not_lost(self) -> None:
+    async def test_a_hidden_coroutine_function_is_refused(self) -> None:
         """A decorated method hides that it is a coroutine function, and its records were silently lost."""
 
         class Hidden(Operator):
@@ -307,7 +307,7 @@ class TestWhatOperatorsMayNotDo:
 
 
 class TestCancellationByOthers:
-    """A CancelledError without a request to cancel: asyncio drops such a task silently, and the job hangs."""
+    """Asyncio silently drops a task with a CancelledError that no caller has requested, and the job stalled."""
 
     async def test_in_a_step(self) -> None:
         """An HTTP client that was closed cancelled the calls that waited for it, and the job stalled."""
@@ -362,7 +362,7 @@ async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> N
     assert error.step == "bad"
 
 
-async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
+async def test_a_failure_does_not_interrupt_a_step_that_closes() -> None:
     """A bounded topic's reader was closing when the model failed, and its connections stayed open."""
     life = Life()
     is_closing = asyncio.Event()
@@ -388,7 +388,7 @@ async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
     assert life.noted == ["closed"]
 
 
-async def test_a_mistake_of_ours_says_so() -> None:
+async def test_a_bug_in_the_engine_is_an_internal_error() -> None:
     """An error that no user can cause named a step of the user."""
     flow = Flow("f")
     flow.from_items([1])
@@ -399,7 +399,7 @@ async def test_a_mistake_of_ours_says_so() -> None:
     assert tasks_left() == []
 
 
-async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
+async def test_a_cancelled_start_closes_all_opened_steps() -> None:
     """A service that was shut down while it connected left its steps open."""
     life = Life()
 
@@ -422,7 +422,7 @@ async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
     assert tasks_left() == []
 
 
-async def test_a_failed_job_that_nobody_waits_for_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_job_without_a_waiting_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The engine suppressed the error that asyncio logs when a failed job is deleted."""
     flow = Flow("f")
     flow.from_items([1]).map(lambda x: x / 0)

@@ -319,7 +319,7 @@ async def test_timers_set_in_open_are_those_of_the_snapshot_after_a_restore() ->
     await job.stop("abort")
 
 
-async def test_a_timer_whose_time_has_passed_meanwhile_fires_at_once() -> None:
+async def test_a_timer_that_became_due_before_the_restart_fires_at_once() -> None:
     """The service was down for an hour, and a due timer was lost, or started again."""
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")

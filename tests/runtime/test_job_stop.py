@@ -125,7 +125,7 @@ async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) 
 
 
 @MODES
-async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
+async def test_a_stop_right_after_the_start_takes_effect(mode: Mode) -> None:
     """The stop came before the first turn of any task, and the source started to read after it, forever."""
     life = Life()
     job = await endless(life).start()
@@ -136,7 +136,7 @@ async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
 
 
 @GRACEFUL
-async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
+async def test_all_read_records_are_handled(mode: Mode) -> None:
     """Records that were read but not handled were lost, because the source cannot read them again."""
     given: list[int] = []
 
@@ -199,7 +199,7 @@ async def test_abort_ends_a_job_whose_step_hangs() -> None:
     assert life.opened_but_not_closed_once() == []
 
 
-async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() -> None:
+async def test_suspend_flushes_sinks_and_its_positions_match_the_written_records() -> None:
     """The job that resumed from the positions lost or repeated a record."""
     broker = MemoryBroker()
     out = broker.topic("out")
@@ -218,7 +218,7 @@ async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() ->
     assert written == fed.brought
 
 
-async def test_suspend_is_heard_where_nothing_is_wanted_and_where_data_waits() -> None:
+async def test_suspend_takes_effect_at_steps_with_unwanted_or_waiting_data() -> None:
     """A barrier behind data of an operator that waits for its model kept the job from stopping."""
 
     class Waits(Operator):
@@ -278,7 +278,7 @@ async def test_suspend_with_another_input_that_has_ended() -> None:
     assert life.count("both finish") == 0
 
 
-async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
+async def test_drain_emits_mini_batches_and_calls_finish() -> None:
     """A drained job, whose inputs end, kept the rest of its mini-batch."""
     fed = Fed()
     flow = Flow("f")
@@ -291,7 +291,7 @@ async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
     assert got.items == [[1, 2, 3]]
 
 
-async def test_timers_and_records_are_not_heard_after_the_end() -> None:
+async def test_no_timer_or_record_arrives_after_the_end() -> None:
     """A timer fired while the job closed, and reached an operator that had finished."""
     heard: list[str] = []
 
@@ -345,7 +345,7 @@ async def test_a_failure_while_it_suspends_is_raised_by_the_stop() -> None:
 
 
 class TestWait:
-    async def test_cancelling_it_leaves_the_job_running(self) -> None:
+    async def test_cancelling_a_wait_leaves_the_job_running(self) -> None:
         """A closed web request that had waited for the result stopped the service."""
         fed = Fed()
         flow = Flow("f")
@@ -379,7 +379,7 @@ class TestWait:
         assert (await job.wait()).state == "suspended"
         assert tasks_left() == []
 
-    async def test_an_aborted_job_gives_its_statistics(self) -> None:
+    async def test_waiting_for_an_aborted_job_returns_its_statistics(self) -> None:
         """A caller that waited received a CancelledError instead of the statistics."""
         job = await endless().start()
         waiting = asyncio.create_task(job.wait())
@@ -387,7 +387,7 @@ class TestWait:
         await job.stop("abort")
         assert (await waiting).state == "aborted"
 
-    async def test_a_loop_that_shuts_down_closes_the_steps(self) -> None:
+    async def test_an_event_loop_that_shuts_down_closes_the_steps(self) -> None:
         """``asyncio.run`` cancels all tasks at its end, also the job's supervisor, and the steps stayed open."""
         life = Life()
         job = await endless(life).start()
@@ -400,7 +400,7 @@ class TestWait:
 
 
 class TestSnapshotOfAJob:
-    async def test_of_a_job_that_has_ended_says_so(self) -> None:
+    async def test_a_snapshot_of_an_ended_job_is_refused(self) -> None:
         """A snapshot of a job that had ended waited forever, or returned state that cannot be resumed."""
         flow = Flow("f")
         flow.from_items([1])
@@ -409,7 +409,7 @@ class TestSnapshotOfAJob:
         with pytest.raises(ConfigurationError, match="expected a running job, given one that has ended"):
             await job.snapshot()
 
-    async def test_several_at_once_come_one_after_the_other(self) -> None:
+    async def test_several_snapshots_at_once_are_taken_one_after_the_other(self) -> None:
         """Two barriers of different checkpoints were not distinguished."""
         job = await endless().start()
         await turns()
@@ -420,7 +420,7 @@ class TestSnapshotOfAJob:
         assert counts == sorted(counts)
         await job.stop("abort")
 
-    async def test_one_that_is_cancelled_does_not_spoil_the_next(self) -> None:
+    async def test_a_cancelled_snapshot_does_not_disturb_the_next(self) -> None:
         """Barriers of a cancelled snapshot, still in transit at the start of the next one, disturbed it."""
         opened, fed = asyncio.Event(), Fed()
         flow = Flow("f", parallelism=2)
@@ -480,7 +480,7 @@ async def test_ended_steps_are_closed_while_others_continue() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_abort_while_it_closes_ends_it_with_what_had_happened(fails: bool) -> None:
+async def test_an_abort_during_the_closing_keeps_the_result_of_the_job(fails: bool) -> None:
     """The error was lost, the caller received only a CancelledError, and the state stayed "running"."""
     closing, closed = asyncio.Event(), list[str]()
 

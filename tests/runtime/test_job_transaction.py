@@ -47,7 +47,7 @@ async def error_at_commit(transaction: JobTransaction) -> ProducerFenced:
     return caught.value
 
 
-async def test_a_transaction_open_for_too_long_is_no_other_run() -> None:
+async def test_a_transaction_that_is_open_for_too_long_is_not_reported_as_another_run() -> None:
     """After a pause of the machine, a service ended because of "another run" that did not exist."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
@@ -56,7 +56,7 @@ async def test_a_transaction_open_for_too_long_is_no_other_run() -> None:
     assert isinstance(await error_at_commit(transaction), TransactionExpired)
 
 
-async def test_a_run_whose_transaction_was_open_for_too_long_ends_where_there_is_a_newer_one() -> None:
+async def test_a_run_whose_transaction_was_open_for_too_long_ends_if_there_is_a_newer_run() -> None:
     """A run slept, was replaced, started again by itself, and ended the run that had replaced it."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
@@ -72,7 +72,7 @@ async def test_a_run_whose_transaction_was_open_for_too_long_ends_where_there_is
 async def test_a_fence_is_a_timeout_only_if_the_time_is_up_and_no_newer_run_is_known(
     age_s: float, is_newest_run: bool
 ) -> None:
-    """One condition alone misled: a newer run claims the store a moment later, or the old run has slept too long."""
+    """One condition alone was wrong: a newer run claims the store a moment later, or the old run has slept too long."""
     clock = ManualClock()
     broker = MemoryBroker(clock=clock)
     transaction = await opened(broker, clock, is_newest_run=is_newest_run)

@@ -77,7 +77,7 @@ def cut_values(random: Random) -> Cut:
 
 
 @random_examples(cut_values)
-def test_where_batches_are_cut_carries_no_meaning(example: Cut) -> None:
+def test_the_cuts_of_batches_have_no_effect(example: Cut) -> None:
     """The same records with other cuts were sent to other subtasks, so results depended on the load."""
     name, kind, subtasks, values, cuts = example
     batch = KINDS[kind](values)
@@ -96,7 +96,7 @@ def keys_and_subtasks(random: Random) -> tuple[list[Any], int]:
 
 
 @random_examples(keys_and_subtasks)
-def test_a_key_goes_where_its_group_belongs(example: tuple[list[Any], int]) -> None:
+def test_a_key_is_sent_to_the_subtask_of_its_group(example: tuple[list[Any], int]) -> None:
     """Keyed state was not found after a restore, because key → group → subtask had another rule."""
     keys, n = example
     split = ByKey(lambda record: record).splitter(0, n)

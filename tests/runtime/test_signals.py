@@ -36,7 +36,7 @@ def running(
 
 
 @BOTH
-def test_a_signal_suspends_the_job_and_the_program_ends_well(number: signal.Signals) -> None:
+def test_a_signal_suspends_the_job_and_the_program_ends_with_code_0(number: signal.Signals) -> None:
     """A deployment stopped the service, which left unhandled records or ended with an exit code other than 0."""
     with running("pass") as started:
         started.send_signal(number)
@@ -59,7 +59,7 @@ def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
     "given", [signal.default_int_handler, signal.SIG_IGN, lambda *_: None], ids=["default", "ignored", "own"]
 )
 @BOTH
-def test_after_the_job_signals_have_the_handlers_that_they_had(number: signal.Signals, given: Any) -> None:
+def test_after_the_job_signals_have_their_old_handlers(number: signal.Signals, given: Any) -> None:
     """A service with a SIGTERM handler was killed by SIGTERM after it had run a flow."""
     before = signal.signal(number, given)
     try:
@@ -72,7 +72,7 @@ def test_after_the_job_signals_have_the_handlers_that_they_had(number: signal.Si
 
 
 @BOTH
-def test_a_second_signal_aborts_what_hangs(number: signal.Signals) -> None:
+def test_a_second_signal_aborts_a_stuck_job(number: signal.Signals) -> None:
     """A step waited for a server without an answer, and only kill -9 ended the program."""
     with running("hang") as started:
         started.send_signal(signal.SIGTERM)
@@ -85,7 +85,7 @@ def test_a_second_signal_aborts_what_hangs(number: signal.Signals) -> None:
 
 
 @BOTH
-def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: signal.Signals) -> None:
+def test_a_loop_that_is_drained_by_a_signal_returns_its_result_so_far(number: signal.Signals) -> None:
     """An hour of rounds ended by Ctrl-C had no result, because the last round never ended."""
     with running("drain", LOOP, "in round 100") as started:
         started.send_signal(number)

@@ -61,7 +61,7 @@ async def test_batches_are_handled_in_a_thread_and_continue_in_order() -> None:
     assert receivers == {"MainThread"}
 
 
-async def test_what_is_emitted_when_the_input_ends_is_not_lost() -> None:
+async def test_records_emitted_at_the_end_of_the_input_are_not_lost() -> None:
     """The last mini-batch of a threaded step stayed in the list in which the thread had collected it."""
 
     class Gathers(Operator):

@@ -51,7 +51,7 @@ def batch(number: int) -> OutgoingBatch:
     return OutgoingBatch([b"%d" % number], keys=[b"key"], headers=[(("name", b"value"),)], partition=2)
 
 
-async def test_what_was_held_comes_in_order_and_unchanged(written: Written, held: HeldBatches) -> None:
+async def test_held_batches_are_written_in_order_and_unchanged(written: Written, held: HeldBatches) -> None:
     """Batches from disk came after later batches, or without their headers."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     await writer.write(batch(0))
@@ -67,9 +67,7 @@ async def test_what_was_held_comes_in_order_and_unchanged(written: Written, held
 async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
     written: Written, held: HeldBatches
 ) -> None:
-    """A sink slower than its source held new batches as fast as old ones were written, and no second checkpoint
-    started.
-    """
+    """A sink held new batches as fast as it wrote old ones, and no second checkpoint started."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()
 
@@ -92,7 +90,7 @@ async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
     assert written.values() == list(range(len(written.batches)))
 
 
-async def test_where_nothing_more_can_be_held_the_sink_waits(written: Written, held: HeldBatches) -> None:
+async def test_without_room_for_held_batches_the_sink_waits(written: Written, held: HeldBatches) -> None:
     """Records between barrier and commit filled the disk of the machine."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()
@@ -116,7 +114,7 @@ async def test_where_nothing_more_can_be_held_the_sink_waits(written: Written, h
     assert written.values() == list(range(100))
 
 
-async def test_a_sink_behind_a_loop_does_not_hold_up_the_barrier_in_it(tmp_path: Path) -> None:
+async def test_a_sink_after_a_loop_does_not_block_the_barrier_in_it(tmp_path: Path) -> None:
     """Output of the body for feedback before the barrier filled the sink, which waited for that barrier."""
     broker = MemoryBroker()
     for name in ("in", "out"):

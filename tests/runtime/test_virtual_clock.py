@@ -13,7 +13,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.testing import VirtualClock
 
 
-async def test_it_does_not_move_until_it_is_advanced() -> None:
+async def test_the_clock_does_not_advance_by_itself() -> None:
     """A test that depended on the machine's speed failed on the slowest machine."""
     clock: Clock = VirtualClock(start_ms=1000)
     await asyncio.sleep(0.001)
@@ -32,7 +32,7 @@ async def test_both_times_move_together() -> None:
     delays=st.lists(st.integers(0, 20), max_size=12),
     steps=st.lists(st.integers(0, 8), min_size=1, max_size=6),
 )
-def test_what_is_due_fires_in_order_each_at_its_own_time(delays: list[int], steps: list[int]) -> None:
+def test_due_timers_fire_in_order_each_at_its_own_time(delays: list[int], steps: list[int]) -> None:
     """The times of timers depended on how the test cut the time into steps."""
     asyncio.run(_fires_in_order(delays, steps))
 
@@ -79,7 +79,7 @@ async def test_tasks_run_between_two_timers() -> None:
     await task
 
 
-async def test_what_is_called_off_does_not_fire() -> None:
+async def test_cancelled_timers_do_not_fire() -> None:
     """A timer that another timer of the same moment had cancelled still fired."""
     clock, fired = VirtualClock(), list[str]()
     first = clock.call_later(1, lambda: fired.append("first"))
@@ -104,7 +104,7 @@ async def test_a_cancelled_sleep_leaves_no_timer() -> None:
     await clock.advance(10)
 
 
-async def test_what_a_callback_raises_is_raised_where_time_is_advanced() -> None:
+async def test_the_error_of_a_callback_is_raised_by_advance() -> None:
     """The error of a callback was only in a log, and the test passed."""
     clock = VirtualClock()
 

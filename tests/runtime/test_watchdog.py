@@ -99,7 +99,7 @@ async def test_a_job_without_input_is_not_stalled(caplog: pytest.LogCaptureFixtu
     await job.stop("drain")
 
 
-async def test_a_checkpoint_that_cannot_align_says_whom_it_waits_for(
+async def test_the_warning_of_a_checkpoint_that_cannot_align_names_the_channel(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One channel waited with its barrier, and the log did not name the channel without one."""
@@ -187,7 +187,7 @@ async def test_a_held_step_next_to_a_busy_one_is_reported_later(caplog: pytest.L
     await job.stop("abort")
 
 
-async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_of_two_stalls_is_reported_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
     """The second stall was not reported, because the job was already known to be stalled."""
     clock, first, second = VirtualClock(), Fed(), Fed()
     flow = Flow("f")
@@ -224,7 +224,7 @@ async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps
     await job.stop("abort")
 
 
-async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
+async def test_a_step_with_wanted_inputs_makes_progress_with_each_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A step with ``wanted_inputs``, which handles its batches record by record, was reported as stalled."""
@@ -242,7 +242,7 @@ async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
     await job.stop("abort")
 
 
-async def test_time_that_passed_while_nothing_could_run_is_no_stall(
+async def test_time_in_which_no_step_could_run_is_no_stall(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A laptop slept, or a step blocked the event loop, and other steps without a turn were reported as stalled."""
