@@ -1,4 +1,4 @@
-"""Charts: which parts are drawn, and where."""
+"""Charts draw the right parts at the right places."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_points_are_marked_where_there_is_room(points: int, marks: int) -> None:
 
 
 def test_bars_are_as_high_as_their_numbers_and_have_the_colours_of_the_lines() -> None:
-    """A reader takes the colours from the legend of the next panel."""
+    """A reader finds the colours of the bars in the legend of the next panel."""
     lines = [Line(name, [0.0, 1.0], [1.0, 2.0]) for name in ("BSP", "ASP")]
     bars = BarPanel("Speed", {"BSP": 1.0, "ASP": 3.0})
     drawing = chart([Panel("Loss", "s", lines), bars])
@@ -53,7 +53,7 @@ def test_bars_are_as_high_as_their_numbers_and_have_the_colours_of_the_lines() -
 
 
 def test_bars_of_nothing_have_no_height() -> None:
-    """A run that got nowhere is drawn like any other."""
+    """A run without any progress must be drawn as other runs are."""
     drawing = chart([BarPanel("Speed", {"BSP": 0.0})])
     assert re.findall(r'height="([\d.]+)" \nfill=', drawing) == ["0.0"]
     assert min(float(label) for label in labels(drawing) if label not in ("BSP", "Speed")) == 0.0
@@ -61,7 +61,7 @@ def test_bars_of_nothing_have_no_height() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 7, 12, 13, 26, 1000])
 def test_an_axis_of_epochs_has_whole_numbers(epochs: int) -> None:
-    """There is no epoch 2.5, which is where the reader looked for the third."""
+    """The axis showed an epoch 2.5 in the place of the third epoch."""
     xs = range(1, epochs + 1)
     drawing = chart([Panel("Loss", "epoch", [Line("loss", xs, [10.0] * epochs)], has_whole_xs=True)])
     below = re.findall(r'text-anchor="middle"[^>]*>([^<]+)</text>', drawing)

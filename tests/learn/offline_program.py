@@ -25,7 +25,7 @@ def fit() -> None:
 
 
 class Hang(Operator):
-    """Passes one record on, and keeps the second for ever."""
+    """Pass the first record on, and keep the second for ever."""
 
     def __init__(self):
         self.seen = 0

@@ -35,7 +35,7 @@ def dense(rows: list[dict[str, Any]], width: int = 40) -> tuple[Any, Any]:
 
 
 def dense_examples(records: Any) -> Examples:
-    """Return the same rows, each with all its features."""
+    """Return the rows of ``made_up_rows``, each with all its features."""
     return Examples(*dense(list(records)))
 
 

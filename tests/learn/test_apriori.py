@@ -1,4 +1,4 @@
-"""Frequent item sets: compared with plain enumeration, on textbook data, and under any schedule."""
+"""Apriori is compared with plain enumeration and with textbook answers, and runs under any schedule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def found_in(transactions: Any, minimum_support: float, *, parallelism: int = 1,
 def enumerated(
     transactions: Sequence[Sequence[Any]], minimum_count: Fraction, maximum_size: int | None = None
 ) -> list[Any]:
-    """Return every set of items, counted in every transaction."""
+    """Return every set of items with its count; each transaction is searched for each set."""
     items = sorted({item for each in transactions for item in each}, key=lambda i: (isinstance(i, str), i))
     held = [set(each) for each in transactions]
     largest = len(items) if maximum_size is None else min(maximum_size, len(items))
@@ -80,7 +80,7 @@ def enumerated(
 def test_it_finds_what_enumeration_finds(
     transactions: list[list[Any]], percent: int, maximum_size: int | None, parallelism: int, seed: int
 ) -> None:
-    """Join and prune leave nothing out, whatever order things come in, and workers without a transaction are one."""
+    """Joining and pruning must lose no item set, under any schedule and with workers without a transaction."""
     flow = Flow("baskets")
     baskets = cut_items(flow, transactions, seed=seed, parallelism=parallelism)
     found = apriori(baskets, minimum_support=percent / 100, maximum_size=maximum_size).collect()
@@ -89,7 +89,7 @@ def test_it_finds_what_enumeration_finds(
 
 
 def test_the_textbook_answer_with_texts_of_one_store() -> None:
-    """Example 6.3 of the book, over all its rounds."""
+    """The item sets must be those of example 6.3 of the book, over all rounds of the loop."""
     assert found_in(ELECTRONICS, 2 / 9, parallelism=2) == [
         (("I1",), 6),
         (("I2",), 7),
@@ -108,17 +108,17 @@ def test_the_textbook_answer_with_texts_of_one_store() -> None:
 
 
 def test_candidates_with_a_part_that_is_rare_are_not_counted() -> None:
-    """The book again: of the candidates of size 4, {I1, I2, I3, I5}, a part is not frequent, and the loop has ended."""
+    """{I1, I2, I3, I5} is the only candidate of size 4, and has a rare part, so the loop must end without it."""
     flow = Flow("baskets")
     found = apriori(flow.from_items(ELECTRONICS), minimum_support=2 / 9).collect()
     statistics = flow.run()
     assert statistics.loops[0].ended_in == max(len(items) for items, _ in found.items) == 3
-    # The candidates of sizes 2 and 3.
+    # The loop feeds back the candidates of sizes 2 and 3.
     assert statistics.loops[0].fed_back_records == 2
 
 
 def test_the_textbook_answer_of_the_grocer() -> None:
-    """At 60 % the one triple that could be has two transactions and is not frequent."""
+    """At 60 %, the only candidate of three items is in two transactions, so it is not frequent."""
     found = found_in(GROCERIES, 0.6)
     assert {items for items, _ in found if len(items) == 2} == {
         ("beer", "diapers"),
@@ -131,7 +131,7 @@ def test_the_textbook_answer_of_the_grocer() -> None:
 
 @pytest.mark.parametrize("count", range(1, 26))
 def test_a_share_that_is_a_count_over_all_is_that_count(count: int) -> None:
-    """(7 / 25) · 25 is more than 7 in floating point: the item of just 7 transactions was not frequent."""
+    """In floating point (7 / 25) · 25 is more than 7, so an item of exactly 7 transactions was not frequent."""
     transactions = [["always", "some"] if row < count else ["always"] for row in range(25)]
     assert (("some",), count) in found_in(transactions, count / 25)
 
@@ -148,20 +148,20 @@ def test_a_share_that_is_a_count_over_all_is_that_count(count: int) -> None:
     ids=["sets", "tuples", "arrays", "matrix", "others"],
 )
 def test_a_transaction_may_be_any_collection(transactions: Any) -> None:
-    """Items of arrays are numpy's, and would be no plain data and other keys than ints."""
+    """Items of arrays are numpy's numbers: they would be neither plain data nor the same keys as ints."""
     found = found_in(transactions, 0.5)
     assert found == [((1,), 1), ((2,), 2), ((1, 2), 1)]
     assert all(type(item) is int for items, _ in found for item in items)
 
 
 def test_of_no_transactions_there_are_none() -> None:
-    """The share of an empty set of transactions is undefined."""
+    """The share of an empty set of transactions is undefined and must not become an error."""
     assert found_in([], 0.5) == []
     assert found_in([[], []], 0.5) == []
 
 
 def test_empty_transactions_count_as_transactions() -> None:
-    """A customer who buys nothing lowers every share."""
+    """A customer who buys nothing lowers the share of every item."""
     assert found_in([["a"], []], 0.6) == []
 
 
@@ -177,7 +177,7 @@ def test_empty_transactions_count_as_transactions() -> None:
     ],
 )
 def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, given: str) -> None:
-    """Python treats a text as a list of its letters, which is never the intention."""
+    """Python iterates over a text letter by letter, so the letters would be counted as items."""
     with pytest.raises(JobFailed) as failed:
         found_in([["a"], transaction], 0.5)
     assert f"given {given}" in str(failed.value.__cause__)
@@ -186,7 +186,7 @@ def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, giv
 
 @pytest.mark.parametrize("support", [0, -0.1, 1.01, 2, float("nan"), "0.5", None, True])
 def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
-    """2 would be a count for some libraries, and a share that nothing reaches for this one."""
+    """Other libraries read 2 as a count; here 2 would be a share that no item set reaches."""
     with pytest.raises(
         GraphError, match=r"apriori\(minimum_support=\): expected a share .* count / transactions"
     ):
@@ -195,13 +195,13 @@ def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
-    """0 could be taken for no limit."""
+    """A size of 0 could be read as "no limit"."""
     with pytest.raises(GraphError, match=r"apriori\(maximum_size=\): expected a whole number of at least 1"):
         found_in([["a"]], 0.5, maximum_size=size)
 
 
 def test_other_streams_are_refused() -> None:
-    """An endless one is never counted."""
+    """An endless stream of transactions is never counted."""
     with pytest.raises(GraphError, match="apriori: expected a stream of transactions, given"):
         apriori([["a"]], minimum_support=0.5)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="bounded"):
@@ -209,7 +209,7 @@ def test_other_streams_are_refused() -> None:
 
 
 def test_two_in_one_flow_have_steps_of_their_own() -> None:
-    """Names of steps are unique in a flow."""
+    """Step names are unique in a flow, so two calls of ``apriori`` must not use the same names."""
     flow = Flow("baskets")
     baskets = flow.from_items(GROCERIES)
     often = apriori(baskets, minimum_support=0.8, name="often").collect()
@@ -221,7 +221,7 @@ def test_two_in_one_flow_have_steps_of_their_own() -> None:
 
 
 def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
-    """Transactions counted twice, or candidates of the wrong round."""
+    """A restored job could count transactions twice, or count the candidates of another round."""
     transactions = [random.Random(row).sample(range(6), 4) for row in range(12)]
     expected = found_in(transactions, 0.3)
     assert max(len(items) for items, _ in expected) >= 3
@@ -237,7 +237,7 @@ def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
             await asyncio.sleep(0)
         try:
             snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # It has ended.
+        except ConfigurationError:  # The job has ended.
             return False
         await job.stop("abort")
         flow, found = made()
@@ -253,7 +253,7 @@ def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
 
 
 def test_the_rules_of_the_textbook() -> None:
-    """Example 6.4 of the book: of {I1, I2, I5}, with the confidences 50, 100, 100, 33, 29 and 100 percent."""
+    """Example 6.4 of the book gives the rules of {I1, I2, I5} the confidences 50, 100, 100, 33, 29 and 100 percent."""
     rules = association_rules(found_in(ELECTRONICS, 2 / 9), transactions=9, minimum_confidence=0.0)
     confidences = {
         (" ".join(map(str, rule.antecedent)), " ".join(map(str, rule.consequent))): rule.confidence
@@ -273,7 +273,7 @@ def test_the_rules_of_the_textbook() -> None:
 
 
 def test_lift_is_against_chance() -> None:
-    """Diapers and beer: 3 of 5 transactions, where 4/5 · 3/5 of them would be chance."""
+    """Beer and diapers are together in 3 of 5 transactions; for independent items the share would be 4/5 · 3/5."""
     [rule] = [
         rule
         for rule in association_rules(found_in(GROCERIES, 0.6), transactions=5, minimum_confidence=1.0)
@@ -287,7 +287,7 @@ def test_lift_is_against_chance() -> None:
 @settings(max_examples=40)
 @given(transactions=TRANSACTIONS, percent=st.integers(0, 100))
 def test_rules_are_what_counting_gives(transactions: list[list[Any]], percent: int) -> None:
-    """Counts are looked up by parts of sets; one mixed up gives some other number."""
+    """The counts of parts are looked up by item set; a wrong lookup gives a wrong confidence or lift."""
     held = [set(each) for each in transactions]
 
     def share(items: Sequence[Any]) -> Fraction:
@@ -326,6 +326,6 @@ def test_rules_are_what_counting_gives(transactions: list[list[Any]], percent: i
     ],
 )
 def test_what_rules_cannot_be_made_of_is_refused(item_sets: Any, options: Any, message: str) -> None:
-    """Rules made of part of the item sets have wrong confidences."""
+    """Rules that are made of only some of the item sets have wrong confidences."""
     with pytest.raises(ModelError, match=message):
         association_rules(item_sets, **options)

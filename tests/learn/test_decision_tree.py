@@ -1,4 +1,4 @@
-"""Decision trees: compared with a plain search for the best split, on known data, with any number of workers."""
+"""Decision trees are compared with a plain search for the best split and on known data, with any number of workers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def impurity(labels: Sequence[int], *, classes: bool) -> Fraction:
-    """Return the Gini impurity or the variance, times the number of rows."""
+    """Return the Gini impurity or the variance, multiplied by the number of rows."""
     if not labels:
         return Fraction(0)
     if classes:
@@ -91,7 +91,7 @@ def gain(features: Any, labels: Any, column: int, threshold: float, *, classes: 
 
 
 def gains(features: Any, labels: Any, minimum_rows: int, *, classes: bool) -> Iterator[Fraction]:
-    """Return the gain of every split."""
+    """Yield the gain of every split."""
     for column in range(features.shape[1]):
         for value in sorted(set(features[:, column].tolist()))[:-1]:
             left = np.count_nonzero(features[:, column] <= value)
@@ -121,7 +121,7 @@ def small_tables(draw: st.DrawFn) -> tuple[Any, Any]:
 def test_every_split_is_a_best_one_and_every_leaf_has_none(
     table: tuple[Any, Any], maximum_depth: int, minimum_rows: int, task: Any, parallelism: int
 ) -> None:
-    """All splits of all nodes are searched again, exactly, in fractions."""
+    """The test searches all splits of all nodes again, exactly, in fractions."""
     features, labels = table
     fitted = DecisionTree(task, maximum_depth=maximum_depth, minimum_rows=minimum_rows).fit(
         features, labels, parallelism=parallelism
@@ -156,7 +156,7 @@ def test_every_split_is_a_best_one_and_every_leaf_has_none(
 def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_none(
     table: tuple[Any, Any], task: Any, data: st.DataObject
 ) -> None:
-    """Weights that count in the splits and not in the leaves, or the other way round."""
+    """Weights that count in the splits must also count in the leaves."""
     features, labels = table
     weights = np.array(
         data.draw(st.lists(st.integers(0, 3), min_size=len(labels), max_size=len(labels)).filter(any))
@@ -168,7 +168,7 @@ def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_none(
 
 
 def test_between_values_that_a_node_does_not_have_the_cut_is_in_the_middle() -> None:
-    """Rows of 1 and 5 were divided at 1.5, since some other row has a 2: a row of 2.4 went with the fives."""
+    """Rows of 1 and 5 were divided at 1.5, because another row has a 2, so 2.4 went to the side of 5."""
     features = [[0, 1], [0, 5], *([1, value] for value in range(1, 6))]
     fitted = DecisionTree().fit(features, [0, 1, 2, 2, 2, 2, 2])
     assert str(fitted).splitlines()[:3] == [
@@ -183,7 +183,7 @@ def test_between_values_that_a_node_does_not_have_the_cut_is_in_the_middle() -> 
     [(1.0, np.nextafter(1.0, 2.0)), (-1e308, 1e308), (1.6e308, 1.7e308), (0.0, 5e-324), (-5e-324, -0.0)],
 )
 def test_any_two_values_can_be_divided(low: float, high: float) -> None:
-    """The middle of neighbouring floats is one of them, and the sum of two large ones is infinite."""
+    """The middle of two neighbouring floats is one of them, and the sum of two large floats is infinite."""
     fitted = DecisionTree().fit([[low], [high]], ["low", "high"])
     assert fitted.predict([[low], [high]]).tolist() == ["low", "high"]
 
@@ -216,7 +216,7 @@ def test_when_tennis_is_played() -> None:
 
 
 def test_flowers_that_one_petal_distinguishes() -> None:
-    """Three kinds, of which length divides the first, and width the others."""
+    """The petal's length separates the first of three kinds, and its width separates the other two."""
     generator = np.random.default_rng(0)
     kinds = [("setosa", 1.5, 0.3), ("versicolor", 4.5, 1.3), ("virginica", 5.5, 2.1)]
     features = np.vstack(
@@ -230,7 +230,7 @@ def test_flowers_that_one_petal_distinguishes() -> None:
 
 
 def test_steps_are_found_by_regression() -> None:
-    """A function of steps is a tree."""
+    """A step function is a tree, so regression must find exactly its steps."""
     x = np.arange(100.0)
     y = np.select([x < 20, x < 70], [3.0, -7.0], 1000.0)
     fitted = DecisionTree("regression", feature_names=["x"]).fit(x[:, np.newaxis], y)
@@ -267,7 +267,7 @@ def census(name: str) -> tuple[Any, Any]:
 
 
 def test_what_no_single_question_improves_is_a_leaf() -> None:
-    """The exclusive or; and classes in the same proportion on both sides, where rounding makes a gain of 1e-16."""
+    """No split improves an exclusive or; equal proportions on both sides must not gain 1e-16 by rounding."""
     fitted = DecisionTree().fit([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0])
     assert str(fitted) == "0 (4 rows, 50%)"
     assert fitted.predict([[0, 1]]).tolist() == [0]
@@ -276,18 +276,18 @@ def test_what_no_single_question_improves_is_a_leaf() -> None:
 
 
 def test_leaves_that_cannot_be_divided_are_not_looked_at_again() -> None:
-    """A round over all rows to learn nothing, at the end of every tree."""
+    """Every tree ended with a round over all rows that learned nothing."""
     flow = Flow("tree")
     features, label = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0.0, 0.0, 1.0, 1.0]
     rows = Columns({"features": features, "label": label, "weight": np.ones(4)})
     grow_tree(flow.from_items(rows), OPTIONS)
-    # Epoch 0 sums up the rows and epoch 1 splits the root; the tree of that goes round in epoch 2.
+    # Epoch 0 sums up the rows and epoch 1 splits the root; that tree passes the loop in epoch 2.
     assert flow.run().loops[0].ended_in == 2
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_equal_rows_are_one_leaf(task: Any) -> None:
-    """No feature has a cut, or no label differs."""
+    """Without a cut in any feature, or with equal labels, the tree is one leaf."""
     for features, labels in (([[1, 2]] * 3, [0, 1, 1]), ([[1], [2], [3]], [7, 7, 7])):
         fitted = DecisionTree(task).fit(features, labels)
         assert (fitted.depth, fitted.leaves) == (0, 1)
@@ -295,7 +295,7 @@ def test_equal_rows_are_one_leaf(task: Any) -> None:
 
 
 def test_minimum_gain_is_of_the_whole() -> None:
-    """The Gini impurity falls from 0.5 to 0.25 at the root; at the next split only a quarter of the rows gain."""
+    """The gain counts in proportion to all rows: at the second split only a quarter of the rows gains."""
     features = [[0.0], [1.0], [2.0], [3.0]] * 2
     labels = [0, 1, 1, 1, 0, 0, 1, 1]
     leaves = [
@@ -314,7 +314,7 @@ def test_minimum_gain_is_of_the_whole() -> None:
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_tree_is_the_same_to_the_bit_for_any_number_of_workers(task: Any) -> None:
-    """Sums of fractions depend on their order: near ties were decided otherwise with three workers."""
+    """Sums of fractions depend on their order, so near ties were decided differently with three workers."""
     features, labels, weights = made_up(3_000)
     labels = labels if task == "regression" else np.digitize(labels, [-0.2, 0.3, 0.9])
     alone, *others = (
@@ -328,7 +328,7 @@ def test_the_tree_is_the_same_to_the_bit_for_any_number_of_workers(task: Any) ->
 
 
 def test_rows_in_another_order_give_the_same_tree() -> None:
-    """Which row is whose, and first, is chance."""
+    """The order of the rows, and thus their worker, is a matter of chance and must not change the tree."""
     features, labels, weights = made_up(500)
     order = np.random.default_rng(1).permutation(500)
     first = DecisionTree("regression").fit(features, labels, weights)
@@ -340,7 +340,7 @@ OPTIONS = TreeOptions(classes=3, maximum_depth=4, minimum_rows=1, minimum_gain=0
 
 
 def growing(seed: int = 0, rows: int = 60) -> tuple[Flow, Any]:
-    """Build a flow in which a tree grows from rows in pieces; return where the tree is collected."""
+    """Build a flow in which a tree grows from batches of rows; return the flow and the sink that collects the tree."""
     features, labels, weights = made_up(rows)
     records = list(zip(features, np.digitize(labels, [0.0, 0.7]), weights, strict=True))
     flow = Flow("tree")
@@ -355,7 +355,7 @@ def as_columns(records: Any) -> Columns:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_schedule_changes_the_tree(seed: int) -> None:
-    """An owner used the histograms of one level for another level."""
+    """The owner of a node used the histograms of one level for another level."""
     results = []
     for schedule in (0, seed + 1):
         flow, grown = growing(schedule)
@@ -365,7 +365,7 @@ def test_no_schedule_changes_the_tree(seed: int) -> None:
 
 
 def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
-    """Rows summed up or sent down the tree twice."""
+    """A restored job could add up rows twice, or send them down the tree twice."""
     flow, grown = growing()
     run(flow)
     expected = grown.items
@@ -377,7 +377,7 @@ def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
             await asyncio.sleep(0)
         try:
             snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # It has ended.
+        except ConfigurationError:  # The job has ended.
             return False
         await job.stop("abort")
         flow, grown = growing()
@@ -390,7 +390,7 @@ def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
 
 
 def test_stopped_early_it_is_the_tree_so_far() -> None:
-    """Ctrl-C ends the loop with the current round: the result has the first levels, if all rows have been read."""
+    """Ctrl-C ends the loop with the current round; the result has all complete levels, if all rows were read."""
     flow, grown = growing()
     run(flow)
     whole = grown_tree(grown.items[0], OPTIONS)
@@ -406,7 +406,7 @@ def test_stopped_early_it_is_the_tree_so_far() -> None:
         for so_far in grown.items:
             rows = so_far["tree"]["statistics"][0, 0]
             assert rows > 0
-            if rows < 60:  # Stopped while they were being read.
+            if rows < 60:  # The job stopped while it read the rows.
                 continue
             tree = grown_tree(so_far, OPTIONS)
             depths.add(tree.depth)
@@ -420,7 +420,7 @@ def test_stopped_early_it_is_the_tree_so_far() -> None:
 
 
 def test_stopped_before_there_is_a_tree_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree of no rows would predict nothing but NaN."""
+    """A tree without rows would replace the fitted tree and predict only NaN."""
 
     def stopped_at_once(flow: Flow, **_: Any) -> None:
         async def main() -> None:
@@ -438,7 +438,7 @@ def test_stopped_before_there_is_a_tree_the_old_one_stays(monkeypatch: pytest.Mo
 
 
 def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deep tree of many bins would take gigabytes for one level."""
+    """A deep tree with many bins would take gigabytes of histograms for one level."""
     features, labels, weights = made_up(300)
     expected = DecisionTree("regression").fit(features, labels, weights)
     monkeypatch.setattr(tree_growing, "_HISTOGRAM_BYTES", 100_000)
@@ -451,7 +451,7 @@ def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: py
 
 
 def test_of_many_values_the_cuts_are_quantiles() -> None:
-    """Bins of one width would leave all but a few of these rows in one of them."""
+    """Bins of equal width would put almost all of these rows into one bin."""
     x = np.exp(np.linspace(-300, 300, 1_001))
     fitted = DecisionTree("regression", maximum_bins=4, maximum_depth=2).fit(
         x[:, np.newaxis], np.arange(1_001)
@@ -462,7 +462,7 @@ def test_of_many_values_the_cuts_are_quantiles() -> None:
 
 
 def test_too_many_values_are_sampled_equally_at_any_subtask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker's own sample would make the tree depend on how many there are."""
+    """If each worker sampled for itself, the tree would depend on the number of workers."""
     monkeypatch.setattr(tree_growing, "_VALUES_KEPT", 50)
     generator = np.random.default_rng(0)
     features, nothing, ones = generator.integers(0, 400, (2_000, 2)) / 3, np.zeros(2_000), np.ones(2_000)
@@ -507,7 +507,7 @@ GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, Any], message: str) -> None:
-    """NaN is on no side of a threshold; the tree of the fit before stays."""
+    """NaN is on no side of a threshold; after the error, the tree of the previous fit is still in use."""
     fitted = DecisionTree(task).fit([[0], [1]], [3, 4])
     with pytest.raises(ModelError, match=f"DecisionTree: .*{message}"):
         fitted.fit(**(GOOD | changed))
@@ -527,19 +527,19 @@ def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, An
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    """The error comes with the call, not after the tree has grown."""
+    """The call must fail at once, and not after the tree has grown."""
     with pytest.raises(ConfigurationError, match=f"DecisionTree.*{message}"):
         DecisionTree(**options)
 
 
 def test_names_are_as_many_as_features() -> None:
-    """With another number of names, the text would show wrong names."""
+    """With another number of names, the printed tree would show wrong names."""
     with pytest.raises(ModelError, match="as many features as feature_names, 2, given 1"):
         DecisionTree(feature_names=["a", "b"]).fit([[0], [1]], [0, 1])
 
 
 def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> None:
-    """A column too many would shift the features."""
+    """A row with one column too many would shift the features."""
     fitted = DecisionTree("regression")
     assert str(fitted) == "DecisionTree('regression', not fitted)"
     for attempt in (lambda: fitted.predict([[0]]), lambda: fitted.depth, fitted.parameters):
@@ -560,7 +560,7 @@ def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> No
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], ["a", "b", "c"], [True, False, True], [-1.0, 1.0, 3.0]])
 def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> None:
-    """Published and stored parameters must be complete: classes keep their type."""
+    """Published parameters must be complete: the classes keep their type."""
     features = [[0.0, 1.0], [1.0, 1.0], [2.0, 0.0]]
     fitted = DecisionTree(feature_names=["x", "y"]).fit(features, labels)
     plain = PlainData()
@@ -573,7 +573,7 @@ def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> N
 
 
 def test_a_second_fit_starts_again() -> None:
-    """Classes and width are those of the last rows."""
+    """The second fit must not use the classes or the width of the first fit."""
     fitted = DecisionTree().fit([[0], [1]], ["a", "b"])
     fitted.fit([[0, 1], [1, 0], [2, 2]], [7, 8, 9])
     assert fitted.classes.tolist() == [7, 8, 9]

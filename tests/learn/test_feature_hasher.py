@@ -1,4 +1,4 @@
-"""Feature hashing: the same features from dicts and columns, always at the same places."""
+"""Feature hashing gives the same features at the same places, from dicts and from columns."""
 
 import math
 import subprocess
@@ -31,7 +31,7 @@ def features(rows):
 
 
 def test_each_field_gives_its_feature():
-    """Built by hand from the places that ``index`` names."""
+    """The row must equal one that is built by hand from the places of ``index``."""
     made = hasher()
     [first, second, _] = features(made.rows(RECORDS))
     for found, record in ((first, RECORDS[0]), (second, RECORDS[1])):
@@ -47,7 +47,7 @@ def test_each_field_gives_its_feature():
 
 
 def test_places_never_change():
-    """A restored model would read other features' weights, silently: these numbers are part of the format."""
+    """With other places a restored model would silently read other features' weights: places are part of the format."""
     made = FeatureHasher(["a"], numeric=["n"], crosses=[("a", "b")], bits=18)
     assert [
         made.index("a", "x"),
@@ -62,7 +62,7 @@ PLACES = [48082, 62726, 86443, 136113]
 
 
 def test_places_are_the_same_in_another_process():
-    """Python's own hash of a text differs from process to process."""
+    """Python's own hash of a text differs between processes."""
     program = "from streamiter.learn import FeatureHasher; print(FeatureHasher(['a']).index('a', 'text'))"
     printed = subprocess.run(
         [sys.executable, "-c", program],
@@ -90,7 +90,7 @@ def test_places_are_the_same_in_another_process():
     )
 )
 def test_columns_and_dicts_give_the_same_rows(records):
-    """Online they come as one, in a backfill as the other."""
+    """Online the records come as dicts, in a backfill as columns; both must give the same features."""
     columns = Columns({name: np.array([record[name] for record in records]) for name in records[0]})
     made = hasher(bits=6)
     assert made.rows(records) == made.rows(columns) == made.rows(list(columns))
@@ -99,7 +99,7 @@ def test_columns_and_dicts_give_the_same_rows(records):
 
 
 def test_equal_values_are_one_feature_whichever_came_first():
-    """1, 1.0 and True are one key of a dict: a cache must not make the place depend on the order."""
+    """1, 1.0 and True are one key of a dict, so the cache made the place depend on their order."""
     values = [1, 1.0, True, "1", np.int64(1), np.float32(1.0), np.bool_(True), np.str_("1")]
     for first in values:
         made = FeatureHasher(["a"])
@@ -112,13 +112,13 @@ def test_equal_values_are_one_feature_whichever_came_first():
 
 
 def test_a_text_that_ends_in_nul_is_the_same_in_a_column():
-    """Found by the test above: numpy drops it, so a backfill gave other features than the live stream."""
+    """Numpy drops a final NUL, so a backfill gave other features than the live stream."""
     made = FeatureHasher(["a"])
     assert made.rows([{"a": "x\0"}]) == made.rows(Columns({"a": np.array(["x\0"])}))
 
 
 def test_the_same_text_in_two_fields_is_two_features():
-    """Origin JFK and destination JFK are different things; so are ("a", "bc") and ("ab", "c")."""
+    """Origin JFK and destination JFK are two features; so are the crosses ("a", "bc") and ("ab", "c")."""
     made = FeatureHasher(["from", "to"], crosses=[("from", "to")], bits=30)
     assert made.index("from", "JFK") != made.index("to", "JFK")
     assert made.index(("from", "to"), ("a", "bc")) != made.index(("from", "to"), ("ab", "c"))
@@ -126,7 +126,7 @@ def test_the_same_text_in_two_fields_is_two_features():
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_a_missing_value_leaves_its_feature_out(missing):
-    """JSON has None and tables have NaN; neither is a value, nor a 0."""
+    """JSON has None and tables have NaN; a missing value must not become a feature or a 0."""
     made = FeatureHasher(["city", "hour"], numeric=["price"], crosses=[("city", "hour")])
     [row] = features(made.rows([{"city": missing, "hour": 7, "price": missing}]))
     assert row == {made.index("hour", 7): 1.0}
@@ -135,14 +135,14 @@ def test_a_missing_value_leaves_its_feature_out(missing):
 
 
 def test_numeric_fields_are_scaled():
-    """With unscaled thousands next to ones, every learning rate is wrong for one of them."""
+    """If one feature has thousands and another has ones, no learning rate suits both."""
     made = FeatureHasher(numeric={"miles": 0.001, "speed": 2.0})
     [row] = features(made.rows([{"miles": 2500, "speed": 1.5}]))
     assert row == {made.index("miles"): 2.5, made.index("speed"): 3.0}
 
 
 def test_features_on_one_place_are_added():
-    """With few places they collide; the row stays a proper row."""
+    """With few places features collide; the row must still name each place once."""
     made = FeatureHasher([f"f{i}" for i in range(40)], bits=3)
     [row] = features(made.rows([{f"f{i}": "x" for i in range(40)}]))
     assert len(row) <= 8
@@ -150,14 +150,14 @@ def test_features_on_one_place_are_added():
 
 
 def test_collisions_are_as_rare_as_the_documentation_says():
-    """About f²/2**(b+1) pairs of f features at 2**b places: 8 for 2,000 at 18 bits."""
+    """The documentation promises about f²/2**(b+1) collisions of f features at 2**b places: 8 for 2,000 at 18 bits."""
     made = FeatureHasher(["a"])
     places = {made.index("a", value) for value in range(2000)}
     assert 0 < 2000 - len(places) < 20
 
 
 def test_the_cache_is_bounded_and_changes_nothing():
-    """A field of user names would otherwise grow for ever."""
+    """Without a limit, the cache of a field of user names would grow for ever."""
     small, large = FeatureHasher(["a"], cached=10), FeatureHasher(["a"])
     records = [{"a": number % 37} for number in range(500)]
     assert small.rows(records) == large.rows(records)
@@ -167,7 +167,7 @@ def test_the_cache_is_bounded_and_changes_nothing():
 
 
 def test_no_records_give_no_rows():
-    """Batches may be empty behind a filter."""
+    """A batch behind a filter may be empty."""
     assert len(hasher().rows([])) == 0
     assert len(hasher().rows(Columns({"city": np.array([])}))) == 0
 
@@ -189,20 +189,20 @@ def test_no_records_give_no_rows():
     ],
 )
 def test_values_that_cannot_be_are_refused_by_row_and_field(records, rows, message):
-    """One odd record must cost one record, not the job."""
+    """One bad value must cost one record, not the whole job."""
     with pytest.raises(BadRows, match=message) as caught:
         hasher().rows(records)
     assert caught.value.rows == rows
 
 
 def test_a_value_that_only_a_cross_uses_is_refused_too():
-    """The error names the field, not the cross."""
+    """The error must name the field, not the cross."""
     with pytest.raises(BadRows, match="categorical field 'b', given dict"):
         FeatureHasher(crosses=[("a", "b")]).rows([{"a": 1, "b": {}}])
 
 
 def test_a_missing_column_is_an_error_of_the_whole_batch():
-    """No row is at fault, the schema is."""
+    """A missing column is an error of the schema, not of a row."""
     with pytest.raises(ModelError, match="expected a field 'hour', given city") as caught:
         hasher().rows(Columns({"city": np.array(["x"])}))
     assert not isinstance(caught.value, BadRows)
@@ -243,13 +243,13 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message):
-    """A text is a sequence of one-letter fields, which is never the intention."""
+    """Python iterates over a text letter by letter, so each letter would become a field."""
     with pytest.raises(ConfigurationError, match=message):
         make()
 
 
 def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
-    """A mapping was taken for a list of fields and its scales were ignored."""
+    """A mapping of scales was read as a list of fields, and the scales were ignored."""
     hasher = FeatureHasher(
         {"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16
     )
@@ -264,7 +264,7 @@ def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
 
 
 def test_a_field_with_a_table_of_its_own_shares_no_place_with_others() -> None:
-    """The model forgot a common feature quickly because an airport had fallen on its place."""
+    """A common feature shared its place with an airport, so the model forgot the feature quickly."""
     made = hasher(tables={"city": 3, "hour": 5}, bits=4)
     assert made.width == 16 + 3 + 5
     assert (made.places_of("city"), made.places_of("hour")) == (slice(16, 19), slice(19, 24))
@@ -278,7 +278,7 @@ def test_a_field_with_a_table_of_its_own_shares_no_place_with_others() -> None:
 
 
 def test_a_field_without_a_table_stays_where_it_was() -> None:
-    """A table for one field must not move the features of the others to other weights."""
+    """A table for one field must not move the features of other fields to other weights."""
     plain, made = hasher(bits=4), hasher(tables={"city": 3}, bits=4)
     assert [made.index("hour", number) for number in range(24)] == [
         plain.index("hour", number) for number in range(24)
@@ -297,21 +297,21 @@ def test_a_field_without_a_table_stays_where_it_was() -> None:
     ],
 )
 def test_a_field_that_is_not_there_has_no_places(ask) -> None:
-    """A misspelt field gave the places that all share: l2 was set for every feature but the one meant."""
+    """A misspelt field gave the shared places, so l2 was set for every feature except the intended one."""
     given = r"expected one of 'city', 'hour', 'rush', 'price', \('city', 'hour'\), given .*"
     with pytest.raises(ConfigurationError, match=given):
         ask(hasher(tables={"city": 3}))
 
 
 def test_numeric_fields_and_crosses_are_among_the_shared_places() -> None:
-    """Only categorical fields have tables; the others must not be taken for misspelt."""
+    """Only categorical fields have tables; a numeric field or a cross must not be refused as misspelt."""
     made = hasher(tables={"city": 3}, bits=4)
     assert made.places_of("price") == made.places_of(("city", "hour")) == slice(0, 16)
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308])
 def test_a_number_too_large_for_its_scale_costs_its_row_only(value) -> None:
-    """It became infinite after the check for that, and broke the model's arithmetic instead."""
+    """The scaled number became infinite after the check for infinity, and broke the model's arithmetic."""
     made = FeatureHasher(numeric={"a": 1.0, "b": 100.0})
     with pytest.raises(BadRows, match=r"finite numbers of at most 4.5e\+305 in size .*'b', given") as caught:
         made.rows([{"a": 1e300, "b": 1e300}, {"a": 0.0, "b": value}])
@@ -319,7 +319,7 @@ def test_a_number_too_large_for_its_scale_costs_its_row_only(value) -> None:
 
 
 def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
-    """Features that share a place are added, which may also give infinity."""
+    """Features that share a place are added, and their sum can be infinite."""
     fields = [f"f{number}" for number in range(10)]
     made = FeatureHasher(numeric=fields, bits=1)
     largest = sys.float_info.max / 20
@@ -333,7 +333,7 @@ def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
 @pytest.mark.parametrize("price", ["１２", "1_0", b"1_0", "٣", "1" * 400])
 @pytest.mark.parametrize("others", [[], [1.5], [None]], ids=["alone", "with a number", "with none"])
 def test_only_texts_of_plain_digits_are_numbers(price: str | bytes, others: list[float | None]) -> None:
-    """The hasher and the file format must treat digits of another script in the same way."""
+    """The hasher and the file format must both refuse digits of other scripts."""
     made = FeatureHasher(numeric=["price"])
     records = [{"price": each} for each in [*others, price]]
     with pytest.raises(ModelError, match=r"expected finite numbers .*'price', given"):

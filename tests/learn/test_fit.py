@@ -1,4 +1,4 @@
-"""Common behaviour of the ``fit`` of all models: arrays or a topic, parallelism, progress, Ctrl-C."""
+"""The ``fit`` of every model treats arrays, topics, parallelism, progress and Ctrl-C in the same way."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_topic_comes_to_what_arrays_come_to(
 def test_values_are_read_as_the_decoder_says(
     fitted: Callable[..., Any], extract: Callable[[Any], Any]
 ) -> None:
-    """One model took a decoder and the others knew JSON only."""
+    """One model accepted a decoder, and the others read JSON only."""
     expected = fitted(POINTS, LABELS).predict(POINTS)
     read = fitted(
         rows_topic(), decode=Raw(), extract=lambda batch: extract([orjson.loads(value) for value in batch])
@@ -96,7 +96,7 @@ def test_values_are_read_as_the_decoder_says(
 def test_with_arrays_options_of_topics_are_refused(
     fitted: Callable[..., Any], name: str, option: str
 ) -> None:
-    """One that is silently left aside is looked for in vain."""
+    """An option was silently ignored, so the user looked for its effect in vain."""
     message = rf"{name}\.fit\({option}=\): expected it with a topic only"
     with pytest.raises(GraphError, match=message):
         fitted(POINTS, LABELS, **{option: lambda batch: batch})
@@ -127,7 +127,7 @@ def test_a_parallelism_that_cannot_be_is_refused(
 def test_progress_is_shown_where_it_is_asked_for(
     fitted: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of them asked for it in another way."""
+    """Each model had its own option for progress."""
     fitted(POINTS, LABELS, progress=True)
     shown = capfd.readouterr().err.splitlines()
     assert shown[-1].startswith(f"{name}.fit: round ")
@@ -143,7 +143,7 @@ def test_progress_is_shown_where_it_is_asked_for(
 def test_the_name_of_a_file_is_distinguished_from_data(
     fitted: Callable[..., Any], name: str, given: str, url: str
 ) -> None:
-    """It was said that targets are missing."""
+    """The error said that targets are missing, although the user had given a file name."""
     with pytest.raises(ModelError, match=rf'{name}\.fit: expected arrays or a topic.* pass topic\("{url}"\)'):
         fitted(given)
 
@@ -157,7 +157,7 @@ def test_the_name_of_a_file_is_distinguished_from_data(
 def test_a_function_that_makes_no_examples_is_at_fault_and_not_the_records(
     fitted: Callable[..., Any], name: str, returned: Any
 ) -> None:
-    """The first record was shown, of which nothing was wrong."""
+    """The error showed the first record, which was correct, and not the function."""
     message = rf"{name}\(extract=\): expected a function that returns Examples, given one that returned "
     with pytest.raises(JobFailed, match=message) as caught:
         fitted(rows_topic(), extract=lambda batch: returned)
@@ -165,7 +165,7 @@ def test_a_function_that_makes_no_examples_is_at_fault_and_not_the_records(
 
 
 def test_progress_counts_the_rounds_that_were_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    """The pass in which centroids are chosen made it round 4 of 4, of 3."""
+    """The pass that chooses the centroids was counted: progress showed round 4 of 4, although 3 were configured."""
     model = KMeans(clusters=2, rounds=3, tolerance=None).fit(POINTS, progress=True)
     assert model.rounds_made == 3
     last = capfd.readouterr().err.splitlines()[-1]
@@ -211,7 +211,7 @@ def test_weights_of_a_topic_count(weighted: bool) -> None:
 
 
 def test_interrupted_while_it_reads_a_tree_stays_what_it_was() -> None:
-    """A tree of the first rows of a file is none of the file."""
+    """A tree of only the first rows of a topic would replace the fitted tree."""
     grown = DecisionTree().fit(POINTS, LABELS)
     before = str(grown)
 

@@ -54,7 +54,7 @@ def test_all_flights_with_a_known_delay_are_there_in_scheduled_order(flights):
 
 
 def test_reading_does_not_import_pandas():
-    """It would cost a second and a hundred megabytes to read one file."""
+    """The import of pandas costs a second and a hundred megabytes, only to read one file."""
     # The first thousand lines are enough.
     program = (
         "import csv, itertools, sys; reader = csv.reader;"
@@ -73,15 +73,15 @@ def test_reading_does_not_import_pandas():
 
 
 def test_each_flight_has_eight_features(flights):
-    """Seven of one-hot kind, among 384, and the distance."""
+    """Seven features are one-hot, among 384 places, and the eighth is the distance."""
     rows = flight_features().rows(flights)
     assert (np.diff(rows.indptr) == 8).all()
-    # 385 but for those that fall on one place.
+    # 385 places, minus collisions.
     assert 375 <= len(np.unique(rows.indices)) <= 385
 
 
 def test_learning_row_by_row_reaches_the_known_quality(first, rows):
-    """Over the whole year it is .798 and .433; River's logistic regression reaches .7916 and .4419 there."""
+    """The whole year gives .798 and .433; River's logistic regression reaches .7916 and .4419 there."""
     targets = is_late(first)
     model, validation = flight_model(flight_features()), ProgressiveValidation()
     for start in range(0, len(rows), 8192):
@@ -97,7 +97,7 @@ def test_learning_row_by_row_reaches_the_known_quality(first, rows):
     "features", [flight_features, event_features], ids=["18 bits", "as small as they are published"]
 )
 def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(first, rows, features):
-    """A model that is worth following only when each row is a step cannot be trained by several workers."""
+    """A model that is useful only with a step for each row cannot be trained by several workers."""
     if features is event_features:
         rows = features().rows(first)
     targets = is_late(first)
@@ -114,5 +114,5 @@ def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(first, rows, feat
 
 
 def test_a_published_model_is_small():
-    """Every update has all weights: 18 bits would be a megabyte each."""
+    """Every update contains all weights, so 18 bits would make each update larger than a megabyte."""
     assert event_model(learning_rate(1, "immediate")).width <= 1600

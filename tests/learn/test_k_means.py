@@ -1,4 +1,4 @@
-"""k-means offline: its result, its independence of timing and partitions, and refused input."""
+"""k-means offline gives the textbook's result, independently of timing and partitions, and refuses invalid input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamiter.models import last_update
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 
 TWO_CLUSTERS = np.array([(0, 0), (0, 0.3), (0.3, 0), (9, 0), (9, 0.6), (9.6, 0)])
-"""Of cases with known results."""
+"""Points whose centroids are known."""
 CENTROIDS = [(0.1, 0.1), (9.2, 0.2)]
 
 Points = Callable[[Flow], Stream]
@@ -75,7 +75,7 @@ def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("parallelism", [1, 2, 4, 7])
 @pytest.mark.parametrize("initial", [None, TWO_CLUSTERS[[0, 3]], TWO_CLUSTERS[[2, 5]]])
 def test_the_known_case(parallelism: int, initial: Any) -> None:
-    """Another implementation has the same result; so has a run with more subtasks than points."""
+    """Another implementation gives the same result, and a run with more subtasks than points must also give it."""
     model = fitted(TWO_CLUSTERS, parallelism=parallelism, clusters=2, rounds=2, initial=initial)
     order = np.argsort(model.parameters["centroids"][:, 0])
     assert model.parameters["centroids"][order] == pytest.approx(np.array(CENTROIDS), abs=1e-12)
@@ -86,7 +86,7 @@ def test_the_known_case(parallelism: int, initial: Any) -> None:
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None:
-    """A wrong number of rounds, or counts of another round's points, would not show in the final clusters."""
+    """The final clusters do not show a wrong number of rounds, or counts of another round's points."""
     points = blobs(200)
     expected, counts = lloyd(points, points[:5], rounds)
     model = fitted(points, parallelism=parallelism, clusters=5, rounds=rounds, initial=points[:5])
@@ -95,7 +95,7 @@ def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None
 
 
 def test_many_more_points_than_are_handled_at_once() -> None:
-    """Blocks of thousands of points, smaller chunks, and the rest of both."""
+    """The points fill blocks of thousands and smaller chunks, and leave a rest in both; no point may be lost."""
     points = blobs(40_001, clusters=3, coordinates=2)
     labels = nearest(scoring_of(points[:3]), as_columns(points))
     expected = np.array([points[labels == k].mean(axis=0) for k in range(3)])
@@ -105,7 +105,7 @@ def test_many_more_points_than_are_handled_at_once() -> None:
 
 
 def test_a_centroid_without_points_stays_where_it_is() -> None:
-    """A mean of no points is NaN, and NaN is nearest to nothing and everything."""
+    """A mean of no points is NaN, and NaN has no nearest points."""
     initial = [(0.0, 0.0), (9.0, 0.0), (500.0, 500.0)]
     model = fitted(TWO_CLUSTERS, clusters=3, rounds=3, initial=initial)
     assert model.parameters["centroids"] == pytest.approx(np.array([*CENTROIDS, (500.0, 500.0)]))
@@ -142,7 +142,7 @@ def separated(clusters: int, coordinates: int, seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("clusters", "coordinates"), [(5, 3), (12, 2), (20, 4)])
 def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, coordinates: int) -> None:
-    """With three of six seeds two centroids were in one cluster, also with the default seed, without a warning."""
+    """With three of six seeds, and with the default seed, two centroids were in one cluster, without a warning."""
     middles, points = separated(clusters, coordinates, seed=clusters)
     own = np.repeat(middles, 100, axis=0)
     at_most = np.square(points - own).sum()
@@ -183,7 +183,7 @@ def test_the_inertia_never_grows_from_round_to_round_and_is_never_below_0() -> N
 
 
 def test_its_parameters_are_its_own() -> None:
-    """A change of the parameters must not move the clusters."""
+    """A change of the returned parameters must not move the clusters."""
     model = KMeans(clusters=2, initial=TWO_CLUSTERS[[0, 3]]).fit(TWO_CLUSTERS)
     parameters = model.parameters()
     assert parameters["counts"].tolist() == [3, 3]
@@ -197,7 +197,7 @@ def test_its_parameters_are_its_own() -> None:
 
 
 def test_the_result_does_not_depend_on_the_schedule_or_on_where_batches_are_cut() -> None:
-    """Sums of floats differ with their order; here each subtask's are added up in order, to the last bit."""
+    """Sums of floats depend on their order; the points of each subtask are added in order, so all bits are equal."""
     points = blobs(150)
     results = set()
     for seed in range(6):
@@ -212,7 +212,7 @@ def test_the_result_does_not_depend_on_the_schedule_or_on_where_batches_are_cut(
 
 
 def test_the_first_centroids_depend_neither_on_the_order_of_points_nor_on_the_parallelism() -> None:
-    """Otherwise a run with one partition more would find other clusters, without a visible reason."""
+    """A run with one partition more would otherwise find other clusters, for no visible reason."""
     points = blobs(5_000)
     shuffled = np.random.default_rng(1).permutation(points)
     models = [
@@ -240,7 +240,7 @@ def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> 
 
 @pytest.mark.parametrize("rounds_before", [0, 1, 4])
 async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_before: int) -> None:
-    """To the last bit: the stored points, the current round, and the sums so far."""
+    """The stored points, the current round and the partial sums are restored, so all bits are equal."""
     points = blobs(2_000)
     options = KMeansOptions(clusters=5, rounds=12)
 
@@ -274,7 +274,7 @@ async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_be
 def test_the_nearest_centroid_is_that_of_plain_differences(
     scale: float, offset: float, clusters: int
 ) -> None:
-    """c·x − |c|²/2 far from zero is the difference of two large numbers."""
+    """Far from zero, c·x − |c|²/2 is the difference of two large numbers and loses its digits."""
     points = scale * blobs(500, clusters=10) + offset
     centroids = scale * blobs(clusters, clusters=10, seed=1) + offset
     columns, scoring = as_columns(points), scoring_of(centroids)
@@ -287,7 +287,7 @@ def test_the_nearest_centroid_is_that_of_plain_differences(
 
 
 def test_a_point_between_two_centroids_belongs_to_the_first() -> None:
-    """Counted for both it would be two points."""
+    """A point that counted for both centroids would be two points."""
     centroids = np.array([[0.0], [2.0], [2.0], [4.0]])
     columns = as_columns([[1.0], [3.0], [2.0], [5.0]])
     assert nearest(scoring_of(centroids), columns).tolist() == [0, 1, 1, 3]
@@ -295,9 +295,9 @@ def test_a_point_between_two_centroids_belongs_to_the_first() -> None:
 
 
 def test_samples_of_parts_make_the_sample_of_the_whole() -> None:
-    """With repeated points, whose copies are in several parts."""
+    """Copies of one point may be in several parts and must still count as one point."""
     points = np.random.default_rng(0).integers(0, 12, size=(3_000, 2)).astype(float)
-    points[::2] *= -1.0  # So there are zeros of both signs, which are equal.
+    points[::2] *= -1.0  # The points contain zeros of both signs, which are equal.
     whole = sample_of(points, 40, seed=3)
     for parts in (2, 7):
         samples = [sample_of(points[part::parts], 40, seed=3) for part in range(parts)]
@@ -306,7 +306,7 @@ def test_samples_of_parts_make_the_sample_of_the_whole() -> None:
 
 
 def test_first_centroids_are_distinct_points_even_where_differences_vanish() -> None:
-    """Squares of tiny distances are 0: then there is nothing to draw by."""
+    """The squares of tiny distances are 0, so every weight for drawing the next centroid is 0."""
     points = np.arange(5.0)[:, np.newaxis] * 1e-200
     chosen = choose_centroids(points, 5, seed=0)
     assert sorted(chosen.ravel().tolist()) == points.ravel().tolist()
@@ -367,7 +367,7 @@ def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
 
 
 def test_interrupted_it_has_learned_what_it_could() -> None:
-    """An hour of rounds must not be lost because a user stops before the next round."""
+    """An hour of rounds was lost when a user stopped the training before the next round."""
     interrupted: list[int] = []
 
     def interrupt(rows: Any) -> Any:
@@ -455,7 +455,7 @@ def test_points_that_are_none_end_the_job_and_are_named(points: Any, message: st
 
 
 def test_points_of_two_lengths_end_the_job() -> None:
-    """Each block is a matrix by itself."""
+    """The points of each block have one length, so only a comparison of blocks finds the second length."""
 
     def both(flow: Flow) -> Stream:
         return flow.from_items(np.ones((3, 2))).union(flow.from_items(np.ones((3, 4))))
@@ -493,7 +493,7 @@ def test_without_points_there_is_nothing_to_choose_among(
     ],
 )
 def test_arrays_that_cannot_be_clustered_are_refused_before_anything_runs(points: Any, message: str) -> None:
-    """The error is one line: it once contained the whole matrix, twice."""
+    """The error is one short line; it once contained the whole matrix, twice."""
     with pytest.raises(ModelError, match=message) as caught:
         KMeans(clusters=2, initial=TWO_CLUSTERS[:2]).fit(points)
     assert len(str(caught.value)) < 200

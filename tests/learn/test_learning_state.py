@@ -1,4 +1,4 @@
-"""The state of the learners survives the encoding of checkpoints, to the last bit."""
+"""The state of the learners is the same to the last bit after the encoding of checkpoints."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def rows(seed, count=40):
 @pytest.mark.parametrize("model_type", [LinearRegression, LogisticRegression])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.3, 0.1, l1=0.01, l2=0.1)], ids=str)
 def test_a_model_resumes_from_stored_bytes(model_type, optimizer):
-    """The first checkpoint of a running job would refuse state that is not plain data."""
+    """State that is not plain data would fail the first checkpoint of a running job."""
     through, before, after = (model_type(12, optimizer=optimizer) for _ in range(3))
     for model in (through, before):
         model.learn(*rows(1))
@@ -42,7 +42,7 @@ def test_a_model_resumes_from_stored_bytes(model_type, optimizer):
 
 
 def test_gradients_travel_as_records():
-    """Workers and the parameters' owner may be in different processes."""
+    """Workers and the owner of the parameters may be in different processes."""
     model = LogisticRegression(12)
     features, targets, weights = rows(4)
     for gradient in (
@@ -56,7 +56,7 @@ def test_gradients_travel_as_records():
 
 
 def test_validation_resumes_from_stored_bytes():
-    """The metrics of a restarted job continue, and do not begin again."""
+    """The metrics of a restarted job must continue, and not start from zero."""
     random = np.random.default_rng(5)
     through, before, after = (ProgressiveValidation(window=30) for _ in range(3))
     columns = random.random(100), random.integers(0, 2, 100), random.random(100)

@@ -1,4 +1,4 @@
-"""Online linear models, against the same learning written out in plain Python."""
+"""Online linear models are compared with the same steps in plain Python."""
 
 import copy
 import math
@@ -62,7 +62,7 @@ def bits(model):
 
 
 def test_the_first_version_of_the_known_case():
-    """The reference's own numbers: z and n start at 0, the given start counts in the gradient and in δ·w."""
+    """The numbers are the reference's: z and n start at 0, and the initial weights count in the gradient and in δ·w."""
     model = LogisticRegression(
         2, optimizer=FTRL(0.1, 0.1, l1=0.1, l2=0.1), intercept=False, initial_weights=START
     )
@@ -73,7 +73,7 @@ def test_the_first_version_of_the_known_case():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ftrl_steps_are_those_written_out_in_plain_python(weighted):
-    """Mean over the weights, slots over many steps, an intercept that is not regularized."""
+    """The gradient is a weighted mean, the slots cover many steps, and the intercept is not regularized."""
     model = LogisticRegression(6, optimizer=FTRL(0.2, 0.5, l1=0.05, l2=0.3))
     weights, z, n = [0.0] * 7, [0.0] * 7, [0.0] * 7
     for features, targets, row_weights in batches(1, 10):
@@ -111,7 +111,7 @@ def test_linear_regression_finds_the_plane():
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_gradients_are_the_slopes_of_the_loss(model_type):
-    """Against central differences, for each weight and the intercept, with sample weights."""
+    """The gradient of each weight and of the intercept must equal central differences, with sample weights."""
     features, targets, weights = next(batches(2, 1, model=model_type))
     start, bias = np.linspace(-0.5, 0.5, 6), 0.3
 
@@ -134,7 +134,7 @@ def test_gradients_are_the_slopes_of_the_loss(model_type):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_row_of_weight_2_is_two_rows_and_one_of_weight_0_is_none(optimizer, sparse):
-    """Sample weights that are accepted and then ignored on one of the paths."""
+    """Sample weights were accepted and then ignored on one of the paths."""
     as_features = SparseRows.from_dense if sparse else np.asarray
     weighted, repeated = (LogisticRegression(6, optimizer=optimizer) for _ in range(2))
     for features, targets, weights in batches(3, 10):
@@ -146,7 +146,7 @@ def test_a_row_of_weight_2_is_two_rows_and_one_of_weight_0_is_none(optimizer, sp
 
 
 def test_weights_count_in_proportion_not_in_size():
-    """The step is a mean: doubling all weights changes nothing."""
+    """The step is a mean, so doubling all weights must change nothing."""
     one, two = (LogisticRegression(6, optimizer=FTRL()) for _ in range(2))
     for features, targets, weights in batches(4, 5):
         one.learn(features, targets, weights)
@@ -155,7 +155,7 @@ def test_weights_count_in_proportion_not_in_size():
 
 
 def test_without_weight_there_is_no_step():
-    """A mean over nothing would be NaN; a version without learning would mislead its readers."""
+    """A mean over nothing is NaN, and a version without learning misleads its readers."""
     model = LogisticRegression(2)
     model.learn(ROWS, LABELS, np.zeros(10))
     model.learn(np.zeros((0, 2)), [])
@@ -171,7 +171,7 @@ def test_without_weight_there_is_no_step():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("form", ["dense", "sparse", "each", "sparse each"])
 def test_training_resumes_after_a_restore_as_if_nothing_had_happened(model_type, optimizer, form):
-    """State that is saved but never read back: version, step, accumulators. To the last bit, weighted."""
+    """Version, step and accumulators were saved but never read back; a restored model must match to the bit."""
 
     def train(model, data):
         for features, targets, weights in data:
@@ -186,7 +186,7 @@ def test_training_resumes_after_a_restore_as_if_nothing_had_happened(model_type,
     train(before, data[:7])
     saved = before.state()
     frozen = copy.deepcopy(saved)
-    train(before, data[7:9])  # what was saved must not move with the model it came from
+    train(before, data[7:9])  # the saved state must not change with the model
     after.restore(saved)
     train(after, data[7:])
     assert bits(after) == bits(through)
@@ -203,7 +203,7 @@ def rebuilt(model_type, optimizer, state):
 
 
 def test_state_and_parameters_are_plain_data_of_their_own():
-    """They are encoded, sent and stored while the model changes."""
+    """Parameters and state are encoded, sent and stored while the model changes."""
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     parameters, state = model.parameters(), model.state()
@@ -242,7 +242,7 @@ def test_the_state_of_another_kind_of_model_is_refused(other):
 
 @pytest.mark.parametrize("optimizer", [FTRL(), FTRL(0.3, 0.1, l1=0.01, l2=0.2), SGD(0.1)], ids=str)
 def test_dense_and_sparse_learn_the_same(optimizer):
-    """Rows may lack features: a gradient of 0 changes nothing in these optimizers."""
+    """A row may lack features; in these optimizers a gradient of 0 changes nothing."""
     random = np.random.default_rng(6)
     start = random.normal(size=40)
     dense, sparse = (LogisticRegression(40, optimizer=optimizer, initial_weights=start) for _ in range(2))
@@ -261,7 +261,7 @@ def test_dense_and_sparse_learn_the_same(optimizer):
 
 
 def test_sparse_sgd_shrinks_only_what_the_mini_batch_names():
-    """The documented difference: regularization costs nothing for features that are not there."""
+    """The documentation states the difference: sparse SGD does not regularize features that a mini-batch lacks."""
     optimizer = SGD(0.1, l2=1.0)
     models = [LogisticRegression(3, optimizer=optimizer, initial_weights=[1.0, 1.0, 1.0]) for _ in range(3)]
     features = np.array([[0.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
@@ -275,7 +275,7 @@ def test_sparse_sgd_shrinks_only_what_the_mini_batch_names():
 
 
 def test_a_sparse_step_touches_only_active_features():
-    """A step that costs the width of 2**18 is a hundred times too slow; NaN would spread from untouched places."""
+    """A step over all 2**18 weights is a hundred times too slow; here NaN in any other place would spread."""
     model = LogisticRegression(2**18, optimizer=FTRL())
     state = model.state()
     for array in (state["weights"], *state["slots"].values()):
@@ -293,7 +293,7 @@ def test_a_sparse_step_touches_only_active_features():
 @pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, features_in_a_row, sparse):
-    """The quick path of per-row training: rows that are long, short, empty, and of weight 0, 1 and 2."""
+    """The fast path of per-row training must handle rows that are long, short, empty, and of weight 0, 1 and 2."""
     random = np.random.default_rng(7)
     features = random.normal(size=(30, features_in_a_row)) * (random.random((30, features_in_a_row)) < 0.8)
     features[4] = 0.0
@@ -308,7 +308,7 @@ def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, feat
         alone.append(one_by_one.predict(rows[row : row + 1])[0])
         for _ in range(int(weights[row])):
             one_by_one.learn(rows[row : row + 1], targets[row : row + 1])
-    # All but the count of records: a row of weight 2 is one record.
+    # The counts of records differ: a row of weight 2 is one record.
     assert bits(each)[:3] == bits(one_by_one)[:3]
     assert together == pytest.approx(alone, rel=1e-12)
     assert not sparse or together.tobytes() == np.array(alone).tobytes()
@@ -319,7 +319,7 @@ def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, feat
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
 def test_a_fraction_of_a_row_is_a_step_with_that_fraction_of_its_gradient(optimizer, features_in_a_row):
-    """Weights that decay with age were taken for 1 if each row was a step."""
+    """Weights that decay with age counted as 1 if each row was a step."""
     random = np.random.default_rng(7)
     features = random.normal(size=(6, features_in_a_row))
     targets, weights = random.integers(0, 2, 6), [0.25, 1.5, 0.0, 1.0, 2.75, 1e-9]
@@ -336,7 +336,7 @@ def test_a_fraction_of_a_row_is_a_step_with_that_fraction_of_its_gradient(optimi
 
 
 def test_a_weight_that_would_be_a_million_steps_is_refused():
-    """A weight in other units than rows made one call run for minutes."""
+    """One call ran for minutes because the sample weights had another unit than rows."""
     model = LogisticRegression(2)
     with pytest.raises(
         BadRows, match=r"^LogisticRegression\.learn_each: .* up to 10,000, .* given 1000000\.0 \(row 1"
@@ -346,7 +346,7 @@ def test_a_weight_that_would_be_a_million_steps_is_refused():
 
 
 def test_learning_each_row_does_not_depend_on_the_cut():
-    """The cut of a transport batch has no meaning, also among rows of very different lengths."""
+    """The cut of a transport batch has no meaning, even if rows have very different lengths."""
     random = np.random.default_rng(8)
     lengths = random.integers(0, 60, 40)
     rows = SparseRows.from_rows(
@@ -362,7 +362,7 @@ def test_learning_each_row_does_not_depend_on_the_cut():
 
 @pytest.mark.parametrize("width", [3, 10, 33])
 def test_a_prediction_does_not_depend_on_the_rows_next_to_it(width):
-    """A matrix product gives another last bit for another cut of the batch, and a restarted run differs."""
+    """A matrix product gives another last bit for another cut of the batch, so a restarted run would differ."""
     features = np.random.default_rng(9).normal(size=(100, width))
     model = LogisticRegression(width, initial_weights=np.linspace(-1, 1, width))
     whole = model.predict(features)
@@ -375,7 +375,7 @@ def test_a_prediction_does_not_depend_on_the_rows_next_to_it(width):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_gradients_of_workers_add_up_to_one_step(sparse):
-    """Synchronous training on two workers must be training on all their rows."""
+    """Synchronous training on two workers must equal training on all their rows."""
     as_features = SparseRows.from_dense if sparse else np.asarray
     together, apart = (LogisticRegression(6, optimizer=FTRL()) for _ in range(2))
     for features, targets, weights in batches(10, 8):
@@ -392,7 +392,7 @@ def test_gradients_of_workers_add_up_to_one_step(sparse):
 
 
 def test_dense_and_sparse_gradients_add():
-    """One worker's rows may be dense where another's are not."""
+    """The rows of one worker may be dense, and those of another sparse."""
     features, targets, _ = next(batches(11, 1))
     features = features * (np.abs(features) > 1.0)
     model = LogisticRegression(6)
@@ -408,7 +408,7 @@ def test_dense_and_sparse_gradients_add():
 
 
 def test_a_gradient_does_not_change_the_model():
-    """Asynchronous workers make gradients of parameters they only borrow."""
+    """Asynchronous workers compute gradients of parameters that they only borrow."""
     model = LogisticRegression(2, initial_weights=START)
     before = bits(model)
     model.gradient(ROWS, LABELS)
@@ -434,7 +434,7 @@ def test_learning_does_not_change_its_inputs(sparse):
 
 
 def test_labels_of_minus_1_and_1_are_the_same_labels():
-    """Half of the public data sets write them so."""
+    """Half of the public data sets have these labels."""
     zero_one, signed = LogisticRegression(2), LogisticRegression(2, labels="-1/1")
     zero_one.learn(ROWS, LABELS)
     signed.learn(ROWS, [2 * label - 1 for label in LABELS])
@@ -451,7 +451,7 @@ def test_labels_of_minus_1_and_1_are_the_same_labels():
 
 @pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=["log", "squared"])
 def test_one_prediction_is_the_same_as_one_of_many_to_the_last_bit(loss):
-    """The exponentials of numpy and math differ for one number of twenty; rows must equal batches."""
+    """The exponentials of numpy and ``math`` differ for one number in twenty, but rows must equal batches."""
     margins = np.random.default_rng(13).normal(size=2000) * 5.0
     before = margins.copy()
     many = loss.predict(margins)
@@ -461,7 +461,7 @@ def test_one_prediction_is_the_same_as_one_of_many_to_the_last_bit(loss):
 
 
 def test_extreme_margins_give_plain_probabilities():
-    """The exponential overflows at 710: no warning, no NaN, no exception."""
+    """The exponential overflows at 710; the model must not warn, raise or return NaN."""
     model = LogisticRegression(1, optimizer=SGD(0.1), initial_weights=[1.0])
     features = [[5000.0], [-5000.0], [0.0]]
     assert model.predict(features).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
@@ -546,7 +546,7 @@ def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, f
 
 
 def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
-    """The position in the row does not help a user who looks the feature up in the hasher."""
+    """A user looks the feature up in the hasher, where the position in the row does not help."""
     model = LogisticRegression(1000)
     rows = SparseRows.from_rows([([700, 900], [1.0, math.nan])], 1000)
     for call in (model.learn, model.learn_each, model.gradient):
@@ -555,7 +555,7 @@ def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
 
 
 def test_many_bad_rows_are_counted_not_listed():
-    """A message of a thousand numbers hides its reason."""
+    """A message with a thousand row numbers hides its reason."""
     with pytest.raises(
         BadRows, match=r"given 5.0; .* \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)"
     ) as caught:
@@ -568,7 +568,7 @@ def test_many_bad_rows_are_counted_not_listed():
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_weights_that_run_away_are_an_error_before_they_are_infinite(rows):
-    """Too high a rate on unscaled features: the last finite model is kept and the cause is said."""
+    """With a learning rate that is too high, the model keeps its last finite weights, and the error names the cause."""
     model = LinearRegression(1, optimizer=SGD(10.0))
     features, targets = np.full((rows, 1), 100.0), np.ones(rows)
     message = None
@@ -587,7 +587,7 @@ def test_weights_that_run_away_are_an_error_before_they_are_infinite(rows):
 
 
 def test_a_gradient_from_elsewhere_is_checked():
-    """It may come from another process with another model."""
+    """A gradient may come from another process with another model."""
     model = LogisticRegression(2)
     with pytest.raises(
         ModelError, match=r"LogisticRegression\.apply: expected a gradient of 2 features, given 3"
@@ -625,13 +625,13 @@ def test_a_gradient_from_elsewhere_is_checked():
     ],
 )
 def test_a_model_that_cannot_be_is_refused(make, message):
-    """The error comes at the start, not at the first record hours later."""
+    """The error must come at the start, and not with the first record hours later."""
     with pytest.raises((ModelError, ConfigurationError), match=message):
         make()
 
 
 def test_the_intercept_is_learned_but_not_shrunk():
-    """With heavy regularization the mean must still be right."""
+    """The intercept must still be the right mean under heavy regularization."""
     model = LogisticRegression(1, optimizer=FTRL(1.0, 0.1, l1=100.0, l2=100.0))
     for _ in range(300):
         model.learn([[1.0], [1.0], [0.0], [0.0]], [1, 1, 1, 0])

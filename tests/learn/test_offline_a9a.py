@@ -1,4 +1,4 @@
-"""Logistic regression on LIBSVM's a9a: from its files to a model as good as any linear one."""
+"""Logistic regression learns LIBSVM's a9a from its files and is as good as other linear models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def held_out(path: Path) -> tuple[SparseRows, Any]:
-    """Return features, and targets 0 or 1."""
+    """Return features, and targets of 0 or 1."""
     flow = Flow("read")
     records = flow.source(topic(f"file:{path}")).collect()
     flow.run()
@@ -49,7 +49,7 @@ def unseen() -> tuple[SparseRows, Any]:
 def test_it_is_as_good_on_rows_it_has_not_seen_as_others_are(
     how: str, unseen: tuple[SparseRows, Any]
 ) -> None:
-    """Linear models are known to reach an accuracy of .848 and an area of .900 on this data."""
+    """On this data, linear models are known to reach an accuracy of .848 and an area of .900."""
     train = data_file("a9a/a9a_123d_train.libsvm")
     features, targets = unseen
     model = LogisticRegression(FEATURES, labels="-1/1")

@@ -1,4 +1,4 @@
-"""Runs of offline training: their progress, and the result after Ctrl-C."""
+"""Runs of offline training show their progress, and return the model after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ways(**numbers: str) -> pytest.MarkDecorator:
 
 
 class Terminal:
-    """Records the output of a program on the terminal that is its stderr."""
+    """Reads the output of a program from the terminal that is its stderr."""
 
     def __init__(self, process: subprocess.Popen[str], screen: int) -> None:
         self.process = process
@@ -42,13 +42,13 @@ class Terminal:
         self._shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until the program has shown this text; fail if it ends before."""
+        """Wait until the program has shown this text; fail if the program ends before."""
         while not re.search(pattern, self._shown):
             shown = self._read()
-            assert shown, f"it ended, and showed {self._shown!r}"
+            assert shown, f"the program ended, and showed {self._shown!r}"
 
     def rest(self) -> str:
-        """Return the whole output until the end."""
+        """Return the whole output up to the end of the program."""
         while self._read():
             pass
         return self._shown
@@ -56,7 +56,7 @@ class Terminal:
     def _read(self) -> str:
         try:
             shown = os.read(self._screen, 65_536).decode(errors="replace")
-        except OSError:  # Linux says so when the program has gone.
+        except OSError:  # Linux raises OSError after the program has ended.
             shown = ""
         self._shown += shown
         return shown
@@ -80,7 +80,7 @@ def running(where: str, what: str) -> Iterator[Terminal]:
 def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
     where: str, number: signal.Signals
 ) -> None:
-    """After an hour of training the model is worth more than a traceback."""
+    """Ctrl-C after an hour of training printed a traceback, and the model was lost."""
     with running(where, "fit") as terminal:
         terminal.wait_for(r"LogisticRegression\.fit.*round [1-9]\d* of 1000000000.*loss 0\.\d+")
         terminal.process.send_signal(number)
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
 @on_unix
 @ways(script="SIGTERM", event_loop="SIGINT")
 def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: signal.Signals) -> None:
-    """The program can be ended while a step waits, and closes everything."""
+    """A second Ctrl-C must end the program while a step waits, and must still close every operator."""
     with running(where, "hang") as terminal:
         terminal.wait_for(r"hanging.*round 1 ")
         terminal.process.send_signal(number)
@@ -112,13 +112,13 @@ def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: si
 def test_nothing_is_shown_without_a_terminal(
     progress: bool | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Escape sequences in a log, or a line for each of a thousand rounds, are of no use."""
+    """Escape sequences, or a line for each of a thousand rounds, make a log unreadable."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=progress)
     assert capfd.readouterr() == ("", "")
 
 
 def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    """For a log; the last line says where the training ended."""
+    """A log needs plain lines; the last line names the round in which the training ended."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=True)
     lines = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"LinearRegression\.fit: round 3 of 3, loss 0\.\d+", lines[-1])
@@ -127,7 +127,7 @@ def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.Capture
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_no_more_rounds_are_reported_than_are_made(mode: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """An asynchronous loop makes one more round than it learns: this was shown as round 4 of 3."""
+    """An asynchronous loop makes one round more than it learns, so progress showed round 4 of 3."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, mode=mode, progress=True)
     assert "round 3 of 3" in capfd.readouterr().err.splitlines()[-1]
 
@@ -135,7 +135,7 @@ def test_no_more_rounds_are_reported_than_are_made(mode: Any, capfd: pytest.Capt
 def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Others than linear models are run this way too."""
+    """A flow of another model may have no known number of rounds, or no loop."""
     flow = Flow("count")
 
     def body(variables: Any, data: Any) -> IterationBodyResult:
@@ -151,7 +151,7 @@ def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(
 
 
 async def test_it_runs_inside_an_event_loop() -> None:
-    """Cells of a notebook run in an event loop; the result and the errors are the same."""
+    """The cells of a notebook run in an event loop; the result and the errors must be the same there."""
     model = LinearRegression(1)
     assert model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5).steps == 5
     with pytest.raises(JobFailed, match="too large to compute with"):
@@ -159,7 +159,7 @@ async def test_it_runs_inside_an_event_loop() -> None:
 
 
 def test_a_fit_shows_how_it_went_in_one_line() -> None:
-    """A thousand losses were printed."""
+    """The representation of a fit printed a thousand losses."""
     fit = LinearRegression(1).fit([[1.0], [2.0]], [1.0, 2.0], rounds=1000)
     assert re.fullmatch(r"Fit\(rounds=1000, loss=\S+, ended_by='rounds'\)", repr(fit))
     assert (fit.rounds, fit.steps, fit.loss) == (1000, 1000, fit.losses[-1])
@@ -168,7 +168,7 @@ def test_a_fit_shows_how_it_went_in_one_line() -> None:
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rounds_without_a_row_that_counts_are_rounds(mode: Any, workers: int) -> None:
-    """Mini-batches whose weights are 0 make no step; the training looked as if Ctrl-C had ended it."""
+    """A mini-batch of weights 0 makes no step, so the training reported an interruption by Ctrl-C."""
     features, weights = np.ones((8, 1)), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     model = LinearRegression(1)
     fit = model.fit(features, np.ones(8), weights, rounds=6, mini_batch=4, mode=mode, parallelism=workers)
@@ -179,7 +179,7 @@ def test_rounds_without_a_row_that_counts_are_rounds(mode: Any, workers: int) ->
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_topic_whose_weights_are_all_0_is_refused(mode: Any, tmp_path: Path) -> None:
-    """It ended without a step, as if it had been interrupted."""
+    """The training ended without a step, and reported an interruption."""
     path = tmp_path / "examples.jsonl"
     path.write_text('{"x": 1}\n{"x": 2}\n')
     model = LinearRegression(1)
@@ -221,7 +221,7 @@ def lines_of(rows: SparseRows, targets: Any, kind: str) -> str:
 @pytest.mark.parametrize("options", [{}, {"mini_batch": 60, "parallelism": 3}, {"replay": True}], ids=str)
 @pytest.mark.parametrize("kind", ["libsvm", "dummy"])
 def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Read as it is, with its labels −1 and 1, and dealt out to the workers as arrays are."""
+    """The labels −1 and 1 of the file are translated, and workers get its rows as they get rows of arrays."""
     rows, targets = sparse_case()
     path = tmp_path / f"examples.{kind}"
     path.write_text(lines_of(rows, targets, kind))
@@ -234,7 +234,7 @@ def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any]
 
 
 def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -> None:
-    """Records of any form; a topic that could be endless is read to its present end."""
+    """The records may have any form, and a topic that can grow is read up to its present end."""
     path = tmp_path / "examples.jsonl"
     path.write_text("".join(f'{{"a": {x}, "b": {2 * x + 1}, "n": 2}}\n' for x in range(5)))
 
@@ -257,7 +257,7 @@ def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -
     ],
 )
 def test_a_file_that_cannot_be_learned_from_says_why(text: str, message: str, tmp_path: Path) -> None:
-    """The model must stay unchanged."""
+    """The error must name the reason, and the model must stay unchanged."""
     path = tmp_path / "examples.libsvm"
     path.write_text(text)
     model = LogisticRegression(6, labels="-1/1")
@@ -267,7 +267,7 @@ def test_a_file_that_cannot_be_learned_from_says_why(text: str, message: str, tm
 
 
 def test_records_of_another_form_need_a_function(tmp_path: Path) -> None:
-    """One clear line instead of a KeyError."""
+    """The error must be one clear line, and not a KeyError."""
     path = tmp_path / "examples.jsonl"
     path.write_text('{"x": 1}\n')
     with pytest.raises(

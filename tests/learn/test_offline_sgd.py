@@ -1,4 +1,4 @@
-"""Offline training: the same numbers with any workers, any schedule, and any source of examples."""
+"""Offline training gives the same numbers with any workers, any schedule, and any source of examples."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def weights_of(rows: Columns, kind: str = "logistic", *, workers: int = 1, **opt
 def by_hand(
     rows: Columns, *, mini_batch: int, rounds: int, l1: float = 0.0, l2: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """Train logistic regression by the reference: one worker, mini-batches in turn."""
+    """Train logistic regression as the reference does: one worker, mini-batches in order."""
     weights, start = np.zeros(rows["x"].shape[1]), 0
     for _ in range(rounds):
         part = rows[start : start + mini_batch]
@@ -115,7 +115,7 @@ def by_hand(
 def test_twenty_rounds_come_to_the_known_weights(
     kind: str, rows: Columns, expected: list[float], workers: int, replay: bool
 ) -> None:
-    """Known from Flink ML; the weight of a row counts, and the worker of a gradient does not."""
+    """The weights are known from Flink ML; they depend on sample weights, but not on the worker of a gradient."""
     weights = weights_of(rows, kind, workers=workers, replay=replay, mini_batch=32, tolerance=1e-6)
     assert weights == pytest.approx(expected, rel=1e-12)
 
@@ -125,7 +125,7 @@ def test_twenty_rounds_come_to_the_known_weights(
 def test_fit_comes_to_the_known_weights(
     kind: str, rows: Columns, expected: list[float], parallelism: int
 ) -> None:
-    """The estimators have the same result."""
+    """``fit`` must give the same weights as the flow."""
     model = MODELS[kind](len(expected), intercept=False)
     fit = model.fit(
         rows["x"],
@@ -146,7 +146,7 @@ def test_fit_comes_to_the_known_weights(
 def test_mini_batches_come_in_turn_and_penalties_follow_the_step(
     mini_batch: int, replay: bool, l1: float, l2: float
 ) -> None:
-    """The last mini-batch before the data is repeated has the remaining rows, and no row twice."""
+    """Before the data is repeated, the last mini-batch has only the remaining rows, and no row twice."""
     rows = made_up(40)
     optimizer = GradientDescent(0.1, l1=l1, l2=l2)
     weights = weights_of(rows, optimizer=optimizer, mini_batch=mini_batch, replay=replay)
@@ -158,14 +158,14 @@ def test_mini_batches_come_in_turn_and_penalties_follow_the_step(
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("mini_batch", [8, None])
 def test_the_workers_share_one_mini_batch(workers: int, mini_batch: int | None, replay: bool) -> None:
-    """Other parallelism, other model: then nothing that was found on a laptop would hold on a server."""
+    """If the model depended on the parallelism, a result from a laptop would not hold on a server."""
     rows = made_up(40)
     weights = weights_of(rows, mini_batch=mini_batch, workers=workers, replay=replay)
     assert weights == pytest.approx(by_hand(rows, mini_batch=mini_batch or 40, rounds=20), rel=1e-12)
 
 
 def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
-    """``workers`` decides the number of workers, also if the stream has one subtask."""
+    """``workers`` decides the number of workers, even if the stream has one subtask."""
     rows = made_up(40)
     flow = Flow("training")
     models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
@@ -176,7 +176,7 @@ def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
 
 
 def test_sparse_rows_come_to_the_same_as_dense_ones() -> None:
-    """Penalties act on every weight in each round, for any features of the rows."""
+    """Penalties must act on every weight in each round, whichever features the rows have."""
     generator = np.random.default_rng(5)
     features = generator.normal(size=(60, 8)) * (generator.random((60, 8)) < 0.2)
     targets = (features.sum(axis=1) > 0).astype(float)
@@ -189,7 +189,7 @@ def test_sparse_rows_come_to_the_same_as_dense_ones() -> None:
 
 
 def test_long_trainings_go_through_several_blocks() -> None:
-    """More rows than are kept in one piece, in small batches and in one large one."""
+    """The data has more rows than one block keeps, and is learned in small batches and in one large batch."""
     rows = made_up(150_000)
     model = LogisticRegression(3, intercept=False)
     model.fit(rows["x"], rows["y"], rows["w"], rounds=3)
@@ -201,7 +201,7 @@ def test_long_trainings_go_through_several_blocks() -> None:
 
 
 def test_any_optimizer_will_do() -> None:
-    """The rule of the step belongs to the optimizer, not to the loop."""
+    """The optimizer computes the step; the loop must not assume a rule."""
     rows = made_up(40)
     twin = LogisticRegression(3, intercept=False, optimizer=SGD(0.3, l2=0.1))
     for _ in range(20):
@@ -214,7 +214,7 @@ def test_any_optimizer_will_do() -> None:
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_it_ends_after_the_first_round_whose_loss_is_small_enough(mode: Any) -> None:
-    """One worker makes the same steps either way."""
+    """One worker makes the same steps in both modes."""
     rows = made_up(40)
     full = LogisticRegression(3)
     all_losses = full.fit(rows["x"], rows["y"], rounds=20).losses
@@ -227,7 +227,7 @@ def test_it_ends_after_the_first_round_whose_loss_is_small_enough(mode: Any) -> 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_loss_is_the_mean_before_the_step(kind: str) -> None:
-    """Half the squared error, or the log loss, each row with its weight."""
+    """The loss of a row is half the squared error or the log loss, times the sample weight."""
     rows = made_up(40)
     model = MODELS[kind](3)
     predictions = model.predict(rows["x"])
@@ -237,12 +237,12 @@ def test_the_loss_is_the_mean_before_the_step(kind: str) -> None:
 
 @pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=lambda loss: loss.link)
 def test_the_sum_of_losses_is_that_of_each(loss: LinearLoss) -> None:
-    """It is made in a quicker way, also where a prediction is as wrong as can be."""
+    """The sum is computed by a faster formula, which must also be right for a completely wrong prediction."""
     predictions = np.array([0.0, 0.0, 1e-20, 1e-9, 0.25, 0.5, 1.0 - 1e-12, 1.0, 1.0])
     targets = np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
     weights = np.arange(9.0)
     values = loss.values(predictions, targets)
-    # The last one, certain and wrong: 1 − 1e-15 is no number that a float can be, so that its loss has four digits.
+    # The last prediction is certain and wrong: no float is exactly 1 − 1e-15, so its loss has four correct digits.
     assert loss.total(predictions[:8], targets[:8]) == pytest.approx(values[:8].sum(), rel=1e-12)
     assert loss.total(predictions[:8], targets[:8], weights[:8]) == pytest.approx(
         values[:8] @ weights[:8], rel=1e-12
@@ -251,7 +251,7 @@ def test_the_sum_of_losses_is_that_of_each(loss: LinearLoss) -> None:
 
 
 def test_training_resumes_from_the_present_model() -> None:
-    """Ten rounds and ten more are twenty."""
+    """Ten rounds and ten more rounds must equal twenty rounds."""
     rows = made_up(40)
     once, twice = LogisticRegression(3), LogisticRegression(3)
     once.fit(rows["x"], rows["y"], rounds=20)
@@ -262,7 +262,7 @@ def test_training_resumes_from_the_present_model() -> None:
 
 
 def test_models_on_the_way_are_published_when_asked_for() -> None:
-    """Every n-th model is published, and the last."""
+    """The training publishes every n-th model, and always the last model."""
     flow = Flow("training")
     models = trained(flow.from_items(made_up(40)), rounds=7, publish_every=3).models.collect()
     run(flow)
@@ -274,9 +274,7 @@ def test_models_on_the_way_are_published_when_asked_for() -> None:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
 def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> None:
-    """To the last bit, so that a run is repeatable. (With replayed data the sums depend on the cuts of the
-    batches.)
-    """
+    """Runs must be repeatable to the last bit. (With replayed data the sums depend on the cuts of the batches.)"""
     records = as_records(made_up(61))
     results = []
     for seed in range(6):
@@ -295,7 +293,7 @@ def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> Non
 @pytest.mark.parametrize("ahead", [None, 0, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None) -> None:
-    """Nobody waits, nothing is lost or taken twice, and it ends; as stale as the configuration allows."""
+    """No worker waits, no example is lost or repeated, and the staleness stays within the configured limit."""
     rows = made_up(60)
     flow = Flow("training")
     examples = cut_items(flow, as_records(rows), seed=seed)
@@ -311,7 +309,7 @@ def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None
 
 @pytest.mark.parametrize("seed", range(4))
 def test_asynchronous_with_idle_workers(seed: int) -> None:
-    """A worker without examples does not delay the others, and the tolerance does not wait for its loss."""
+    """A worker without examples delayed the others, and the tolerance waited for its loss."""
     flow = Flow("training")
     examples = cut_items(flow, as_records(made_up(2)), seed=seed)
     training = trained(examples, workers=4, rounds=50, mode="asynchronous", tolerance=0.5)
@@ -324,14 +322,14 @@ def test_asynchronous_with_idle_workers(seed: int) -> None:
 @pytest.mark.parametrize("how", ["kept", "replayed", "asynchronous"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
-    """Examples, the place of the next mini-batch, gradients half added up: all of it is state."""
+    """The examples, the position of the next mini-batch and the partial sums of gradients must all be restored."""
     records = as_records(made_up(20))
     options: dict[str, Any] = {
         "kept": {},
         "replayed": {"replay": True},
         "asynchronous": {"mode": "asynchronous"},
     }[how]
-    # Several asynchronous workers take turns as they come, so that no two runs are the same.
+    # The order of several asynchronous workers varies, so no two runs are equal.
     workers = 1 if how == "asynchronous" else 2
 
     def made() -> tuple[Flow, Any, Any]:
@@ -352,7 +350,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
             await asyncio.sleep(0)
         try:
             snapshot = await job.snapshot()
-        except ConfigurationError:  # It has ended.
+        except ConfigurationError:  # The job has ended.
             return None
         await job.stop("abort")
         flow, models, _ = made()
@@ -360,7 +358,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
         return models.items[0]
 
     expected = run_shuffled(whole(), seed)
-    # Each seed stops at other places.
+    # Each seed stops the job after other numbers of turns.
     for turns in range(8 * seed, 300, 24):
         model = run_shuffled(stopped_after(turns), seed + turns)
         if model is not None and model.records:
@@ -412,7 +410,7 @@ def test_features_whose_sum_is_too_large_are_still_finite() -> None:
 
 
 def test_weights_that_diverge_are_reported() -> None:
-    """With too high a rate, instead of a model of NaNs."""
+    """With a learning rate that is too high, the training returned a model of NaNs."""
     rows = made_up(40)
     model = LinearRegression(3)
     with pytest.raises(
@@ -442,7 +440,7 @@ def test_weights_that_diverge_are_reported() -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    """The error comes before anything runs."""
+    """The error must come before anything runs."""
     with pytest.raises((GraphError, ConfigurationError), match=message):
         LogisticRegression(1).fit([[1.0]], [1.0], **options)
 
@@ -464,14 +462,14 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
     ],
 )
 def test_a_training_that_cannot_run_is_refused_when_the_graph_is_built(make: Any, message: str) -> None:
-    """One clear error, instead of a job that fails."""
+    """The user must get one clear error, and not a job that fails."""
     with pytest.raises(GraphError, match=message):
         make(Flow("training").from_items(made_up(4)))
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_stream_without_examples_fails_the_job(mode: Any) -> None:
-    """A wrong path or an empty topic must not come to a model of zeros."""
+    """A wrong path or an empty topic gave a model of zeros."""
     flow = Flow("training")
     trained(flow.from_items(made_up(0)), workers=2, mode=mode).models.collect()
     with pytest.raises(JobFailed, match="train_offline: expected examples to learn from, given none"):
@@ -480,7 +478,7 @@ def test_a_stream_without_examples_fails_the_job(mode: Any) -> None:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
 def test_rows_that_are_no_examples_are_left_out_and_counted_once(replay: bool) -> None:
-    """The rows may come again in every round."""
+    """The same bad rows may return in every round, but each counts once."""
     rows = made_up(40)
     records: list[Any] = as_records(rows)
     for place, bad in ((40, {"x": [1.0, np.nan, 2.0], "y": 1.0, "w": 1.0}), (20, "no record"), (0, {"x": 1})):
@@ -496,7 +494,7 @@ def test_rows_that_are_no_examples_are_left_out_and_counted_once(replay: bool) -
 
 
 def test_a_bad_row_of_a_stream_fails_the_job_with_its_reason() -> None:
-    """The default: nothing is left out silently."""
+    """By default no row is left out silently."""
     flow = Flow("training")
     records = [*as_records(made_up(4)), {"x": np.ones(3), "y": 7.0, "w": 1.0}]
     trained(flow.from_items(records)).models.collect()

@@ -1,4 +1,4 @@
-"""Centroids that follow a stream: the numbers, the start, restoring, and records that are no points."""
+"""Centroids follow a stream with the right numbers, start and restore, and skip records that are no points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamiter.topics import MemoryBroker
 
 START = [(10.1, 0.1), (-10.2, 0.2)]
 BATCH = [(10, 100), (10, 100.3), (10.3, 100), (-10, -100), (-10, -100.6), (-10.6, -100)]
-"""Of cases with known results."""
+"""Points whose centroids are known."""
 
 
 def followed(points: Any, *, seed: int | None = None, **options: Any) -> list[ModelSnapshot]:
@@ -78,7 +78,7 @@ def test_without_decay_a_centroid_is_the_mean_of_all_its_points() -> None:
 
 
 def test_a_centroid_that_no_point_is_near_stays_and_becomes_light() -> None:
-    """Divided by a weight of 0 it would be NaN, which cannot be published."""
+    """A division by the weight 0 would give NaN, which cannot be published."""
     far = [[0.0], [1e6]]
     models = followed([[1.0]] * 30, clusters=2, decay=0.0, initial=far, weights=[1, 1], mini_batch=10)
     assert centroids_of(models) == [[[1.0], [1e6]]] * 3
@@ -88,7 +88,7 @@ def test_a_centroid_that_no_point_is_near_stays_and_becomes_light() -> None:
 def test_without_initial_centroids_it_begins_with_the_first_mini_batch() -> None:
     models = followed(drifting(400), clusters=2, decay=0.2, mini_batch=50)
     assert sorted(round(x / 20) for x, _ in centroids_of(models)[0]) == [0, 1]
-    # They have moved by 4 by then.
+    # The clusters have moved by 4 after all points.
     assert np.sort(models[-1].parameters["centroids"][:, 0]) == pytest.approx([4.0, 24.0], abs=1.0)
 
 
@@ -101,7 +101,7 @@ def test_where_batches_are_cut_and_who_is_faster_change_nothing() -> None:
 
 @pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [20.0, 0.0]]])
 def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
-    """To the last bit, with weights and version."""
+    """Weights and version are restored too, so all bits are equal."""
     points = drifting(60)
     whole = OnlineKMeans(2, decay=0.7, initial=initial)
     first = OnlineKMeans(2, decay=0.7, initial=initial)
@@ -110,7 +110,7 @@ def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
     for batch in np.split(points, 6)[:3]:
         first.learn(batch)
     state = first.state()
-    first.learn(points)  # What is done after a snapshot does not reach it.
+    first.learn(points)  # Later learning must not change the snapshot.
     second = OnlineKMeans(2, decay=0.7)
     second.restore(state)
     for batch in np.split(points, 6)[3:]:
@@ -122,7 +122,7 @@ def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
 
 
 async def test_a_job_restored_publishes_what_the_uninterrupted_one_does() -> None:
-    """The start must not be taken again, and no point twice."""
+    """The restored job must not start again from the initial centroids, and must not count a point twice."""
     points = drifting(90).tolist()
 
     def flow() -> tuple[Flow, Any]:
@@ -163,7 +163,7 @@ async def test_versions_are_published_and_the_next_run_starts_from_the_last() ->
 
 
 def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
-    """One bad sensor must not end a service of many."""
+    """One bad sensor must not end a service that many sensors use."""
     points: list[Any] = [[1.0], "x", [2.0], [float("nan")], [3.0], [4.0, 5.0], None, [6.0]]
     flow = Flow("follow")
     stream = flow.from_items(points)

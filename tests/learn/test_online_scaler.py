@@ -1,4 +1,4 @@
-"""The online standard scaler: its numbers against numpy's, one model a window, restoring, bad rows."""
+"""The online standard scaler is compared with numpy, gives one model per window, restores, and skips bad rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_known_case() -> None:
 @pytest.mark.parametrize("offset", [0.0, 1e9])
 @pytest.mark.parametrize("window", [1, 7, 100])
 def test_each_window_has_a_model_of_all_rows_so_far(window: int, offset: float) -> None:
-    """Sums of squares, the obvious way, lose everything to rounding when the mean is large."""
+    """A variance from the sum of squares loses all its digits if the mean is large."""
     rows = np.random.default_rng(0).normal(size=(250, 3)) * [1.0, 1e-3, 50.0] + offset
     models = models_of(rows, window=window)
     ends = [*range(window, 250, window), 250]
@@ -72,7 +72,7 @@ def test_restored_it_resumes_as_if_nothing_had_happened() -> None:
 
 
 def test_scaled_rows_have_mean_0_and_deviation_1_and_constants_are_0() -> None:
-    """A feature that never varies has deviation 0: divided by it there would be NaN in every row."""
+    """A constant feature has the deviation 0, and a division by 0 would put NaN in every row."""
     rows = np.column_stack([np.random.default_rng(0).normal(5.0, 3.0, size=100), np.full(100, 7.0)])
     scaler = StandardScaler()
     scaler.learn(rows)

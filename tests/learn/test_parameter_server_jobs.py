@@ -1,4 +1,4 @@
-"""Training on a parameter server as a job: slow workers, snapshots, stops."""
+"""Training on a parameter server is a job with slow workers, snapshots and stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 
 class SlowThird(ParameterServerWorker):
-    """Takes 1 virtual second for a mini-batch; the third worker takes 5."""
+    """Spends 1 virtual second on a mini-batch; the third worker spends 5."""
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Any:
         await self.context.clock.sleep(5.0 if self.context.subtask_index == 2 else 1.0)
@@ -38,7 +38,7 @@ class SlowThird(ParameterServerWorker):
     ("how", "ahead"), [(BSP(), 0), (SSP(staleness=0), 0), (SSP(staleness=3), 3), (ASP(), None)]
 )
 async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahead: int | None) -> None:
-    """At no time is a worker's mini-batch begun more than so many clocks ahead of the slowest."""
+    """No worker may start a mini-batch more clocks ahead of the slowest worker than the consistency allows."""
     flow, clock = Flow("stragglers"), VirtualClock()
     training = train_on_parameter_server(
         flow.from_items(made_up_rows(240)),
@@ -55,7 +55,7 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
     while not done.done():
         await clock.advance(5.0)
     told = losses.items
-    # They come in the order of their clocks.
+    # The losses arrive in the order of their clocks.
     lead, clocks = 0, dict.fromkeys(range(WORKERS), 0)
     for each in told:
         clocks[each["worker"]] = each["clock"]
@@ -65,10 +65,10 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
         assert lead >= 8
         assert waited == [0.0] * WORKERS
     else:
-        # A mini-batch that was begun at most so far ahead is one clock more when it ends.
+        # A mini-batch that starts at most `ahead` clocks ahead ends one clock later.
         assert lead == ahead + 1
         assert waited[2] == 0.0
-        # They began their twelfth when the slow one, after 5 s each, had made so many fewer than eleven.
+        # The fast workers start mini-batch 12 after the slow worker has made 11 − `ahead`, in 5 s each.
         assert [waited[0], waited[1], waited[3]] == [5.0 * (11 - ahead) - 11.0] * 3
 
 
@@ -78,7 +78,7 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
 @EVERY
 @pytest.mark.parametrize("mini_batches", [1, 20, 50])
 async def test_a_job_resumes_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
-    """Weights, optimizer state, clocks, and the place of each worker in the data are all of one moment."""
+    """Weights, optimizer state, clocks and each worker's position in the data must be of one moment."""
 
     def made() -> tuple[Flow, Any, Any]:
         flow = Flow("cut")
@@ -109,14 +109,14 @@ async def test_a_job_resumes_from_a_snapshot_as_if_nothing_had_happened(how: str
     assert model.records == expected.records == 4 * 201
     exact = (
         {"rel": 1e-12, "abs": 1e-12} if how == "BSP" else {"abs": 0.1}
-    )  # Others depend on who is when where.
+    )  # The other results depend on the schedule.
     assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], **exact)
 
 
 @EVERY
 @pytest.mark.parametrize("mode", ["drain", "suspend"])
 async def test_a_job_can_be_stopped_in_the_middle(how: str, mode: Any) -> None:
-    """A drained training returns its model so far; a worker that waits for an ended worker must not delay it."""
+    """A drained training returns its current model; a worker that waits for an ended worker must not delay the stop."""
     flow = Flow("stopped")
     training = train_on_parameter_server(
         flow.from_items(made_up_rows(201)),
@@ -141,7 +141,7 @@ async def test_a_job_can_be_stopped_in_the_middle(how: str, mode: Any) -> None:
 
 
 class GivesWay(ParameterServerWorker):
-    """Lets other tasks run, so that a job can be stopped in the middle."""
+    """Lets other tasks run in each mini-batch, so that a job can be stopped in the middle."""
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Any:
         await asyncio.sleep(0)

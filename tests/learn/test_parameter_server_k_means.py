@@ -1,4 +1,4 @@
-"""k-means on a parameter server: Lloyd's rounds where all go in step, and about as good where they do not."""
+"""k-means on a parameter server equals Lloyd's rounds under BSP, and is about as good under SSP and ASP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INITIAL = POINTS[[0, 70, 150]]
 def clustered(
     points: Any, consistency: Any, *, shards: int = 2, seed: int | None = None, **options: Any
 ) -> Any:
-    """Return versions and losses; with a ``seed``, under a random schedule."""
+    """Return versions and losses; with a ``seed``, the job runs under a random schedule."""
     flow = Flow("k-means")
     given = flow.from_items(points) if seed is None else cut_items(flow, points, seed=seed)
     settings = {"initial": INITIAL, "workers": WORKERS} | options
@@ -43,7 +43,7 @@ def clustered(
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_in_step_with_all_points_it_is_lloyds_rounds(shards: int) -> None:
-    """A cluster may be on any shard; the count of another cluster would move it to a wrong place."""
+    """Each shard has other clusters; with the count of another cluster, a cluster would move to a wrong place."""
     lloyd = KMeans(clusters=3, rounds=6, initial=INITIAL, tolerance=None).fit(POINTS)
     [model], losses = clustered(POINTS, BSP(), shards=shards, epochs=6)
     assert model.parameters["centroids"] == pytest.approx(lloyd.centroids, rel=1e-12, abs=1e-12)
@@ -55,7 +55,7 @@ def test_in_step_with_all_points_it_is_lloyds_rounds(shards: int) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
 def test_mini_batches_move_centroids_as_online_k_means_does(decay: float) -> None:
-    """The weights by which older points count: forgotten, or counted again with every mini-batch."""
+    """The weights of older points were forgotten, or were counted again with every mini-batch."""
     online = OnlineKMeans(3, decay=decay, initial=INITIAL)
     for start in range(0, len(POINTS), 20):
         online.learn(POINTS[start : start + 20])
@@ -67,7 +67,7 @@ def test_mini_batches_move_centroids_as_online_k_means_does(decay: float) -> Non
 
 @pytest.mark.parametrize("how", ALL)
 def test_a_centroid_without_points_stays_where_it_is(how: str) -> None:
-    """0/0 made it NaN, and then it was the nearest to none for ever."""
+    """0/0 made the centroid NaN, and no point was ever nearest to NaN."""
     far_off = np.array([[0.0, 0.0, 0.0], [500.0, 0.0, 0.0]])
     [model], _ = clustered(POINTS, ALL[how], initial=far_off, epochs=3)
     assert model.parameters["centroids"][1].tolist() == [500.0, 0.0, 0.0]
@@ -89,7 +89,7 @@ def test_the_number_of_shards_changes_nothing(how: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
-    """A worker's sums came too late for the move, and were counted to the next."""
+    """The sums of a worker arrived after the move, and were counted for the next move."""
     [expected], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3)
     [model], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3, seed=seed)
     assert model.parameters["centroids"] == pytest.approx(expected.parameters["centroids"], rel=1e-9)
@@ -97,7 +97,7 @@ def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def a9a() -> tuple[Any, Any, float]:
-    """The rows, the first centroids, and the inertia after ten rounds of Lloyd's algorithm."""
+    """Return the rows, the first centroids, and the inertia after ten rounds of Lloyd's algorithm."""
     flow = Flow("read")
     records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_train.libsvm')}")).collect()
     flow.run()
@@ -110,7 +110,7 @@ def a9a() -> tuple[Any, Any, float]:
 
 @pytest.mark.parametrize("how", ALL)
 def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tuple[Any, Any, float]) -> None:
-    """Within two percent of the sum of squared distances, in three passes instead of ten."""
+    """The sum of squared distances must be within two percent of Lloyd's, after three passes instead of ten."""
     rows, initial, inertia = a9a
     flow = Flow("a9a")
     clustering = k_means_on_parameter_server(
@@ -133,7 +133,7 @@ def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tu
 
 
 async def test_versions_are_published() -> None:
-    """Another service assigns points with them."""
+    """Another service uses the published versions to assign points."""
     updates = MemoryBroker().topic("updates")
     await updates.create()
     flow = Flow("publish")
@@ -163,7 +163,7 @@ async def test_versions_are_published() -> None:
 
 
 def test_rows_that_are_no_points_are_left_out() -> None:
-    """A row too short ended the job for all others."""
+    """One row that was too short ended the job for all other rows."""
     points = [*POINTS.tolist()[:10], [1.0, np.nan, 0.0], [1.0], *POINTS.tolist()[10:]]
     [model], _ = clustered(points, BSP(), epochs=1, on_error="skip")
     assert model.records == len(POINTS)
@@ -178,7 +178,7 @@ def test_without_points_the_job_fails_and_says_so() -> None:
 
 
 def test_points_of_another_length_fail_the_job_and_name_it() -> None:
-    """Numpy said that shapes could not be broadcast."""
+    """The error was numpy's and said only that shapes could not be broadcast."""
     with pytest.raises(JobFailed, match="expected points as arrays of 3 numbers, given some of 2"):
         clustered(POINTS[:, :2], BSP())
 
@@ -197,7 +197,7 @@ def test_points_of_another_length_fail_the_job_and_name_it() -> None:
     ],
 )
 def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
-    """Found out when the job ran, it pointed at no line of the user's."""
+    """An error at run time names no line of the user's program."""
     settings: dict[str, Any] = {"initial": [[0.0]], "consistency": BSP()} | options
     with pytest.raises(GraphError, match=f"k_means_on_parameter_server.*{message}"):
         k_means_on_parameter_server(Flow("refused").from_items([[1.0]]), ParameterServer(), **settings)
@@ -207,7 +207,7 @@ def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any],
     ("settings", "given"), [({"sparse": True}, "a sparse one"), ({"dtype": "int64"}, "one of int64")]
 )
 def test_centroids_need_a_dense_matrix_of_fractions(settings: dict[str, Any], given: str) -> None:
-    """Centroids of whole numbers moved to the left, without an error."""
+    """Integer centroids were rounded down with every move, without an error."""
     rows = len(CentroidRows(2))
     with pytest.raises(
         ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"

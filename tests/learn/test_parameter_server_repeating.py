@@ -1,4 +1,4 @@
-"""Data that each subtask goes through again and again, at its own pace."""
+"""Each subtask repeats its data in several passes, at its own pace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_MEMORY = 1 << 20
 
 
 class Tagged(Operator):
-    """Emits the subtask with each record."""
+    """Emits each record with the index of the subtask."""
 
     def open(self, context: Any) -> None:
         self.subtask = context.subtask_index
@@ -42,14 +42,14 @@ def by_subtask(items: list[tuple[int, Any]]) -> list[list[Any]]:
 @pytest.mark.parametrize("memory_bytes", [IN_MEMORY, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_subtask_sees_its_records_in_the_same_order_in_every_pass(seed: int, memory_bytes: int) -> None:
-    """The records come from memory, and from disk."""
+    """The order must be the same from memory and from disk."""
     flow, seen = passing(range(21), seed=seed, memory_bytes=memory_bytes)
     run(flow, seed=seed, limits=ChannelLimits(records=3))
     assert by_subtask(seen.items) == [[*range(0, 21, 2)] * 3, [*range(1, 21, 2)] * 3]
 
 
 def test_arrays_are_as_they_were_when_they_come_from_disk() -> None:
-    """Mini-batches are arrays."""
+    """Mini-batches are arrays, and must keep their shape and values on disk."""
     arrays = [np.full((2, 3), float(number)) for number in range(5)]
     flow, seen = passing(arrays, memory_bytes=1, passes=2)
     run(flow)
@@ -59,14 +59,14 @@ def test_arrays_are_as_they_were_when_they_come_from_disk() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_subtask_without_records_ends(count: int) -> None:
-    """It looked for the first of none."""
+    """A subtask without records failed because it read its first record."""
     flow, seen = passing(range(count), passes=2)
     assert run(flow).state == "finished"
     assert seen.items == [(0, 0)] * 2 * count
 
 
 def test_a_subtask_that_hangs_does_not_keep_the_others_from_their_next_pass() -> None:
-    """Replayed streams differ: their passes are epochs, which all subtasks share."""
+    """The passes of a replayed stream are epochs that all subtasks share; these passes must not wait for each other."""
     flow = Flow("at their own pace")
     may_go_on = asyncio.Event()
 
@@ -91,7 +91,7 @@ def test_a_subtask_that_hangs_does_not_keep_the_others_from_their_next_pass() ->
 
 @pytest.mark.parametrize("after", [1, 30])
 def test_a_job_that_is_drained_ends_in_the_middle_of_a_pass(after: int) -> None:
-    """Ctrl-C meant a thousand passes more."""
+    """After Ctrl-C the job first made a thousand more passes."""
 
     async def main() -> list[Any]:
         flow, seen = passing(range(21), passes=1_000)
@@ -109,7 +109,7 @@ def test_a_job_that_is_drained_ends_in_the_middle_of_a_pass(after: int) -> None:
 @pytest.mark.parametrize("after", [1, 9, 25, 60])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_restored_job_resumes_where_each_subtask_was(after: int, seed: int) -> None:
-    """In the first pass, between two, in the last: nothing is sent twice, and nothing left out."""
+    """The snapshot comes in the first pass, between two passes, or in the last; no record may be repeated or lost."""
 
     async def main() -> list[Any]:
         flow, first = passing(range(21), seed=seed)

@@ -1,6 +1,4 @@
-"""Linear models on a parameter server: the same numbers with any shards, any schedule, and any distribution of
-rows.
-"""
+"""Linear models on a parameter server learn the same numbers with any shards, schedule and distribution of rows."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 @EVERY
 def test_on_a9a_four_workers_learn_what_linear_models_are_known_to_reach_there(how: str) -> None:
-    """Accuracy .848 and area .900: staleness, lost gradients or a wrong mean would show."""
+    """Linear models reach .848 accuracy and .900 area; stale or lost gradients, or a wrong mean, would lower both."""
     train = data_file("a9a/a9a_123d_train.libsvm")
     flow = Flow("read")
     records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_test.dummy')}")).collect()
@@ -70,7 +68,7 @@ def test_on_a9a_four_workers_learn_what_linear_models_are_known_to_reach_there(h
 
 
 def in_step_by_numpy(features: Any, targets: Any, rule: str, *, batch: int, epochs: int) -> tuple[Any, float]:
-    """Return the sums of the gradients of all workers, computed from all rows: row i belongs to worker i mod n."""
+    """Return weights and intercept, computed in numpy: row i belongs to worker i mod n."""
     with_ones = np.column_stack([features, np.ones(len(features))])
     parts = [(with_ones[worker::WORKERS], targets[worker::WORKERS]) for worker in range(WORKERS)]
     turns = [
@@ -81,7 +79,7 @@ def in_step_by_numpy(features: Any, targets: Any, rule: str, *, batch: int, epoc
     for turn in range(max(map(len, turns))):
         gradient = np.zeros_like(weights)
         for mini_batches in turns:
-            if turn < len(mini_batches):  # A worker that is through takes no part any more.
+            if turn < len(mini_batches):  # A worker that has ended adds no gradient.
                 rows, wanted = mini_batches[turn]
                 gradient += (1 / (1 + np.exp(-(rows @ weights))) - wanted) @ rows
         gradient /= batch * WORKERS
@@ -98,7 +96,7 @@ def in_step_by_numpy(features: Any, targets: Any, rule: str, *, batch: int, epoc
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 @pytest.mark.parametrize("count", [400, 403])
 def test_in_step_it_is_the_mean_of_all_workers_mini_batches(count: int, rule: str, shards: int) -> None:
-    """A gradient was lost, counted twice or divided by another number; a worker had a row more than the others."""
+    """A gradient was lost, counted twice or divided by a wrong number; one worker has one row more than the others."""
     rows = made_up_rows(count)
     optimizer = SGD(0.5) if rule == "sgd" else AdaGrad(0.3)
     [model], _ = trained(rows, BSP(), shards=shards, optimizer=optimizer)
@@ -110,12 +108,12 @@ def test_in_step_it_is_the_mean_of_all_workers_mini_batches(count: int, rule: st
 
 @pytest.mark.parametrize("seed", range(3))
 def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
-    """A worker that ended and left before its last gradient was applied took it along."""
+    """When a worker left before its last gradient was applied, the gradient was lost."""
     rows = made_up_rows(203)
     [expected], _ = trained(rows, BSP(), batch=5)
     [*versions, model], _ = trained(rows, BSP(), batch=5, seed=seed, publish_every=4)
     assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], rel=1e-9)
-    # Each after four clocks of four workers more; the three with 50 rows end an epoch with a mini-batch less.
+    # A version counts four more clocks of four workers; workers with 50 rows have a mini-batch less per epoch.
     assert [version.records for version in versions[:2]] == [80, 160]
 
 
@@ -129,7 +127,7 @@ def test_workers_without_rows_delay_no_worker(count: int) -> None:
 
 
 class SlowToEnd(ParameterServerWorker):
-    """All workers except the first notice late that their rows have ended."""
+    """Delays the end of every worker except the first."""
 
     async def finish(self, out: Any) -> None:
         if self.context.subtask_index:
@@ -139,7 +137,7 @@ class SlowToEnd(ParameterServerWorker):
 
 
 def test_the_last_gradient_of_a_worker_that_ends_first_is_applied() -> None:
-    """The gradient waited for the clock of workers that left without a clock, and was lost."""
+    """The last gradient waited for the clock of workers that had left without a clock, and was lost."""
     rows = made_up_rows(WORKERS + 1)
     [model], _ = trained(rows, BSP(), batch=1, epochs=1, optimizer=SGD(0.5), worker=SlowToEnd)
     weights, _ = in_step_by_numpy(*dense(rows), "sgd", batch=1, epochs=1)
@@ -151,7 +149,7 @@ def test_the_last_gradient_of_a_worker_that_ends_first_is_applied() -> None:
 
 @EVERY
 def test_the_number_of_shards_changes_nothing(how: str) -> None:
-    """A column on another shard is the same column."""
+    """A column must have the same values on any shard."""
     rows = made_up_rows(200)
     results = [trained(rows, ALL[how], shards=shards)[0][-1].parameters for shards in (1, 2, 5)]
     for other in results[1:]:
@@ -161,7 +159,7 @@ def test_the_number_of_shards_changes_nothing(how: str) -> None:
 
 @EVERY
 def test_a_second_run_gives_the_same_bits(how: str) -> None:
-    """The result is also equal under ASP: in one process the order of the calls is fixed."""
+    """Results are equal even under ASP, because in one process the order of the calls is fixed."""
     rows = made_up_rows(200)
     first, second = (trained(rows, ALL[how], publish_every=3) for _ in range(2))
     assert [model.parameters["weights"].tolist() for model in first[0]] == [
@@ -175,7 +173,7 @@ def test_a_second_run_gives_the_same_bits(how: str) -> None:
 
 @EVERY
 def test_every_mini_batch_of_every_epoch_is_learned_from_once(how: str) -> None:
-    """At the border between two epochs one was left out, or came twice."""
+    """At the border between two epochs, a mini-batch was left out or repeated."""
     _, losses = trained(made_up_rows(203), ALL[how])
     clocks = {
         worker: [each["clock"] for each in losses if each["worker"] == worker] for worker in range(WORKERS)
@@ -197,22 +195,22 @@ def test_dense_rows_learn_the_same_as_sparse_ones(how: str) -> None:
 
 
 def test_only_columns_that_a_mini_batch_needs_are_pulled_and_pushed() -> None:
-    """A model of millions of weights, of which a mini-batch names a hundred, was sent to and fro as a whole."""
+    """A mini-batch names a hundred of a million weights, but the whole model was sent in both directions."""
     server = ParameterServer(shards=2)
     rows, wide = made_up_rows(40), 1_000_000
     trained(rows, ASP(), server=server, features=wide, epochs=1)
     [*counts] = [matrix for shard in server.statistics().shards for matrix in shard.matrices]
-    needed = sum(  # of each mini-batch, and the intercept
+    needed = sum(  # the columns of each mini-batch, and the intercept
         len(np.unique(np.concatenate([row["indices"] for row in rows[worker::WORKERS]]))) + 1
         for worker in range(WORKERS)
     )
     assert sum(matrix.numbers_added for matrix in counts) == needed
-    # A worker that leaves asks for one number more; and the last version is all of them.
+    # Each worker reads one more number when it leaves, and the last version reads all numbers.
     assert sum(matrix.numbers_read for matrix in counts) == needed + WORKERS + wide + 1
 
 
 def test_linear_regression_finds_the_plane() -> None:
-    """The other loss: predictions are the margins themselves."""
+    """With the squared loss, predictions are the margins themselves."""
     generator = np.random.default_rng(3)
     rows = generator.normal(size=(400, 3))
     wanted = rows @ [1.0, -2.0, 0.5] + 3.0
@@ -231,7 +229,7 @@ def test_linear_regression_finds_the_plane() -> None:
 
 
 def test_sample_weights_count_rows_twice_or_not_at_all() -> None:
-    """A mini-batch whose rows all weigh nothing is no step."""
+    """A mini-batch whose rows all have weight 0 must not make a step."""
     rows = made_up_rows(60)
     times = [2.0 if number % 3 == 0 else 0.0 if number % 3 == 1 else 1.0 for number in range(60)]
 
@@ -249,7 +247,7 @@ def test_sample_weights_count_rows_twice_or_not_at_all() -> None:
 
 
 def test_a_step_changes_only_weights_whose_features_are_there() -> None:
-    """With l2 a sparse model would otherwise be shrunk as a whole by every mini-batch of every worker."""
+    """With l2, every mini-batch of every worker would otherwise shrink the whole sparse model."""
     rows = made_up_rows(60)
     optimizer = SGD(0.5, l2=0.1)
     [model], _ = trained(rows, ASP(), workers=1, optimizer=optimizer, intercept=False)
@@ -264,7 +262,7 @@ def test_a_step_changes_only_weights_whose_features_are_there() -> None:
 
 
 def test_another_flow_continues_with_the_matrices_of_the_server() -> None:
-    """One epoch today and two tomorrow are three."""
+    """One epoch today and two tomorrow must equal three epochs."""
     rows, server = made_up_rows(200), ParameterServer(shards=2)
     trained(rows, BSP(), server=server, epochs=1)
     [model], _ = trained(rows, BSP(), server=server, epochs=2)
@@ -277,7 +275,7 @@ def test_another_flow_continues_with_the_matrices_of_the_server() -> None:
 
 
 def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() -> None:
-    """One damaged row removed the 99 rows next to it."""
+    """One damaged row removed the 99 other rows of its mini-batch."""
     rows = made_up_rows(40)
     damaged = [*rows[:5], {**rows[5], "label": 7.0}, {**rows[6], "indices": np.arange(41, 47)}, *rows[7:]]
     [model], _ = trained(damaged, ASP(), workers=1, on_error="skip", epochs=2)
@@ -285,7 +283,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() ->
 
 
 def test_without_examples_the_job_fails_and_says_so() -> None:
-    """A version of zeros would be served."""
+    """A model of zeros would be published and served."""
     with pytest.raises(
         JobFailed, match="train_on_parameter_server: expected examples to learn from, given none"
     ):
@@ -293,14 +291,14 @@ def test_without_examples_the_job_fails_and_says_so() -> None:
 
 
 def test_weights_that_run_away_end_the_job_and_say_what_to_do() -> None:
-    """NaN in a weight is NaN in every prediction from then on."""
+    """NaN in a weight makes every later prediction NaN."""
     rows = [{"label": 1.0, "indices": [0], "values": [1e200]}]
     with pytest.raises(JobFailed, match="lower the learning rate, or scale the features"):
         trained(rows, ASP(), loss="squared", optimizer=SGD(1.0), epochs=3, workers=1)
 
 
 def test_two_trainings_share_no_server() -> None:
-    """Each waited for the clocks of the other's workers, for ever."""
+    """Each training waited for ever for the clocks of the other's workers."""
     flow, server = Flow("two"), ParameterServer(name="shared")
     settings: dict[str, Any] = {"features": 3, "consistency": BSP()}
     train_on_parameter_server(flow.from_items([1]), server, **settings)
@@ -336,14 +334,14 @@ class Endless(Source):
     ],
 )
 def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
-    """Found out when the job ran, it pointed at no line of the user's."""
+    """An error at run time names no line of the user's program."""
     settings: dict[str, Any] = {"server": ParameterServer(), "features": 3, "consistency": BSP()} | options
     with pytest.raises(GraphError, match=f"train_on_parameter_server.*{message}"):
         train_on_parameter_server(Flow("refused").from_items([1]), settings.pop("server"), **settings)
 
 
 def test_an_endless_stream_is_read_once() -> None:
-    """It would wait for the end of the first epoch for ever."""
+    """The second pass would wait for ever for the end of the first."""
     endless = Flow("endless").from_source(Endless)
     settings: dict[str, Any] = {"features": 3, "consistency": BSP()}
     with pytest.raises(GraphError, match=r"\(epochs=\): expected 1 for 'Endless', which never ends, given 2"):

@@ -1,4 +1,4 @@
-"""Versions of a model that is trained on a parameter server: their counts and their topics."""
+"""A model that is trained on a parameter server has versions with correct counts, and publishes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 @EVERY
 async def test_versions_are_published_and_served(how: str) -> None:
-    """The last version is the state when every worker has left, and not when the first one has finished."""
+    """The last version must be the state after the last worker has left, and not after the first has finished."""
     updates = MemoryBroker().topic("updates")
     await updates.create()
     server, flow = ParameterServer(shards=2), Flow("publish")
@@ -44,7 +44,7 @@ async def test_versions_are_published_and_served(how: str) -> None:
     training.models.publish_model(updates, model="ctr")
     await ended(await flow.start())
     seen = [update async for update in model_updates(updates, "ctr", follow=False)]
-    # The first worker makes 18 clocks; at the fourth, eighth … it has others to come.
+    # The first worker makes 18 clocks: a version at the clocks 4, 8, 12 and 16, and one at the end.
     assert [update.version for update in seen] == [1, 2, 3, 4, 5]
     assert [update.records for update in seen] == sorted(update.records or 0 for update in seen)
     assert seen[-1].records == 3 * 203
@@ -62,7 +62,7 @@ async def test_versions_are_published_and_served(how: str) -> None:
 
 
 def versions_of(told: list[dict[str, Any]], consistency: Any) -> list[tuple[int | None, float]]:
-    """Return records and loss of the versions that the messages of two workers make."""
+    """Return records and loss of each version that the messages of two workers produce."""
     learner = LinearLearner(
         matrix="w",
         features=1,
@@ -88,7 +88,7 @@ def told_by(worker: int, clock: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("late", range(4))
 def test_in_step_a_version_counts_what_all_had_learned_from_at_its_clock(late: int) -> None:
-    """Heard a moment later, a worker's mini-batch was counted to the next version: no two runs said the same."""
+    """The message of a worker arrived later and counted for the next version, so two runs gave different counts."""
     told = [told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}, told_by(0, 3)]
     others = [told_by(1, 1), told_by(1, 2), told_by(1, 3)]
     for place, message in enumerate(others):
@@ -97,7 +97,7 @@ def test_in_step_a_version_counts_what_all_had_learned_from_at_its_clock(late: i
 
 
 def test_in_step_a_version_does_not_wait_for_who_has_ended() -> None:
-    """It came with the last one, at the end."""
+    """The version came only with the last version, at the end of the job."""
     told = [told_by(1, 1), told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}]
     assert versions_of(told, BSP()) == []
     assert versions_of([*told, {"worker": 1, "ended": True}], BSP()) == [(30, 41.0 / 30)]

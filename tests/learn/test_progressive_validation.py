@@ -1,4 +1,4 @@
-"""Metrics of predictions made before learning, against definitions written out."""
+"""Metrics of predictions that are made before learning are compared with their definitions."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ rows = st.lists(
 
 
 def auc_by_pairs(predictions, targets, weights):
-    """Compute the area from every pair of one row of each target."""
+    """Compute the area from all pairs of a row of target 1 and a row of target 0."""
     pairs = higher = 0.0
     for p, y, w in zip(predictions, targets, weights, strict=True):
         for q, z, v in zip(predictions, targets, weights, strict=True):
@@ -63,7 +63,7 @@ def stream(seed, count, *, spread=1.0):
 @settings(deadline=None)
 @given(rows)
 def test_metrics_are_what_they_are_defined_to_be(rows):
-    """Weighted, with ties and with predictions of certainty; the window here holds everything."""
+    """The rows have weights, ties and predictions of 0 and 1; the window contains all rows."""
     predictions, targets, weights = zip(*rows, strict=True)
     validation = ProgressiveValidation(window=100)
     validation.update(predictions, targets, weights)
@@ -79,7 +79,7 @@ def test_metrics_are_what_they_are_defined_to_be(rows):
 
 @pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
 def test_the_window_holds_exactly_the_last_rows(cut):
-    """Off by one at the seam of the ring, and batches larger than the window."""
+    """The window was wrong by one row at the seam of its ring, or for a batch larger than the window."""
     predictions, targets, weights = stream(1, 1000)
     validation = ProgressiveValidation(window=128)
     for start in range(0, 1000, cut):
@@ -95,7 +95,7 @@ def test_the_window_holds_exactly_the_last_rows(cut):
 
 
 def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
-    """The same stream through other transport batches must give the same record."""
+    """The same stream in other transport batches must give the same record."""
     columns = stream(2, 1000)
     results = set()
     for cut in (1, 3, 64, 1000):
@@ -109,7 +109,7 @@ def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("spread", [0.1, 0.3, 1.0, 3.0, 10.0])
 def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
-    """Scores close together, as of a young model, and extreme ones, as of a model that is too sure."""
+    """A young model gives scores close together, and an overconfident model gives extreme scores."""
     predictions, targets, weights = stream(seed, 20_000, spread=spread)
     validation = ProgressiveValidation(window=1)
     validation.update(predictions, targets, weights)
@@ -123,7 +123,7 @@ def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
 @settings(deadline=None)
 @given(rows)
 def test_exact_auc_counts_pairs(rows):
-    """Ties count half, in any order of the rows."""
+    """Ties count half, and the order of the rows does not matter."""
     columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
     expected = auc_by_pairs(*columns)
     found = area_under_curve(*columns)
@@ -131,7 +131,7 @@ def test_exact_auc_counts_pairs(rows):
 
 
 def test_auc_is_left_out_until_both_targets_came():
-    """NaN is not JSON, and 0 or ½ would be a claim."""
+    """NaN is not JSON, and 0 or ½ would be a false statement."""
     validation = ProgressiveValidation()
     assert validation.metrics() == {"count": 0, "weight": 0.0, "window_count": 0, "window_weight": 0.0}
     validation.update([0.3, 0.4], [0, 0])
@@ -141,7 +141,7 @@ def test_auc_is_left_out_until_both_targets_came():
 
 
 def test_regression_has_its_own_metrics():
-    """The loss is the one that is minimized: half the squared error."""
+    """The loss is the minimized one: half the squared error."""
     validation = ProgressiveValidation(window=2, kind="regression")
     validation.update([1.0, 5.0, 3.0], [2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
     assert validation.metrics() == pytest.approx(
@@ -163,7 +163,7 @@ def test_regression_has_its_own_metrics():
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
-    """To the last bit, with weights, with a full window and a window that is not yet full."""
+    """Metrics are equal to the last bit, with weights, with a full window and with a partly filled window."""
     columns = stream(3, 900)
     for at, window in ((300, 256), (100, 256), (700, 1)):
         through, before, after = (ProgressiveValidation(window=window, kind=kind) for _ in range(3))
@@ -173,7 +173,7 @@ def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
         saved = before.state()
         frozen = copy.deepcopy(saved)
         before.update(*(column[at : at + 99] for column in columns))
-        after.update([0.5], [1])  # what the object held before does not shine through
+        after.update([0.5], [1])  # the restore must replace this earlier state
         after.restore(saved)
         assert after.metrics() == restored(window, kind, frozen).metrics()
         after.update(*(column[at:] for column in columns))
@@ -188,7 +188,7 @@ def restored(window, kind, state):
 
 
 def test_a_restored_window_may_be_smaller():
-    """A setting may change between two runs; the last rows are kept."""
+    """The window's size may change between two runs; the last rows are kept."""
     columns = stream(4, 1500)
     large, small = ProgressiveValidation(window=400), ProgressiveValidation(window=100)
     large.update(*columns)
@@ -197,7 +197,7 @@ def test_a_restored_window_may_be_smaller():
 
 
 def test_state_holds_only_bins_in_use():
-    """A checkpoint of a young validation is small."""
+    """A checkpoint of a validation with few rows must be small."""
     validation = ProgressiveValidation()
     validation.update([0.2, 0.2, 0.7], [0, 1, 1])
     assert len(validation.state()["scores"]["bins"]) == 2
@@ -226,7 +226,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_counted(predictions, targets, 
 
 
 def test_settings_and_states_that_cannot_be_are_refused():
-    """A state of the other kind has other sums at the same names."""
+    """The state of the other kind has other sums under the same names."""
     with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
         ProgressiveValidation(window=0)
     with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification" or "regression"'):

@@ -1,4 +1,4 @@
-"""Tables of pandas, polars and Arrow, given to learners: their rows are taken, or they are refused."""
+"""Learners accept the rows of pandas, polars and Arrow tables, or refuse them with a clear error."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ uses = pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 @libraries
 @uses
 def test_the_rows_of_a_table_are_those_of_its_matrix(use: Make, table: Make, column: Make) -> None:
-    """Whoever has a table has no reason to think of arrays."""
+    """A user who has a table has no reason to convert it to arrays."""
     assert list(use(table(X), column(Y))) == list(use(MATRIX, np.array(Y)))  # type: ignore[call-arg]
 
 
@@ -133,7 +133,7 @@ def test_the_rows_of_a_table_are_those_of_its_matrix(use: Make, table: Make, col
     ids=lambda use: use.__name__,
 )
 def test_a_column_that_is_none_of_numbers_is_named(use: Make) -> None:
-    """Texts of digits were read as numbers, and times became thousand millions."""
+    """Texts of digits were read as numbers, and timestamps became numbers of 1e18."""
     times = pandas.DataFrame({"a": [0.0, 1.0], "at": pandas.to_datetime(["2024-01-01", "2024-01-02"])})
     for table, name, kind in (
         (times, "at", "datetime64"),
@@ -147,7 +147,7 @@ def test_a_column_that_is_none_of_numbers_is_named(use: Make) -> None:
 
 @uses
 def test_a_query_is_refused_with_what_to_do(use: Make) -> None:
-    """It is no rows yet."""
+    """A lazy query has no rows yet."""
     query = polars.DataFrame(X).lazy()
     with pytest.raises(ModelError, match=r"a query of them, a polars.LazyFrame; write ….collect\(\)"):
         use(query, query)  # type: ignore[call-arg]
@@ -155,14 +155,14 @@ def test_a_query_is_refused_with_what_to_do(use: Make) -> None:
 
 @libraries
 def test_a_tree_learns_classes_that_are_texts(table: Make, column: Make) -> None:
-    """A column of texts was an array of objects, and refused with one of the texts as the reason."""
+    """A column of texts was refused, because it was an array of objects."""
     fitted = DecisionTree().fit(table(X), column(["no", "yes", "no", "yes"]), progress=False)
     assert fitted.predict(table(X)).tolist() == ["no", "yes", "no", "yes"]
 
 
 @libraries
 def test_a_hasher_takes_a_table_as_records(table: Make, column: Make) -> None:
-    """Its columns were iterated: string indices must be integers, not 'str'."""
+    """The hasher iterated over the names of columns, and failed with "string indices must be integers, not 'str'"."""
     hasher = FeatureHasher(["color"], numeric=["size"], crosses=[("color", "count")], bits=8)
     fields = {"color": ["red", None, "blue"], "size": [1.0, 2.0, None], "count": [1, 2, 3]}
     records = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
@@ -184,6 +184,6 @@ def test_a_hasher_takes_a_table_as_records(table: Make, column: Make) -> None:
     ],
 )
 def test_what_are_no_records_is_refused_by_a_hasher(given: Any, message: str) -> None:
-    """One record alone is the usual mistake."""
+    """The usual mistake is one record without a list."""
     with pytest.raises(ModelError, match=message):
         FeatureHasher(["a"]).rows(given)

@@ -1,4 +1,4 @@
-"""Online training as a flow: learning, publishing, and bad rows."""
+"""Online training is a flow that learns, publishes, and handles bad rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
-    """Gradients that are added twice, or never, still reduce the loss: only the final weights show it."""
+    """Gradients that are added twice, or never, still reduce the loss; only the final weights show the error."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(table(6_000)),
@@ -114,7 +114,7 @@ def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_step_with_one_worker_it_is_the_loop_written_out(optimizer: Any, seed: int) -> None:
-    """The engine adds and omits nothing, wherever transport batches are cut: every version is equal to the bit."""
+    """The engine must neither add nor omit a step, for any cut of batches: every version is equal to the bit."""
     rows = clicks(500)
     flow = Flow("f")
     training = train_online(
@@ -164,7 +164,7 @@ def test_in_step_the_result_does_not_depend_on_the_schedule() -> None:
 
 
 def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
-    """A gradient that arrives while the owner is busy is a step like any other."""
+    """A gradient that arrives while the owner is busy must make a step like any other."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(table(1_000)), regression, extract=extract, mini_batch=10, workers=2
@@ -175,7 +175,7 @@ def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
 
 
 def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
-    """A restart continues from the published model: the end of the stream must not be lost."""
+    """A restart continues from the published model, so the last version must not be lost."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(table(250)), regression, extract=extract, mini_batch=10, publish_every=10
@@ -187,7 +187,7 @@ def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_training_begins_with_the_given_parameters(mode: Any) -> None:
-    """A service that restarts must not begin at zero; no example may be used before the model is there."""
+    """A restarted service must not begin at zero, and must use no example before the model has arrived."""
     start = {"weights": TRUE_WEIGHTS, "intercept": 3.0, "link": "identity"}
     flow = Flow("f")
     training = train_online(
@@ -204,7 +204,7 @@ def test_training_begins_with_the_given_parameters(mode: Any) -> None:
 
 
 def test_no_examples_give_no_model_and_an_end() -> None:
-    """An empty topic is read to its end, where all steps wait for each other."""
+    """In an empty topic all steps reached the end and waited for each other."""
     for mode in ("asynchronous", "synchronous"):
         flow = Flow("f")
         training = train_online(
@@ -217,7 +217,7 @@ def test_no_examples_give_no_model_and_an_end() -> None:
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: Any) -> None:
-    """One broken event an hour once cost its whole mini-batch, or the service."""
+    """One broken event an hour cost its whole mini-batch, or ended the service."""
     records = as_records(table(100))
     bad: list[Any] = [
         dict(records[3], y=float("nan")),
@@ -255,7 +255,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: An
     ids=str,
 )
 def test_a_bad_question_or_answer_is_left_out_and_the_rest_is_learned(bad: dict[str, Any]) -> None:
-    """With delayed labels one unreadable event ended the training, in spite of its policy."""
+    """With delayed labels, one unreadable event ended the training in spite of the error policy."""
     kind = "question" if "question" in bad else "answer"
     events = [event for event in delayed_events(30, 5) if event.get(kind) != 3]
     place = 3 if kind == "question" else 11
@@ -276,7 +276,7 @@ def test_a_bad_question_or_answer_is_left_out_and_the_rest_is_learned(bad: dict[
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
-    """None: it waited for ever. Two: the owner began with the first, the workers with the second."""
+    """Without an initial record the job waited for ever; with two, owner and workers used different ones."""
     flow = Flow("f")
     train_online(
         flow.from_items(table(100)),
@@ -291,7 +291,7 @@ def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
 
 
 def test_a_start_may_come_in_a_flow_with_parallel_steps() -> None:
-    """The parallelism of the flow was also that of the initial model, and the loop was refused."""
+    """The initial model got the parallelism of the flow, so the loop was refused."""
     flow = Flow("f", parallelism=2)
     training = train_online(
         flow.from_items(table(100)),
@@ -306,8 +306,8 @@ def test_a_start_may_come_in_a_flow_with_parallel_steps() -> None:
 
 
 def test_workers_of_a_wide_model_are_not_flooded_with_its_versions() -> None:
-    """Each gradient was answered to every worker: with three of them models waited by the thousand, on disk, and
-    gradients were made with parameters a thousand steps old.
+    """Every worker received an answer to every gradient. With three workers, thousands of models waited on disk, and
+    gradients were a thousand steps old.
     """
     width = 1 << 17
     peaks: dict[int, int] = {}
@@ -344,7 +344,7 @@ def test_workers_of_a_wide_model_are_not_flooded_with_its_versions() -> None:
 def test_a_row_that_cannot_be_learned_from_ends_the_job_with_its_reason(
     mode: Any, bad: dict[str, Any], message: str
 ) -> None:
-    """NaN in a gradient makes every weight NaN, and every consumer's prediction, for ever."""
+    """NaN in a gradient makes every weight, and every later prediction, NaN."""
     flow = Flow("f")
     training = train_online(
         flow.from_items([bad], parallelism=1), regression, extract=extract, mini_batch=1, mode=mode
@@ -373,7 +373,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
 
 
 async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
-    """New parameters wait behind the barrier: the model learned from eighty mini-batches with the same old
+    """New parameters waited behind the barrier, so the model learned from eighty mini-batches with the same old
     parameters, and the last published version predicted 100 % or 0 %.
     """
     reached = asyncio.Event()
@@ -395,7 +395,7 @@ async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
 
 
 def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:
-    """A model that has learned from the answers meanwhile would look better than it was."""
+    """A prediction after learning from other answers would make the model look better than it was."""
     rate = SGD(0.3)
     flow = Flow("f")
     training = train_online(
@@ -429,9 +429,7 @@ def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:
 
 
 def test_the_answers_to_a_question_find_it_whichever_worker_has_it() -> None:
-    """Answers were distributed to workers in turn, and half of them came to a worker that did not know the
-    question.
-    """
+    """Answers were distributed to workers in turn, so half of them reached a worker that did not know the question."""
     flow = Flow("f")
     training = train_online(
         flow.from_items(delayed_events(300, 20), parallelism=1),
@@ -446,7 +444,7 @@ def test_the_answers_to_a_question_find_it_whichever_worker_has_it() -> None:
 
 
 def test_an_answer_without_a_question_follows_the_policy() -> None:
-    """After a restart the first answers are to questions that the run before has read."""
+    """After a restart, the first answers belong to questions that the previous run read."""
     events = [answer(1_000), *delayed_events(30, 5), answer(2_000)]
     for policy in ("skip", "fail"):
         flow = Flow("f")
@@ -469,7 +467,7 @@ def test_an_answer_without_a_question_follows_the_policy() -> None:
 
 
 def test_two_trainings_in_one_flow_have_names_of_their_own() -> None:
-    """Which of the two a message is about was a guess."""
+    """An error message did not show which of the two trainings it was about."""
     flow = Flow("f")
     rows = flow.from_items(table(100))
     for name in ("shadow", "live"):
@@ -480,7 +478,7 @@ def test_two_trainings_in_one_flow_have_names_of_their_own() -> None:
 
 
 def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
-    """Found at the first record, it would be found in production."""
+    """Without this check, the error would come with the first record, in production."""
     flow = Flow("f")
     rows = flow.from_items(table(10))
     with pytest.raises(
@@ -504,7 +502,7 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
 
 
 async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ever() -> None:
-    """Each of them was larger than the last, by all that the channels held, until there was no memory left."""
+    """Each checkpoint added all records of the channels to the previous one, until the memory was full."""
 
     class Endless(Source):
         bounded = False
@@ -528,7 +526,7 @@ async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ev
         sizes.append(taken(job).last_size_bytes)
         trained.append(job.statistics().step("train").records_in)
     await job.stop("abort")
-    assert trained == sorted(set(trained)), "it learned nothing between two checkpoints"
+    assert trained == sorted(set(trained)), "the job learned nothing between two checkpoints"
     assert max(sizes[30:]) <= 1.2 * max(sizes[:30]), f"{sizes}"
 
 

@@ -1,4 +1,4 @@
-"""Topics for the tests of models: each test that asks for ``make_topic`` runs on memory and on SQLite."""
+"""Each test of models that asks for ``make_topic`` runs on memory and on SQLite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared code of the tests of models: a clock, short functions to write, and compaction of a topic."""
+"""Tests of models share this code: a clock, short functions that write updates, and the compaction of a topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamiter.models.reader import UpdateIntake
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
-# Far above what any test needs: a wait that lasts longer is a hang.
+# The limit is far above the time that any test needs: a longer wait is a hang.
 PATIENCE_S = 30.0
 
 MakeTopic = Callable[..., Awaitable[Topic]]
@@ -79,19 +79,19 @@ def encoder(
 
 
 def update_of(rank: tuple[int, int], model: str = "ctr", **options: Any) -> OutgoingBatch:
-    """Return an update whose parameters are its own version."""
+    """Return an update whose parameters equal its version."""
     return encoder(*rank, model=model, **options).encode([np.array([float(rank[1])])])
 
 
 def large_update(rank: tuple[int, int], **options: Any) -> OutgoingBatch:
-    """Return an update of 4 chunks, whose parameters are its own version."""
+    """Return an update of 4 chunks whose parameters equal its version."""
     batch = encoder(*rank, record_bytes_max=1000, **options).encode([large(rank[1])])
     assert len(batch) == 4
     return batch
 
 
 def large(value: float) -> np.ndarray[Any, Any]:
-    """Return parameters of 4 chunks if records have at most 1,000 bytes."""
+    """Return parameters that fill 4 chunks if records have at most 1,000 bytes."""
     return np.full(500, float(value))
 
 
@@ -108,7 +108,7 @@ def selected(batch: OutgoingBatch, *indices: int) -> OutgoingBatch:
 
 
 def interleaved(*batches: OutgoingBatch) -> OutgoingBatch:
-    """Return the records of several batches, in turns."""
+    """Return the records of several batches: one record of each batch in turn."""
     rows = [list(zip(one.values, one.keys or (), one.headers or (), strict=True)) for one in batches]
     mixed = [row for turn in itertools.zip_longest(*rows) for row in turn if row is not None]
     values, keys, headers = zip(*mixed, strict=True)
@@ -137,7 +137,7 @@ async def all_records(topic: Topic) -> list[TopicRecord]:
 
 
 async def compacted(topic: Topic) -> Topic:
-    """Return a copy of ``topic`` after compaction: the last record of each key, without deleted ones."""
+    """Return a copy of ``topic`` after compaction: the last record of each key, without deleted keys."""
     last = {(record.partition, record.key): record for record in await all_records(topic)}
     kept = sorted(
         (record for record in last.values() if record.value is not None),
@@ -161,7 +161,7 @@ def outgoing(record: TopicRecord) -> OutgoingBatch:
 
 
 def decoded(batch: OutgoingBatch, model: str = "ctr") -> list[ModelUpdate]:
-    """Return the updates in a batch, as a reader gets them."""
+    """Return the updates in a batch as a reader returns them."""
     intake = UpdateIntake(MemoryBroker().topic("models"), model)
     columns = zip(batch.values, batch.keys or (), batch.headers or (), strict=True)
     records = [
@@ -183,4 +183,4 @@ def same(first: Any, second: Any) -> bool:
         return list(first) == list(second) and all(same(first[name], second[name]) for name in first)
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(same, first, second))
-    return repr(first) == repr(second)  # also tells 0.0 from -0.0
+    return repr(first) == repr(second)  # repr also distinguishes 0.0 and -0.0

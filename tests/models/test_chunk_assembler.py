@@ -1,4 +1,4 @@
-"""Chunks of updates that never become whole: bounded, and never mixed."""
+"""Chunks of updates that remain incomplete need bounded memory, and chunks of two updates are never mixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(
 
 
 def test_any_order_gives_the_value() -> None:
-    """The search from the end of a topic meets the last chunk first."""
+    """A search from the end of a topic finds the last chunk first."""
     value = bytes(range(35))
     assert add(ChunkAssembler(), 1, value, 3, 1, 0, 1, 2) == value
 
@@ -36,7 +36,7 @@ def test_updates_that_never_become_whole_are_dropped_from_the_oldest_on() -> Non
     assembler = ChunkAssembler(pending_bytes_max=50)
     for version in range(1, 6):
         add(assembler, version, bytes([version] * 35), 0, 1)
-    assert assembler.dropped == 3  # of 20 bytes each, two fit
+    assert assembler.dropped == 3  # two updates of 20 bytes fit
     assert add(assembler, 4, bytes([4] * 35), 2, 3) == bytes([4] * 35)
     assert add(assembler, 1, bytes([1] * 35), 2, 3) is None
 
@@ -57,7 +57,7 @@ def test_a_repeated_chunk_counts_once() -> None:
 
 
 def test_chunks_that_contradict_each_other_are_refused() -> None:
-    """The same checksum with another number of chunks: one of the headers is wrong."""
+    """Two chunks with the same checksum but different numbers of chunks show that one header is wrong."""
     assembler = ChunkAssembler()
     assembler.add(headers(1, Chunk(0, 3, "00")), b"a")
     with pytest.raises(ValueError, match="chunk 1 is one of 4, those before were of 3"):
@@ -65,7 +65,7 @@ def test_chunks_that_contradict_each_other_are_refused() -> None:
 
 
 def test_closed_chunks_are_those_of_updates_whose_last_chunk_is_there() -> None:
-    """An update that is still being written is nothing to search the past for."""
+    """An update that is still being written must not start a search for older chunks."""
     assembler = ChunkAssembler()
     add(assembler, 1, bytes(35), 0, 1)
     assert assembler.closed_chunks == 0

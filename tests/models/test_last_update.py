@@ -1,4 +1,4 @@
-"""The last update of a model, and the generation of a new run: found from the topic's end."""
+"""The last update of a model, and the generation of a new run, are found from the topic's end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def timed(batch: OutgoingBatch, first_ms: int) -> OutgoingBatch:
 
 
 async def test_an_empty_topic_has_no_last_update_and_begins_with_generation_1(make_topic: MakeTopic) -> None:
-    """The very first run."""
+    """The first run of a model finds an empty topic."""
     topic = await make_topic(partitions=2)
     assert await last_update(topic, "ctr") is None
     assert await next_generation(topic, "ctr") == 1
@@ -113,7 +113,7 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic) -> None:
 async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
     make_topic: MakeTopic, opened_before: int
 ) -> None:
-    """The search had asked for the end of the topic, and continued there in another topic: updates were missed."""
+    """After asking for the end of the topic, the search continued in another topic and missed updates."""
     topic = await make_topic()
     await write(topic, *(update_of((1, version)) for version in range(1, 4)))
     watched = WatchedTopic(topic)
@@ -132,7 +132,7 @@ async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
 
 
 async def test_the_last_update_comes_whole_with_its_contents(make_topic: MakeTopic) -> None:
-    """The warm start begins with exactly the published parameters."""
+    """The warm start must begin with exactly the published parameters."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), large_update((1, 2)), update_of((7, 1), model="spam"))
     update = await last_update(topic, "ctr")
@@ -152,16 +152,16 @@ async def test_a_long_history_is_not_read() -> None:
     watched = WatchedTopic(topic)
     assert await last_rank(watched) == (1, 20_000)  # type: ignore[arg-type]
     assert watched.records_read < 3000
-    assert watched.largest_batch <= 64  # whatever the size of an update, memory stays bounded
+    assert watched.largest_batch <= 64  # memory stays bounded for any size of an update
     assert watched.open_readers == 0
 
 
 async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
-    """Compaction leaves gaps: in windows of some thousand offsets a warm start took minutes."""
+    """Compaction leaves gaps, so a warm start that read windows of a few thousand offsets took minutes."""
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"compact": "1"})
     one = encoder()
-    for _ in range(20):  # each leaves nothing of the one before but its offsets
+    for _ in range(20):  # each batch replaces the previous one, whose offsets become a gap
         await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
     await write(topic, one.encode([np.zeros(1)]))
     for _ in range(20):
@@ -179,19 +179,19 @@ async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
 
 
 async def test_a_model_not_published_for_long_is_found_behind_the_others() -> None:
-    """A quiet model among busy ones has not vanished."""
+    """A model that publishes rarely must be found among models that publish often."""
     topic = await memory_topic()
     await write(topic, timed(large_update((3, 9)), 0))
     busy = encoder(model="busy")
     await write(topic, *(timed(busy.encode([np.zeros(1)] * 1000), 1000 * turn) for turn in range(1, 12)))
     watched = WatchedTopic(topic)
     assert await last_rank(watched) == (3, 9)  # type: ignore[arg-type]
-    assert watched.records_read == 11_004  # each record once
+    assert watched.records_read == 11_004  # the search reads each record once
     assert await next_generation(topic, "ctr") == 4
 
 
 async def test_a_superseded_writer_at_the_end_does_not_hide_the_newest() -> None:
-    """The old process published for a minute after the new one had taken over and stopped."""
+    """The old process still published for a minute after the new process had started and stopped."""
     topic = await memory_topic(clock=ManualClock())
     await write(topic, timed(encoder(1, 1).encode([np.zeros(1)] * 100), 0), timed(update_of((2, 1)), 100))
     await write(topic, timed(encoder(1, 101).encode([np.zeros(1)] * 500), 101))
@@ -200,7 +200,7 @@ async def test_a_superseded_writer_at_the_end_does_not_hide_the_newest() -> None
 
 
 async def test_the_newest_is_found_in_any_partition(make_topic: MakeTopic) -> None:
-    """A topic that gained partitions has the same model in two of them."""
+    """A topic that gained partitions can have the same model in two of them."""
     topic = await make_topic(partitions=3)
     for partition, version in ((0, 4), (2, 6), (1, 5)):
         await write(topic, update_of((1, version), partition=partition))
@@ -218,7 +218,7 @@ async def test_the_newest_is_found_in_a_busy_partition_too() -> None:
 
 
 async def test_an_update_of_many_chunks_is_found_between_those_of_others() -> None:
-    """The first chunk of the update is far before its last chunk: more windows back than the update itself."""
+    """Other updates spread the chunks over more windows than the update itself needs."""
     topic = await memory_topic()
     many = encoder(1, 2, record_bytes_max=460).encode([np.arange(20_000.0)], epoch=1)
     assert len(many) > 300
@@ -248,7 +248,7 @@ async def test_the_search_continues_for_the_chunks_of_a_newer_update() -> None:
 async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(
     make_topic: MakeTopic, lost: int
 ) -> None:
-    """A run that crashed in its first update has used up its generation: the next one is another run."""
+    """A run that crashed in its first update has used its generation, so the next run must use another one."""
     topic = await make_topic()
     kept = [index for index in range(4) if index != lost]
     await write(topic, update_of((1, 1)), large_update((1, 2)), selected(large_update((2, 1)), *kept))
@@ -259,11 +259,11 @@ async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(
 async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skipped(
     make_topic: MakeTopic,
 ) -> None:
-    """A warm start must not silently take an older model than the topic's last."""
+    """A warm start must not silently use a model older than the last one in the topic."""
     topic = await make_topic()
     broken = replace(update_of((1, 2)), values=[b"{"])
     await write(topic, broken, update_of((1, 1)))
-    assert await last_rank(topic) == (1, 1)  # what lies before it is history
+    assert await last_rank(topic) == (1, 1)  # an unreadable record before the last update is ignored
     await write(topic, broken)
     with pytest.raises(DecodeError, match=r"partition 0, offset \d+: expected an update of model 'ctr'"):
         await last_update(topic, "ctr")
@@ -274,18 +274,18 @@ async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skippe
 
 
 async def test_an_unreadable_record_between_the_chunks_of_the_last_update_is_history() -> None:
-    """The end of an update counts, not the place of its first chunk."""
+    """An unreadable record counts as older if it is before the update's last chunk."""
     topic = await memory_topic()
     many = encoder(1, 2, record_bytes_max=1000).encode([np.zeros(10_000)])
     broken = replace(update_of((1, 1)), values=[b"{"])
     middle = len(many) // 2
     await write(topic, selected(many, *range(middle)), broken, selected(many, *range(middle, len(many))))
-    assert middle > 32  # so that the last chunk is met in another window than the first
+    assert middle > 32  # the first and the last chunk are in different windows
     assert await last_rank(topic) == (1, 2)
 
 
 async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(make_topic: MakeTopic) -> None:
-    """A job with checkpoints has a transaction open nearly always: starting a consumer took its whole interval."""
+    """A job with checkpoints nearly always has an open transaction, and a consumer's start took a whole interval."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)))
     transactions = await topic.open_transactions("job")
@@ -304,7 +304,7 @@ async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(mak
 
 
 async def test_retention_that_overtakes_the_search_does_not_end_it() -> None:
-    """A busy topic with short retention: the next records to read have just been deleted."""
+    """In a busy topic with short retention, the next records of the search may have been deleted."""
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"retention_records": "200"})
     await write(topic, update_of((1, 1)), encoder(model="busy").encode([np.zeros(1)] * 150))
@@ -334,7 +334,7 @@ entries = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=60))
 def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, int, str, int]]) -> None:
-    """For any content the result is the same as after reading all records."""
+    """For any content, the result must equal the result of reading all records."""
 
     async def main() -> tuple[tuple[int, int] | None, int]:
         topic = await memory_topic(partitions=3)
@@ -343,7 +343,7 @@ def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, in
             batch = {
                 "small": lambda rank=rank, where=partition: update_of(rank, partition=where),
                 "large": lambda rank=rank, where=partition: large_update(rank, partition=where),
-                # The first chunk of an update that no other entry completes.
+                # This is the first chunk of an update that no other entry completes.
                 "torn": lambda rank=rank, where=partition: selected(
                     large_update((rank[0], rank[1] + 4), partition=where), 0
                 ),
@@ -358,7 +358,7 @@ def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, in
 
 
 async def test_a_deletion_that_no_run_wrote_is_passed_over(make_topic: MakeTopic) -> None:
-    """A header of 5,000 digits, of which Python makes no number, kept every trainer from starting."""
+    """A header of 5,000 digits, which Python does not convert to a number, prevented every trainer from starting."""
     topic = await make_topic()
     headers = (("model", b"ctr"), ("deletes", b"1" * 5000 + b".1"))
     await write(topic, OutgoingBatch([None], keys=[b"ctr#1.1.0"], headers=[headers]))
@@ -370,10 +370,10 @@ async def test_a_new_run_deletes_the_chunks_of_the_runs_before(make_topic: MakeT
     topic = await make_topic()
     old = encoder(1, 1, record_bytes_max=1000)
     await write(topic, old.encode([large(1)]), old.encode([large(2)]))
-    await write(topic, selected(large_update((2, 1)), 0, 1))  # a run that crashed
+    await write(topic, selected(large_update((2, 1)), 0, 1))  # this run crashed
     start = await next_run(topic, "ctr")
     assert start.generation == 3
-    assert start.leftovers == [(1, 2, 4), (2, 1, 4)]  # (1, 1) was deleted by its own run
+    assert start.leftovers == [(1, 2, 4), (2, 1, 4)]  # its own run deleted (1, 1)
     new = encoder(start.generation, record_bytes_max=1000, leftovers=start.leftovers)
     await write(topic, new.encode([large(1)]))
     left = await all_records(await compacted(topic))

@@ -1,4 +1,4 @@
-"""The default predictor: scores, links, dense and sparse rows, and refused input."""
+"""The default predictor handles scores, links, dense and sparse rows, and refuses invalid input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from streamiter.sparse_rows import SparseRows
 
 
 def test_bare_weights_are_a_dot_product() -> None:
-    """The smallest model there is."""
+    """A vector of weights is the smallest possible model."""
     assert LinearPredictor(np.array([1.0, 2.0]))([3.0, 4.0]) == 11.0
 
 
 def test_a_row_gives_a_float_and_rows_an_array() -> None:
-    """One call serves a request or a whole batch."""
+    """One call must serve a single request or a whole batch."""
     predict = LinearPredictor({"weights": np.array([1.0, 2.0]), "intercept": 1.0, "link": "identity"})
     assert isinstance(predict(np.array([1.0, 1.0])), float)
     many = predict(np.array([[1.0, 1.0], [0.0, 0.0], [2.0, -1.0]]))
@@ -33,7 +33,7 @@ def test_a_row_gives_a_float_and_rows_an_array() -> None:
 
 
 def test_logit_gives_probabilities_without_overflow() -> None:
-    """exp(1000) is infinite: a confident model must answer 1, not warn or give NaN."""
+    """exp(1000) is infinite, but a confident model must answer 1 without a warning or NaN."""
     predict = LinearPredictor({"weights": np.array([1.0]), "link": "logit"})
     assert predict([[0.0], [1000.0], [-1000.0]]).tolist() == [0.5, 1.0, 0.0]
     assert predict([np.log(3)]) == pytest.approx(0.75)
@@ -49,7 +49,7 @@ def test_weights_of_other_types_are_computed_with_64_bits() -> None:
     npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)), st.sampled_from(["identity", "logit"])
 )
 def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
-    """A consumer may send either."""
+    """A consumer may send sparse or dense rows."""
     predict = LinearPredictor(
         {"weights": np.array([1.0, -2.0, 0.5, 0.0, 4.0]), "intercept": -0.5, "link": link}
     )
@@ -60,7 +60,7 @@ def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
 
 @given(npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)))
 def test_sparse_rows_of_a_hasher_give_what_their_single_rows_give(matrix: Any) -> None:
-    """They were refused, and the list of tuples in their place took a hundred times as long."""
+    """Such rows were refused, and a list of tuples took a hundred times as long."""
     predict = LinearPredictor(
         {"weights": np.array([0.1, -0.2, 0.3, 0.0, 0.7]), "intercept": -0.5, "link": "logit"}
     )
@@ -72,13 +72,13 @@ def test_sparse_rows_of_a_hasher_give_what_their_single_rows_give(matrix: Any) -
 
 @pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
 def test_a_table_of_numbers_is_a_matrix(table: Any) -> None:
-    """The columns of any numeric types become one matrix."""
+    """Columns of any numeric types must become one matrix."""
     predict = LinearPredictor(np.array([1.0, 10.0]))
     assert predict(table({"x": [1, 2], "y": [0.5, -1.0]})).tolist() == [6.0, -8.0]
 
 
 def test_a_sparse_row_without_features_is_the_intercept() -> None:
-    """All features are 0."""
+    """If all features are 0, the score is the intercept."""
     assert LinearPredictor({"weights": np.ones(3), "intercept": 2.0})(([], [])) == 2.0
 
 
@@ -115,7 +115,7 @@ def test_a_sparse_row_without_features_is_the_intercept() -> None:
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str) -> None:
-    """A broadcast once turned a row of the wrong length into a plausible number."""
+    """A broadcast turned a row of the wrong length into a plausible number."""
     with pytest.raises(ModelError, match=message):
         LinearPredictor(np.ones(3))(x)
 
@@ -139,6 +139,6 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str
     ],
 )
 def test_parameters_that_are_no_linear_model_are_refused(parameters: Any, message: str) -> None:
-    """A model of another kind must not be served as if it were linear."""
+    """A model of another kind must not be served as a linear model."""
     with pytest.raises(ModelError, match=message):
         LinearPredictor(parameters)

@@ -1,4 +1,4 @@
-"""The encoder: versions, refusals, state, and chunks with the keys that compaction needs."""
+"""The encoder counts versions, refuses bad models, restores its state, and writes chunks under keys for compaction."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_a_batch_of_rows_is_one_update_for_each_row() -> None:
 
 
 def test_epoch_of_a_snapshot_goes_before_the_epoch_of_the_call() -> None:
-    """The epoch of the batch is used only if the operator gives no epoch."""
+    """The epoch of the batch is only used if the operator gives no epoch."""
     models = [ModelSnapshot(np.zeros(1), epoch=0), np.zeros(1)]
     assert [update.epoch for update in decoded(encoder().encode(models, epoch=4))] == [0, 4]
     assert decoded(encoder().encode([np.zeros(1)]))[0].epoch is None
 
 
 def test_creation_time_is_that_of_the_given_clock() -> None:
-    """Ages are computed from it, and a simulated run must not look at the machine's clock."""
+    """The age of a model is computed from this time, and a simulated run must not read the machine's clock."""
     clock = ManualClock(now_s=12.5)
     assert decoded(encoder(clock=clock).encode([np.zeros(1)]))[0].created_at_ms == 12_500
 
@@ -95,7 +95,7 @@ def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    """A mistyped format must not silently become another."""
+    """A mistyped format must not silently select another format."""
     with pytest.raises(
         ConfigurationError, match="expected format 'auto', 'json' or 'safetensors', given 'pickle'"
     ):
@@ -117,7 +117,7 @@ def test_a_restored_encoder_resumes_as_if_never_stopped() -> None:
 
 
 def test_chunks_stay_below_the_limit_of_the_topic() -> None:
-    """A record above the broker's limit fails the job at the first large model."""
+    """A record above the broker's limit would fail the job with the first large model."""
     for limit in (600, 1000, 1001):
         batch = encoder(record_bytes_max=limit).encode([np.arange(200.0)])
         assert batch.keys is not None
@@ -129,12 +129,12 @@ def test_chunks_stay_below_the_limit_of_the_topic() -> None:
 
 
 def test_chunks_have_keys_of_their_own_and_the_last_one_that_of_the_model() -> None:
-    """With one key for all chunks compaction would keep one chunk; without the model's key, all updates."""
+    """With one key for all chunks, compaction keeps one chunk; without the model's key, it keeps all updates."""
     batch = large_update((2, 7))
     assert batch.keys is not None
     count = len(batch)
     assert batch.keys == [f"ctr#2.7.{index}".encode() for index in range(count - 1)] + [b"ctr"]
-    assert batch.partition == 0  # spread over partitions by their keys they would lose their order
+    assert batch.partition == 0  # in several partitions the chunks would lose their order
 
 
 def test_the_chunks_of_an_update_are_deleted_behind_the_next_one() -> None:
@@ -146,14 +146,14 @@ def test_the_chunks_of_an_update_are_deleted_behind_the_next_one() -> None:
     deleted = [b"ctr#1.1.0", b"ctr#1.1.1", b"ctr#1.1.2"]
     assert second.keys == written + deleted
     assert second.values[4:] == [None] * 3
-    small = one.encode([np.zeros(1)])  # also behind an update in one record
+    small = one.encode([np.zeros(1)])  # an update of one record also deletes older chunks
     assert small.keys == [b"ctr", *written[:3]]
     assert small.values[1:] == [None] * 3
     assert one.encode([np.zeros(1)]).keys == [b"ctr"]
 
 
 def test_a_limit_too_small_for_the_headers_says_so() -> None:
-    """A topic with a tiny record limit must not end in an endless number of empty chunks."""
+    """A very small record limit must not give an endless number of empty chunks."""
     with pytest.raises(ConfigurationError, match="expected a topic that takes records of more than"):
         encoder(record_bytes_max=100).encode([np.zeros(100)])
 

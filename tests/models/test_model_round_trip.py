@@ -1,4 +1,4 @@
-"""Parameters come back from a topic exactly as they were published."""
+"""Parameters that are read from a topic equal the published parameters exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.models import ModelSnapshot
 
 DTYPES = ["f2", "f4", "f8", ">f8", ">i2", "?", "i1", "i2", "i4", "i8", "u1", "u8"]
 NAMES = ["list", "dict", "dtype", "value", "tensor", "values", "shape", "__metadata__", "a.b"]
-"""Names that mean something to one of the forms."""
+"""Names that have a meaning in one of the formats."""
 
 
 def finite(random: Random) -> float:
@@ -92,15 +92,15 @@ FORMS: list[Literal["json", "safetensors"]] = ["json", "safetensors"]
 def test_parameters_of_every_type_come_back_bit_for_bit(
     example: tuple[Any, Literal["json", "safetensors"]],
 ) -> None:
-    """A float32 model that comes back as float64, or −0.0 as 0.0, is not the model that was trained."""
+    """A float32 model that is read as float64, or −0.0 that is read as 0.0, differs from the trained model."""
     published, form = example
     [update] = decoded(encoder(format=form).encode([published]))
     assert same(update.parameters, as_published(published))
 
 
-@random_examples(parameters, examples=EXAMPLES // 5)  # Each is encoded four times.
+@random_examples(parameters, examples=EXAMPLES // 5)  # Each example is encoded four times.
 def test_equal_models_give_equal_bytes(published: Any) -> None:
-    """A run that is restored writes its updates again: the same chunks under the same keys and checksum."""
+    """A restored run writes its updates again: the same chunks must have the same keys and checksum."""
     for form in FORMS:
         first, second = (encoder(format=form).encode([published]) for _ in range(2))
         assert first.values == second.values
@@ -108,7 +108,7 @@ def test_equal_models_give_equal_bytes(published: Any) -> None:
 
 
 def test_json_of_float64_is_plain_lists_that_any_language_reads() -> None:
-    """Consumers in other languages read the common model without a manual."""
+    """Consumers in other languages must be able to read a common model without a manual."""
     snapshot = ModelSnapshot(
         {"weights": np.array([0.1, -2.0]), "intercept": np.float64(0.5), "link": "logit"},
         records=1000,
@@ -128,7 +128,7 @@ def test_json_of_float64_is_plain_lists_that_any_language_reads() -> None:
 
 
 def test_json_names_the_type_of_other_arrays() -> None:
-    """A reader in another language learns the type and shape of the flat list of values."""
+    """A reader in another language needs the type and the shape of the flat list of values."""
     batch = encoder().encode([{"counts": np.array([[1, 2], [3, 4]], dtype=np.int32)}])
     assert orjson.loads(batch.values[0] or b"")["parameters"] == {
         "counts": {"dtype": "int32", "shape": [2, 2], "values": [1, 2, 3, 4]}
@@ -136,7 +136,7 @@ def test_json_names_the_type_of_other_arrays() -> None:
 
 
 def test_record_has_the_model_as_key_and_the_headers_of_the_format() -> None:
-    """Consumers route by key and headers, without decoding values."""
+    """Consumers filter by key and headers, without decoding values."""
     batch = encoder(2, 5).encode([ModelSnapshot(np.zeros(1), epoch=3)])
     assert batch.keys == [b"ctr"]
     assert batch.headers is not None
@@ -151,7 +151,7 @@ def test_record_has_the_model_as_key_and_the_headers_of_the_format() -> None:
 
 
 def test_large_arrays_go_into_safetensors_that_other_tools_open() -> None:
-    """Tensors have the names of the parameters, so that other safetensors libraries can use them."""
+    """Tensors must have the names of the parameters, so that other safetensors libraries can use them."""
     weights = np.linspace(0, 1, 10_000)
     batch = encoder().encode(
         [{"weights": weights, "layers": [{"bias": np.ones(2, np.float32)}], "link": "logit"}]
@@ -167,7 +167,7 @@ def test_large_arrays_go_into_safetensors_that_other_tools_open() -> None:
     ("count", "form"), [(8192, "application/json"), (8193, "application/vnd.safetensors")]
 )
 def test_auto_changes_the_format_above_64_kib_of_arrays(count: int, form: str) -> None:
-    """The limit is where the doc says it is."""
+    """The limit must be the documented one."""
     headers = encoder().encode([np.zeros(count)]).headers
     assert headers is not None
     assert dict(headers[0])["content_type"] == form.encode()
@@ -175,7 +175,7 @@ def test_auto_changes_the_format_above_64_kib_of_arrays(count: int, form: str) -
 
 @pytest.mark.parametrize("value", [0.5, 3, np.float32(1.5)])
 def test_a_bare_number_is_an_array_without_axes(value: Any) -> None:
-    """A running mean is a model too."""
+    """A running mean is a model whose parameters are one number."""
     [update] = decoded(encoder().encode([value]))
     assert isinstance(update.parameters, np.ndarray)
     assert update.parameters.shape == ()
@@ -183,7 +183,7 @@ def test_a_bare_number_is_an_array_without_axes(value: Any) -> None:
 
 
 def test_arrays_whose_paths_read_the_same_do_not_overwrite_each_other() -> None:
-    """Layer 'a.b' and layer 'b' of block 'a' are two tensors."""
+    """Layer 'a.b' and layer 'b' of block 'a' are two different tensors."""
     published = {"a.b": np.zeros(1), "a": {"b": np.ones(1)}, "__metadata__": np.full(1, 2.0)}
     [update] = decoded(encoder(format="safetensors").encode([published]))
     assert same(update.parameters, published)
@@ -191,14 +191,14 @@ def test_arrays_whose_paths_read_the_same_do_not_overwrite_each_other() -> None:
 
 @pytest.mark.parametrize("form", ["json", "safetensors"])
 def test_arrays_of_text_come_back(form: Any) -> None:
-    """Class names travel with the model that predicts them."""
+    """The class names are published with the model that predicts them."""
     published = {"classes": np.array([["yes", "naïve"]], dtype="<U9")}
     [update] = decoded(encoder(format=form).encode([published]))
     assert same(update.parameters, published)
 
 
 def test_arrays_of_an_update_cannot_be_changed() -> None:
-    """One consumer that changes the weights in place would change every other consumer's model."""
+    """A consumer that changed the weights in place would change the model of every other consumer."""
     for form in ("json", "safetensors"):
         [update] = decoded(encoder(format=form).encode([{"layers": [np.zeros(2), {"b": np.zeros(1)}]}]))
         assert isinstance(update.parameters, dict)

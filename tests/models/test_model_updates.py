@@ -1,4 +1,4 @@
-"""Following a model: order, repetitions, superseded writers, chunks, damage, closing."""
+"""A reader that follows a model handles order, repetitions, superseded writers, chunks, damage and closing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def soon(updates: Any) -> ModelUpdate:
 
 
 async def test_updates_come_in_order_with_their_contents(make_topic: MakeTopic) -> None:
-    """The plain case."""
+    """Without any fault, the reader must return every update in order."""
     topic = await make_topic()
     await write(topic, encoder().encode([np.array([1.0]), np.array([2.0])]))
     updates = [update async for update in model_updates(topic, "ctr", follow=False)]
@@ -62,7 +62,7 @@ async def test_a_reader_opened_before_the_write_gets_each_update_live(make_topic
 
 
 async def test_a_superseded_writer_and_repetitions_never_take_a_reader_back(make_topic: MakeTopic) -> None:
-    """After a failover the old process kept publishing for a minute: consumers flapped between two models."""
+    """After a failover, the old process published for another minute, and consumers alternated between two models."""
     topic = await make_topic()
     written = [(1, 1), (1, 2), (1, 2), (2, 1), (1, 3), (2, 2), (1, 4), (2, 1), (2, 2), (2, 3)]
     await write(topic, *(update_of(rank) for rank in written))
@@ -77,7 +77,7 @@ writes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.booleans())
 @settings(max_examples=60, deadline=None)
 @given(writes)
 def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, bool]]) -> None:
-    """For any interleaving of writers, the returned versions strictly increase, and only other updates are skipped."""
+    """For any interleaving of writers, the versions strictly increase, and only other updates are skipped."""
 
     async def main() -> list[tuple[int, int]]:
         topic = MemoryBroker().topic("models")
@@ -94,7 +94,7 @@ def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, 
 
 
 async def test_records_of_other_models_and_of_no_model_are_skipped(make_topic: MakeTopic) -> None:
-    """Many models share one topic, and commit records may be in it, too."""
+    """Many models share one topic, and the topic may also contain commit records."""
     topic = await make_topic()
     strange = OutgoingBatch(values=[b"\x00", b"{}"], keys=[b"ctr-2", None])
     await write(
@@ -106,7 +106,7 @@ async def test_records_of_other_models_and_of_no_model_are_skipped(make_topic: M
 
 
 async def test_chunks_are_put_together(make_topic: MakeTopic) -> None:
-    """The large model is the one it all was built for."""
+    """A large model in several chunks is the reason for the format."""
     topic = await make_topic()
     await write(topic, large_update((1, 1)), large_update((1, 2)))
     updates = [update async for update in model_updates(topic, "ctr", follow=False)]
@@ -115,7 +115,7 @@ async def test_chunks_are_put_together(make_topic: MakeTopic) -> None:
 
 
 async def test_chunks_of_two_writers_do_not_mix(make_topic: MakeTopic) -> None:
-    """Two runs of one generation, started at the same time, wrote one version each into the same seconds."""
+    """Two runs of one generation started at the same time and wrote one version each, with interleaved chunks."""
     topic = await make_topic()
     one = encoder(1, 1, record_bytes_max=1000).encode([large(1.5)])
     other = encoder(1, 1, record_bytes_max=1000).encode([large(2.5)])
@@ -128,7 +128,7 @@ async def test_chunks_of_two_writers_do_not_mix(make_topic: MakeTopic) -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, -1])
 async def test_an_update_with_a_missing_chunk_is_never_given_out(make_topic: MakeTopic, lost: int) -> None:
-    """A crash between two chunks, or compaction, must not lead to a model with a hole."""
+    """After a crash between two chunks, or after compaction, the reader must not return a model with missing parts."""
     topic = await make_topic()
     torn = large_update((1, 2))
     kept = [index for index in range(len(torn)) if index != lost % len(torn)]
@@ -139,14 +139,14 @@ async def test_an_update_with_a_missing_chunk_is_never_given_out(make_topic: Mak
 
 
 async def test_an_update_torn_by_a_crash_is_whole_when_it_is_written_again(make_topic: MakeTopic) -> None:
-    """A run that crashed between two chunks is restored and writes the version again from the start."""
+    """A run that crashed between two chunks is restored, and writes the version again from the start."""
     topic = await make_topic()
     await write(topic, selected(large_update((1, 1)), 0), large_update((1, 1)))
     assert await ranks(topic) == [(1, 1)]
 
 
 async def test_damaged_chunks_are_an_error_and_never_given_out(make_topic: MakeTopic) -> None:
-    """One flipped bit in a tensor gives a model that looks right and predicts nonsense."""
+    """One flipped bit in a tensor gives a model that looks right but predicts nonsense."""
     topic = await make_topic()
     batch = large_update((1, 1))
     middle = batch.values[1] or b""
@@ -157,7 +157,7 @@ async def test_damaged_chunks_are_an_error_and_never_given_out(make_topic: MakeT
         DecodeError, match=r"partition 0, offset 3: .*model 'ctr': its chunks are damaged: expected SHA-256"
     ):
         await anext(updates)
-    assert (await anext(updates)).rank == (1, 2)  # the iteration can go on after it
+    assert (await anext(updates)).rank == (1, 2)  # the iteration continues after the error
     assert await ranks(topic, on_error="skip") == [(1, 2)]
 
 
@@ -205,7 +205,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("unreadable", list(UNREADABLE))
 async def test_an_unreadable_update_is_an_error_with_its_place_or_skipped(unreadable: str) -> None:
-    """Someone wrote by hand into the topic: the error must say where, and the rest must stay readable."""
+    """A user wrote a record by hand: the error must name its position, and later updates must stay readable."""
     topic = MemoryBroker().topic("models")
     await topic.create()
     await write(topic, update_of((1, 1)), UNREADABLE[unreadable], update_of((1, 3)))
@@ -223,7 +223,7 @@ async def test_an_unreadable_update_is_an_error_with_its_place_or_skipped(unread
 
 
 async def test_latest_model_begins_with_the_newest_update_and_follows(make_topic: MakeTopic) -> None:
-    """A consumer that starts wants a model now, not the history of a month first."""
+    """A consumer that starts needs a model at once, and not a month of history first."""
     topic = await make_topic()
     await write(topic, *(update_of((1, version)) for version in range(1, 101)))
     async with model_updates(topic, "ctr", start="latest_model") as updates:
@@ -236,7 +236,7 @@ async def test_latest_model_begins_with_the_newest_update_and_follows(make_topic
 async def test_latest_model_finishes_an_update_whose_first_chunks_were_there_before(
     make_topic: MakeTopic,
 ) -> None:
-    """A consumer that starts while a large update is being written would miss it."""
+    """A consumer that started during the write of a large update missed the update."""
     topic = await make_topic()
     batch = large_update((1, 2))
     await write(topic, update_of((1, 1)), selected(batch, 0, 1))
@@ -249,7 +249,7 @@ async def test_latest_model_finishes_an_update_whose_first_chunks_were_there_bef
 async def test_latest_model_gives_the_last_good_update_before_the_error_behind_it(
     make_topic: MakeTopic,
 ) -> None:
-    """Updates are read in the order of the topic: a good update is not lost because of a bad one behind it."""
+    """The updates are read in the order of the topic, so a bad update must not hide the good one before it."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), replace(update_of((1, 2)), values=[b"{"]))
     async with model_updates(topic, "ctr", start="latest_model") as updates:
@@ -261,7 +261,7 @@ async def test_latest_model_gives_the_last_good_update_before_the_error_behind_i
 
 
 async def test_other_starts_are_those_of_any_topic(make_topic: MakeTopic) -> None:
-    """With an offset or a time, a user can repeat the updates that a consumer saw."""
+    """With an offset or a time, a user can read the same updates again that a consumer read."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), update_of((1, 2)))
     offsets = [record.offset for record in await all_records(topic)]
@@ -271,7 +271,7 @@ async def test_other_starts_are_those_of_any_topic(make_topic: MakeTopic) -> Non
 
 
 async def test_unknown_options_are_refused_at_once() -> None:
-    """A mistyped start would otherwise be found when the topic is opened, hours later."""
+    """A mistyped start would otherwise give an error only when the topic is opened, hours later."""
     topic = MemoryBroker().topic("models")
     with pytest.raises(
         ConfigurationError, match=r"expected start 'earliest', 'latest', 'latest_model'.*given 'newest'"
@@ -291,7 +291,7 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic, start: Any) ->
 
 
 async def test_waiting_can_be_cancelled_and_taken_up_again(make_topic: MakeTopic) -> None:
-    """A consumer waits with a time limit, does something else, and waits again."""
+    """A consumer waits with a time limit, does other work, and waits again."""
     topic = await make_topic()
     async with model_updates(topic, "ctr") as updates:
         for version in range(1, 4):
@@ -305,7 +305,7 @@ async def test_waiting_can_be_cancelled_and_taken_up_again(make_topic: MakeTopic
 
 
 class CountingTopic:
-    """A topic that counts its open readers, and otherwise behaves like the real topic."""
+    """A topic that counts its open readers, and otherwise behaves as the real topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -341,7 +341,7 @@ class _CountedReader(TopicReader):
 
 
 async def test_a_loop_left_by_break_lets_go_of_its_reader() -> None:
-    """Each left loop kept a connection to the broker until the process ended."""
+    """Each loop that a break had left kept a connection to the broker until the process ended."""
     plain = MemoryBroker().topic("models")
     await plain.create()
     await write(plain, update_of((1, 1)), update_of((1, 2)))
@@ -355,7 +355,7 @@ async def test_a_loop_left_by_break_lets_go_of_its_reader() -> None:
 
 
 async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
-    """The reader is closed once by its end, by `async with` or by aclose()."""
+    """The reader must be closed once by its end, by `async with` or by aclose()."""
     plain = MemoryBroker().topic("models")
     await plain.create()
     await write(plain, update_of((1, 1)))
@@ -374,7 +374,7 @@ async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
 
 
 async def test_a_compacted_topic_still_gives_the_last_update(make_topic: MakeTopic) -> None:
-    """Compaction runs at any time: the remaining records must contain the whole newest model."""
+    """Compaction may run at any time, and the remaining records must contain the whole newest model."""
     topic = await make_topic()
     one = encoder(record_bytes_max=1000)
     for version in range(1, 6):
@@ -383,11 +383,11 @@ async def test_a_compacted_topic_still_gives_the_last_update(make_topic: MakeTop
         [update] = [update async for update in model_updates(left, "ctr", follow=False)]
         assert update.rank == (1, version)
         records = await all_records(left)
-        assert len(records) == len(large_update((1, version)))  # and nothing of the versions before
+        assert len(records) == len(large_update((1, version)))  # no record of older versions is left
 
 
 async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> None:
-    """A crash between chunks and a compaction after it once left no model at all."""
+    """A crash between two chunks and a later compaction left no model at all."""
     topic = MemoryBroker().topic("models")
     await topic.create()
     one = encoder(record_bytes_max=1000)
@@ -400,7 +400,7 @@ async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> N
 
 
 async def test_chunks_in_several_partitions_are_joined(make_topic: MakeTopic) -> None:
-    """A tool that copies a topic spreads records by key, so chunks by their own."""
+    """A tool that copies a topic assigns records to partitions by key, and each chunk has its own key."""
     topic = await make_topic(partitions=4)
     whole = large_update((1, 1))
     await write(topic, replace(whole, partition=None))

@@ -1,4 +1,4 @@
-"""Models through a real broker: its record limit, its transactions, its order over partitions."""
+"""Models pass a real broker, with its record limit, its transactions, and its order over partitions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def models(kafka_broker: Any, topic_prefix: str) -> Topic:
 
 
 async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(models: Topic) -> None:
-    """5 MB of weights, in a compacted topic with the limits as they come."""
+    """The update has 5 MB of weights, and the compacted topic has the default limits."""
     await models.create(settings={"cleanup.policy": "compact"})
     weights = np.random.default_rng(7).normal(size=600_000)
     limit = record_limit(await models.describe())
@@ -49,7 +49,7 @@ async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(model
 
 
 async def test_followers_of_a_topic_that_was_created_again_get_an_error(models: Topic) -> None:
-    """Training started again in a new topic; for weeks the service used the model of the old one."""
+    """A training started again in a new topic with the same name, and for weeks the service used the old model."""
     await models.create()
     await write(models, update_of((5, 1)), update_of((5, 2)))
     async with ServedModel(models, "ctr") as served, model_updates(models, "ctr") as updates:
@@ -67,7 +67,7 @@ async def test_followers_of_a_topic_that_was_created_again_get_an_error(models: 
 
 
 async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:
-    """The limit in the description of a topic is a limit that its broker accepts."""
+    """The broker must accept records up to the limit in the description of the topic."""
     await models.create(settings={"max.message.bytes": "20000"})
     limit = record_limit(await models.describe())
     assert limit == 20_000
@@ -77,7 +77,7 @@ async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:
 
 
 async def test_the_last_update_is_before_open_and_aborted_transactions(models: Topic) -> None:
-    """A publisher with checkpoints has a transaction open nearly always."""
+    """A publisher with checkpoints nearly always has an open transaction."""
     await models.create(partitions=3)
     await write(models, update_of((1, 1), partition=2), update_of((1, 2), partition=2))
     transactions = await models.open_transactions(f"{models.name}-job")
@@ -97,7 +97,7 @@ async def test_the_last_update_is_before_open_and_aborted_transactions(models: T
 
 
 async def test_a_served_model_follows_through_transactions(models: Topic) -> None:
-    """All chunks of one transaction become visible together, and chunks of an aborted one never."""
+    """All chunks of one transaction must become visible together, and chunks of an aborted transaction never."""
     await models.create()
     chunked = encoder(1, 1, record_bytes_max=1000, clock=SystemClock())
     transactions = await models.open_transactions(f"{models.name}-job")

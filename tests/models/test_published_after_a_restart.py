@@ -1,4 +1,4 @@
-"""Publishing continues after a restart: generation and version never decrease for a reader."""
+"""After a restart, publishing continues: a reader never sees a lower generation or version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RARELY_S = 100.0
 
 
 class Kept(Fed):
-    """Resumes at the position of a checkpoint, like the source of a topic."""
+    """Resumes at the position of a checkpoint, as the source of a topic does."""
 
     async def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = (positions or {}).get("brought", 0)
@@ -57,7 +57,7 @@ SMALL = np.zeros(2)
 
 
 async def test_an_older_checkpoint_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """After a step back, the servers kept the bad model until as many new versions had been published."""
+    """After a restore of an older checkpoint, servers kept the bad model until as many new versions were published."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)
     for _ in range(3):
@@ -75,7 +75,7 @@ async def test_an_older_checkpoint_begins_a_new_generation(make_topic: MakeTopic
 
 
 async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Updates with different weights had the same version, and each server used the one that it had seen first."""
+    """Updates with different weights had the same version, and each server used the update that it had read first."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path, delivery="at_least_once")
     await published(job, source, SMALL)
@@ -92,12 +92,12 @@ async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTop
 
 
 async def test_exactly_once_continues_with_the_next_version(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Each restart began a new generation, and consumers started again with it."""
+    """Each restart began a new generation, so consumers started from the beginning."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)
     await published(job, source, SMALL, SMALL)
     await job.checkpoint()
-    await published(job, source, SMALL)  # Not committed: nobody has seen it.
+    await published(job, source, SMALL)  # This version is not committed, so no reader sees it.
     await job.stop("abort")
     for _ in range(2):
         job, source = await started(topic, tmp_path)
@@ -107,12 +107,12 @@ async def test_exactly_once_continues_with_the_next_version(make_topic: MakeTopi
 
 
 async def test_half_an_update_is_later_than_the_restored_one(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Chunks of two models came together under one version, and no server could read it."""
+    """Chunks of two models had the same version, and no server could read the update."""
     topic = await make_topic()
     job, source = await started(topic, tmp_path)
     await published(job, source, SMALL)
     await job.stop("suspend")
-    await write(topic, selected(large_update((1, 2)), 0, 1))  # Of a run that died at least once.
+    await write(topic, selected(large_update((1, 2)), 0, 1))  # A run with at_least_once crashed here.
     job, source = await started(topic, tmp_path)
     await published(job, source, SMALL)
     await job.stop("suspend")
@@ -124,7 +124,7 @@ async def test_half_an_update_is_later_than_the_restored_one(make_topic: MakeTop
 async def test_no_chunks_are_left_of_what_a_restart_supersedes(
     delivery: str | None, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """Each way back left one large model in the compacted topic for ever."""
+    """Each restore of an older checkpoint left one large model in the compacted topic for ever."""
     topic = await make_topic()
     large = ModelSnapshot(np.random.default_rng(7).normal(size=300_000))  # 2.4 MB: several records.
     job, source = await started(topic, tmp_path, delivery=delivery)

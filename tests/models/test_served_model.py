@@ -1,4 +1,4 @@
-"""A served model: the first model, newer ones, ages, bad updates, outages, the end of its topic."""
+"""A served model handles its first model, newer models, ages, bad updates, outages, and the end of its topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def memory_topic() -> Topic:
 
 
 async def test_a_prediction_names_the_version_it_was_computed_with(make_topic: MakeTopic) -> None:
-    """Without the version it is unknown which model gave a disputed prediction."""
+    """Without the version, the model of a disputed prediction would be unknown."""
     clock = ManualClock()
     topic = await make_topic()
     await write(
@@ -44,7 +44,7 @@ async def test_a_prediction_names_the_version_it_was_computed_with(make_topic: M
 
 
 async def test_versions_change_while_predicting_and_never_go_back(make_topic: MakeTopic) -> None:
-    """Each answer is by one version, whole: value and version belong together at any moment."""
+    """Value and version of an answer must belong to the same model at any moment."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)))
     versions: list[int] = []
@@ -69,7 +69,7 @@ async def test_versions_change_while_predicting_and_never_go_back(make_topic: Ma
 
 
 async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
-    """Rows that a model has learned from were refused for predictions, as numbers without a len()."""
+    """A server refused rows that its own model had learned from, with an error about numbers without a len()."""
     hasher = FeatureHasher(["color"], numeric=["size"], bits=6)
     records = [{"color": color, "size": size} for color in ("red", "blue") for size in (0.5, -1.0, 2.0)]
     rows = hasher.rows(records)
@@ -88,7 +88,7 @@ async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
 
 
 async def test_a_large_model_is_served(make_topic: MakeTopic) -> None:
-    """Chunks, too, end in a model."""
+    """A model in several chunks must also be served."""
     topic = await make_topic()
     await write(topic, large_update((1, 2)))
     async with ServedModel(topic, "ctr") as served:
@@ -109,7 +109,7 @@ async def test_rows_wait_for_the_first_model(make_topic: MakeTopic) -> None:
 
 
 async def test_before_the_first_model_predict_says_so_at_once() -> None:
-    """A caller that does not want to wait gets an error of its own kind."""
+    """A caller that does not wait must get an error of a class of its own."""
     topic = await memory_topic()
     served = ServedModel(topic, "ctr")
     with pytest.raises(
@@ -126,7 +126,7 @@ async def test_before_the_first_model_predict_says_so_at_once() -> None:
 
 
 async def test_waiting_ends_after_the_time_given() -> None:
-    """A request must not hang because training never publishes."""
+    """A request must not wait for ever if the training never publishes."""
     clock = ManualClock()
     async with ServedModel(await memory_topic(), "ctr", clock=clock) as served:
         waiting = asyncio.create_task(served.predict_when_ready([1.0], timeout_s=5))
@@ -142,7 +142,7 @@ async def test_waiting_ends_after_the_time_given() -> None:
 
 
 async def test_the_number_of_waiting_rows_is_bounded_and_a_cancelled_one_leaves() -> None:
-    """Requests piled up without limit while there was no model."""
+    """Requests accumulated without a limit while no model was available."""
     async with ServedModel(await memory_topic(), "ctr", waiting_max=2) as served:
         waiting = [asyncio.create_task(served.ready()) for _ in range(2)]
         await until(lambda: served.statistics().waiting == 2)
@@ -155,7 +155,7 @@ async def test_the_number_of_waiting_rows_is_bounded_and_a_cancelled_one_leaves(
 
 
 async def test_waiting_ends_when_the_model_is_closed() -> None:
-    """At shutdown no request may be left hanging."""
+    """At shutdown, no request may continue to wait."""
     async with ServedModel(await memory_topic(), "ctr") as served:
         waiting = asyncio.create_task(served.ready())
         await until(lambda: served.statistics().waiting == 1)
@@ -164,7 +164,7 @@ async def test_waiting_ends_when_the_model_is_closed() -> None:
 
 
 async def test_a_predictor_of_ones_own_gets_parameters_and_rows() -> None:
-    """k-means is not linear."""
+    """k-means is not linear, so it needs the user's predictor."""
     topic = await memory_topic()
     await write(topic, encoder().encode([{"centroids": np.array([0.0, 10.0])}]))
 
@@ -177,7 +177,7 @@ async def test_a_predictor_of_ones_own_gets_parameters_and_rows() -> None:
 
 
 async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: MakeTopic) -> None:
-    """One hand-written record took down every prediction service that followed the topic."""
+    """One record written by hand stopped every prediction service that followed the topic."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)))
     async with ServedModel(topic, "ctr") as served:
@@ -191,7 +191,7 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
             served.statistics().last_error or ""
         )
         assert served.predict([5.0]).version == 1
-        served.check()  # it does follow
+        served.check()  # the server still follows the topic
         await write(topic, update_of((1, 2)), update_of((1, 4)))
         await until(lambda: version_of(served) == 4)
         statistics = served.statistics()
@@ -224,7 +224,7 @@ async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_las
 async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_check(
     make_topic: MakeTopic,
 ) -> None:
-    """The updates of the new topic began with generation 1, were older than the served model, and were skipped."""
+    """The new topic's updates began with generation 1, were older than the served model, and were skipped."""
     clock = ManualClock()
     made = await make_topic()
     await write(made, update_of((5, 1)))
@@ -245,7 +245,7 @@ async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_ch
 
 
 async def test_an_error_that_check_has_raised_is_not_raised_again_at_the_end() -> None:
-    """Whoever has handled it must be able to shut down in peace."""
+    """A service that has handled the error must be able to shut down without a second error."""
     topic = await memory_topic()
     async with ServedModel(topic, "ctr") as served:
         await until(lambda: served.statistics().is_following)
@@ -256,7 +256,7 @@ async def test_an_error_that_check_has_raised_is_not_raised_again_at_the_end() -
 
 
 async def test_a_missing_topic_ends_waiting_at_once() -> None:
-    """To wait thirty seconds for a missing topic is of no use."""
+    """Waiting thirty seconds for a missing topic is useless."""
     served = ServedModel(MemoryBroker().topic("models"), "ctr")
     with pytest.raises(NoModel, match=r"no model.*no topic 'models' in memory"):
         async with served:
@@ -265,7 +265,7 @@ async def test_a_missing_topic_ends_waiting_at_once() -> None:
 
 
 class FlakyTopic:
-    """The real topic on a server that can be switched off."""
+    """The real topic on a server that a test can switch off."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
@@ -330,7 +330,7 @@ class _FlakyReader(TopicReader):
 
 
 async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
-    """A broker restart must neither end serving nor leave it at the model of that day."""
+    """A restart of the broker must neither end serving nor leave the server with an old model."""
     clock = ManualClock()
     topic = await memory_topic()
     flaky = FlakyTopic(topic)
@@ -358,7 +358,7 @@ async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
 
 
 async def test_an_outage_never_takes_a_model_back() -> None:
-    """After a reconnection the last update was from a superseded writer: the model went back by a day."""
+    """After a reconnection, the last update was from a superseded writer, and the server used a model one day older."""
     clock = ManualClock()
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"retention_records": "2"})
@@ -368,7 +368,9 @@ async def test_an_outage_never_takes_a_model_back() -> None:
         await served.ready()
         flaky.switch_off()
         await until(lambda: clock.timers == 1)
-        await write(topic, update_of((1, 499)), update_of((1, 500)))  # nothing else is left
+        await write(
+            topic, update_of((1, 499)), update_of((1, 500))
+        )  # retention has deleted all other records
         flaky.switch_on()
         clock.advance(1)
         await until(lambda: served.statistics().is_following)
@@ -379,7 +381,7 @@ async def test_an_outage_never_takes_a_model_back() -> None:
 
 
 async def test_the_age_is_never_negative() -> None:
-    """A publisher whose clock runs ahead must not make a model look younger than new."""
+    """A publisher whose clock is ahead must not give a model a negative age."""
     clock = ManualClock()
     topic = await memory_topic()
     ahead = ModelUpdateEncoder("ctr", 1, clock=ManualClock(clock.monotonic_s() + 60))

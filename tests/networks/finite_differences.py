@@ -1,4 +1,4 @@
-"""The reference for the gradients of a graph: central finite differences of its loss."""
+"""Central finite differences of the loss are the reference for the gradients of a graph."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ STEP = 1e-5
 
 
 def give_values(graph: LayerGraph, generator: np.random.Generator, scale: float = 0.5) -> None:
-    """Set random values of all parameters for the mini-batch that was fed."""
+    """Set random values of all parameters for the current mini-batch."""
     for parameter in graph.parameters:
         values = generator.normal(scale=scale, size=graph.shape_of(parameter))
         parameter.values = values.astype(graph.place_holder.dtype)
 
 
 def gradients_of(graph: LayerGraph) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the gradients of all parameters by name; the mini-batch must have been fed."""
+    """Return the gradients of all parameters by name; feed the mini-batch first."""
     graph.loss()
     graph.backward()
     return {parameter.name: np.array(parameter.gradient) for parameter in graph.gradients()}
 
 
 def assert_gradients_agree(graph: LayerGraph, feed: Callable[[], None]) -> None:
-    """Check every number of every parameter in float64; ``feed`` feeds the same mini-batch each time."""
+    """Compare every gradient in float64; ``feed`` feeds the same mini-batch each time."""
     feed()
     gradients = gradients_of(graph)
     largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in gradients.values())
@@ -50,7 +50,7 @@ def assert_gradients_agree(graph: LayerGraph, feed: Callable[[], None]) -> None:
 
 
 def differences(function: Callable[[], float], at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the derivative by each number of ``at``, which is changed and restored."""
+    """Return the derivative by each number of ``at``; each number is changed and then restored."""
     slopes = np.zeros_like(at)
     for place in np.ndindex(at.shape):
         number, losses = at[place], []
@@ -65,10 +65,8 @@ def differences(function: Callable[[], float], at: npt.NDArray[np.float64]) -> n
 def assert_agree(
     given: npt.NDArray[np.float64], expected: npt.NDArray[np.float64], what: str, largest_of_all: float = 0.0
 ) -> None:
-    """Check to 1e-6 relative.
-
-    Rounding is not relative: numbers below a thousandth of the largest of their array, or a ten-thousandth of
-    the largest of all, count as that much.
+    """Compare to 1e-6 relative. A number below a thousandth of the largest of its array, or a ten-thousandth of the
+    largest of all, is compared with that limit, because rounding errors are not relative.
     """
     least = max(1e-3 * np.abs(expected).max(initial=1e-12), 1e-4 * largest_of_all)
     scale = np.maximum(np.abs(expected), least)

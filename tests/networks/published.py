@@ -1,4 +1,4 @@
-"""Configurations for tests: one made for the tests, and the four published ones."""
+"""Tests use these configurations: one is made for the tests, and four are published."""
 
 import copy
 from pathlib import Path
@@ -44,13 +44,13 @@ def deep_fm() -> dict[str, Any]:
 
 
 def layer(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a layer of the array, to be changed."""
+    """Return a layer of the array; the caller may change it."""
     found: dict[str, Any] = next(layer for layer in document["layers"] if layer["name"] == name)
     return found
 
 
 def published(name: str) -> Path:
-    """Return one of the files of Angel's project; skip the test without them."""
+    """Return the path of a file of Angel's project, or skip the test if the file is missing."""
     path = _FOLDER / f"{name}.json"
     if not path.exists():
         pytest.skip(

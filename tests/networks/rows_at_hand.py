@@ -1,4 +1,4 @@
-"""Mini-batches of every kind for the tests of layers."""
+"""Tests of layers use these mini-batches of every kind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from streamiter.sparse_rows import SparseRows
 __all__ = ["KINDS", "rows_of"]
 
 KINDS = ["one-hot", "sparse", "dense", "dense with zeros"]
-"""Of dense rows all features are there, or as many as there are fields."""
+"""Dense rows have all features, or as many features as fields."""
 
 
 def rows_of(
     kind: str, rows: int, features: int, fields: int, generator: np.random.Generator
 ) -> SparseRows | npt.NDArray[np.float64]:
-    """Return rows of ``fields`` features each; "dense": of all features, whose number must be that of the fields."""
+    """Return rows with ``fields`` features each; for "dense" rows, ``features`` must equal ``fields``."""
     if kind == "dense":
         return generator.normal(size=(rows, features))
     named = [np.sort(generator.choice(features, fields, replace=False)) for _ in range(rows)]

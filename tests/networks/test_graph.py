@@ -1,4 +1,4 @@
-"""The whole graph: steps of training, predictions, and refused input."""
+"""The whole graph makes training steps and predictions, and refuses invalid input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _rows(count: int = 12, seed: int = 0):
 
 @pytest.mark.parametrize("loss", ["l2loss", "logloss", "hingeloss", "huberloss"])
 def test_a_whole_network_agrees_with_finite_differences_for_every_loss(loss):
-    """Layers and losses were right each, and between them a factor was missing."""
+    """All layers and losses were correct, but a factor between them was missing."""
     graph = _deep_fm(loss=loss, transfer="tanh")
     rows, labels = _rows()
 
@@ -52,7 +52,7 @@ def test_a_whole_network_agrees_with_finite_differences_for_every_loss(loss):
     [("softmaxloss", 3, "identity"), ("crossentropyloss", 1, "sigmoid"), ("kmeansloss", 3, "identity")],
 )
 def test_losses_of_other_outputs_agree_with_finite_differences(loss, outputs, transfer):
-    """The way back through several outputs, through probabilities, and through the nearest centre."""
+    """The backward pass must be right for several outputs, for probabilities, and for the nearest centre."""
     nodes = Nodes(PlaceHolder(FEATURES, "float64"))
     if loss == "kmeansloss":
         last = nodes.add("kmeansinputlayer", outputs)
@@ -72,7 +72,7 @@ def test_losses_of_other_outputs_agree_with_finite_differences(loss, outputs, tr
 
 @pytest.mark.parametrize("name", list(TRANSFER_FUNCTIONS))
 def test_every_transfer_function_agrees_with_finite_differences_inside_a_network(name):
-    """A layer had kept state of another mini-batch."""
+    """A layer kept state of another mini-batch."""
     graph = _deep_fm(transfer=name)
     rows, labels = _rows()
 
@@ -85,7 +85,7 @@ def test_every_transfer_function_agrees_with_finite_differences_inside_a_network
 
 
 def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
-    """A step with a rate of ½·rows/(rows of the cluster) puts a centre where its rows are."""
+    """A step with a rate of ½·rows/(rows of the cluster) moves a centre to the mean of its rows."""
     nodes = Nodes(PlaceHolder(2, "float64"))
     graph = nodes.graph(nodes.add("kmeansinputlayer", 2), LOSSES["kmeansloss"]())
     graph.feed_data([[1.0, 0.0], [3.0, 0.0], [0.0, 8.0], [0.0, 9.0]], training=True)
@@ -98,7 +98,7 @@ def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
 
 
 def test_steps_of_gradient_descent_lower_the_loss():
-    """All parts together, with the deep branch."""
+    """All parts of the network, with the deep branch, must learn together."""
     graph = _deep_fm()
     rows, labels = _rows(40)
     graph.feed_data(rows, labels, training=True)
@@ -130,7 +130,7 @@ def test_only_the_features_of_the_mini_batch_have_values_and_gradients():
 
 
 def test_loss_and_predictions_are_there_after_every_step():
-    """The scores are asked for again when the gradients have been pushed, to be reported."""
+    """The scores are read again for the report, after the gradients have been pushed."""
     graph = _deep_fm()
     rows, labels = _rows()
     graph.feed_data(rows, labels, training=True)
@@ -143,7 +143,7 @@ def test_loss_and_predictions_are_there_after_every_step():
 
 
 def test_dropout_leaves_predictions_as_they_are():
-    """A validation in the middle of training drew from the generator, and was judged with half of the network."""
+    """A validation during the training applied dropout, and evaluated half of the network."""
     graph, without = _deep_fm(transfer="dropout"), _deep_fm(transfer="identity")
     rows, labels = _rows()
     scores = []
@@ -164,20 +164,20 @@ def test_what_is_left_out_depends_on_the_seed_and_the_mini_batch_only():
         give_values(graph, np.random.default_rng(1))
         return graph.forward().copy()
 
-    def anew(seed: int) -> LayerGraph:
+    def another(seed: int) -> LayerGraph:
         graph = _deep_fm(transfer="dropout")
         return LayerGraph(graph.layers, graph.place_holder, graph.loss_layer, seed=seed)
 
-    counted = anew(5)
+    counted = another(5)
     first, second = scores(counted, None), scores(counted, None)
-    np.testing.assert_array_equal(scores(anew(5), 0), first)
-    np.testing.assert_array_equal(scores(anew(5), 1), second)
+    np.testing.assert_array_equal(scores(another(5), 0), first)
+    np.testing.assert_array_equal(scores(another(5), 1), second)
     assert (first != second).any()
-    assert (scores(anew(6), 0) != first).any()
+    assert (scores(another(6), 0) != first).any()
 
 
 def test_a_mini_batch_for_prediction_is_not_learned_from():
-    """A validation with labels was learned from, without dropout."""
+    """The network learned from a validation with labels, without dropout."""
     graph = _deep_fm()
     graph.feed_data(*_rows())
     give_values(graph, np.random.default_rng(1))
@@ -187,7 +187,7 @@ def test_a_mini_batch_for_prediction_is_not_learned_from():
 
 
 def test_a_loss_needs_labels_and_predictions_do_not():
-    """The labels of the mini-batch before were taken."""
+    """The loss used the labels of the previous mini-batch."""
     graph = _deep_fm()
     rows, labels = _rows()
     graph.feed_data(rows, labels, training=True)
@@ -199,13 +199,13 @@ def test_a_loss_needs_labels_and_predictions_do_not():
 
 
 def test_labels_that_the_loss_does_not_know_are_refused_as_they_are_fed():
-    """Labels 0 and 1 were given to a log loss."""
+    """A log loss received the labels 0 and 1."""
     with pytest.raises(BadRows, match=r"'losslayer6': expected labels −1 or 1 for logloss, given 0\.0"):
         _deep_fm().feed_data(_rows(2)[0], [1, 0], training=True)
 
 
 def test_a_mini_batch_with_labels_that_are_refused_is_not_learned_from_either():
-    """The layers still had the outputs of the mini-batch before, and the labels of the refused one."""
+    """The layers still had the outputs of the previous mini-batch, and the labels of the refused one."""
     graph = _deep_fm()
     graph.feed_data(*_rows(), training=True)
     give_values(graph, np.random.default_rng(1))
@@ -220,7 +220,7 @@ def test_a_mini_batch_with_labels_that_are_refused_is_not_learned_from_either():
 
 
 def test_a_chain_of_2000_layers_needs_no_deep_recursion():
-    """Layers ask one another: asked from the end, a deep network was more than Python's stack holds."""
+    """Each layer called its input, so a deep network exceeded Python's stack."""
     nodes = Nodes(PlaceHolder(FEATURES, "float64"))
     last = nodes.hidden(1)
     for _ in range(2000):
@@ -231,7 +231,7 @@ def test_a_chain_of_2000_layers_needs_no_deep_recursion():
     for parameter in graph.parameters:
         parameter.values = np.full(graph.shape_of(parameter), float(parameter.initial == "weight"))
     gradients = gradients_of(graph)
-    # Each layer passes its input on, except the first one, whose tanh flattens it.
+    # Each layer returns its input, except the first layer, which applies tanh.
     np.testing.assert_allclose(gradients["fclayer1.bias"], gradients["fclayer2000.bias"], rtol=1e-12)
     assert np.abs(gradients["simpleinputlayer0.weight"]).max() > 0
 
@@ -239,7 +239,7 @@ def test_a_chain_of_2000_layers_needs_no_deep_recursion():
 @pytest.mark.parametrize("type_name", ["simpleinputlayer", "kmeansinputlayer"])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_rows_of_any_number_of_features_have_the_right_gradients(type_name, outputs):
-    """Rows of one length each have a way of their own; a row without features took its neighbour's."""
+    """Rows of equal length have a faster path; on the other path, a row without features got the next row's values."""
     nodes = Nodes(PlaceHolder(FEATURES, "float64"))
     graph = nodes.graph(nodes.add(type_name, outputs))
     rows = SparseRows.from_rows(
@@ -257,7 +257,7 @@ def test_rows_of_any_number_of_features_have_the_right_gradients(type_name, outp
 
 @pytest.mark.parametrize("given", ["none", "shape", "dtype"])
 def test_values_that_do_not_fit_the_mini_batch_are_named(given):
-    """Values of the mini-batch before were of another number of features: numpy's error named no parameter."""
+    """The values had the shape of the previous mini-batch, and numpy's error named no parameter."""
     graph = _deep_fm("float32")
     graph.feed_data(_rows()[0])
     give_values(graph, np.random.default_rng(1))
@@ -276,7 +276,7 @@ def test_values_that_do_not_fit_the_mini_batch_are_named(given):
 
 
 def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
-    """A learning rate that was too large ended in NaN, and the model was saved."""
+    """A learning rate that was too large gave NaN, and the model was saved."""
     graph = _deep_fm("float32")
     graph.feed_data(*_rows(), training=True)
     give_values(graph, np.random.default_rng(1))
@@ -290,7 +290,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
 
 
 def test_layers_must_stand_behind_their_inputs_and_the_loss_at_the_end():
-    """A layer that came too late was left out of the way back."""
+    """The backward pass ignored a layer that was listed too late."""
     graph = _deep_fm()
     layers = graph.layers
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Training of networks that is interrupted and resumes from a checkpoint: the same model as without interruption."""
+"""Training of networks resumes from a checkpoint and gives the same model as without the interruption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 200
 
 
 def with_dropout(**sections: Any) -> Network:
-    """Return a network with dropout, drawn again for each mini-batch, and rows in another order in each epoch."""
+    """Return a network with dropout for each mini-batch, and with rows in another order in each epoch."""
     changed = document(data={"useshuffle": True, "indexrange": 24}, train={"epoch": 20}, **sections)
     changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
     return Network.from_json(changed)
@@ -61,7 +61,7 @@ Train = Callable[[Flow], NetworkTraining]
 
 
 class Run:
-    """One run of a flow that trains."""
+    """One run of a flow that trains a network."""
 
     def __init__(self, train: Train) -> None:
         flow = Flow("training")
@@ -79,12 +79,12 @@ class Run:
         return self._losses.items
 
     async def start(self, checkpoints: Checkpoints | None = None) -> Job:
-        """Start from the last checkpoint, with short channels, so that the source advances with each step."""
+        """Start from the last checkpoint, with channels of one record, so that the source advances with each step."""
         options = {} if checkpoints is None else {"checkpoints": checkpoints}
         return await self._flow.start(channel_limits=ChannelLimits(records=1), **options)  # type: ignore[arg-type]
 
     async def after(self, steps: int) -> None:
-        """Return when so many mini-batches have been learned from."""
+        """Wait until the run has learned from so many mini-batches."""
         await until(lambda: len(self.losses) >= steps)
 
 
@@ -92,7 +92,7 @@ _WHOLE: dict[Train, Run] = {}
 
 
 async def never_cut(train: Train) -> Run:
-    """The run that was never cut off: the same for all tests."""
+    """Return the run without an interruption; all tests share one run."""
     if train not in _WHOLE:
         run = Run(train)
         await (await run.start()).wait()
@@ -106,10 +106,8 @@ async def never_cut(train: Train) -> Run:
 async def test_training_with_dropout_continues_to_the_same_bits(
     train: Train, steps: int, mode: Literal["abort", "suspend"]
 ) -> None:
-    """After a restart, dropout counted mini-batches from 0 again, and omitted the same numbers as in the first
-    ones.
-
-    Steps of an aborted run after its checkpoint are lost, and are made again.
+    """After a restart, dropout counted mini-batches from 0 again, and omitted the same numbers as in the first mini-
+    batches. An aborted run loses the steps after its checkpoint, and the next run repeats them.
     """
     whole, store = await never_cut(train), MemoryStore()
     cut = Run(train)
@@ -121,7 +119,7 @@ async def test_training_with_dropout_continues_to_the_same_bits(
     assert len(cut.losses) < len(whole.losses)
     then = Run(train)
     made = (await (await then.start(on_demand(store))).wait()).step("train").records_in
-    assert made <= len(whole.losses) - steps, "it began anew"
+    assert made <= len(whole.losses) - steps, "the second run started from the beginning"
     expected, found = whole.models[-1], then.models[-1]
     assert found.records == expected.records
     assert {name: array.tobytes() for name, array in arrays_of(found).items()} == {
@@ -148,7 +146,7 @@ async def main(folder):
         await job.checkpoint()
         await run.after(17)
         print("there", flush=True)
-        sys.stdin.read()  # Until it is killed.
+        sys.stdin.read()  # Wait for the kill.
     print((await job.wait()).step("train").records_in)
     save_network(folder / "model", *network_of_version(run.models[-1].parameters, "test"))
 
@@ -163,13 +161,13 @@ def program(folder: Path, *, is_killed: bool = False) -> list[str]:
 
 
 def ran(folder: Path) -> int:
-    """Return the number of mini-batches that a training has learned from."""
+    """Run the program, and return the number of mini-batches that it has learned from."""
     ended = subprocess.run(program(folder), check=True, capture_output=True, text=True, timeout=90)
     return int(ended.stdout)
 
 
 async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Path) -> None:
-    """A kill -9 in the middle of an epoch, and the same command again: the saved files differ in no byte."""
+    """After a kill -9 in the middle of an epoch and a second start, the saved files must be equal byte for byte."""
     whole, cut = await never_cut(in_epochs), tmp_path / "cut"
     assert len(whole.losses) == 100
     save_network(tmp_path / "whole" / "model", *network_of_version(whole.models[-1].parameters, "test"))

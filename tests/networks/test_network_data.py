@@ -1,4 +1,4 @@
-"""Rows for networks: reading of files, translation of labels, and epochs."""
+"""Rows for networks are read from files, their labels are translated, and epochs are made of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dense(data: LabelledRows) -> Any:
 def test_a_file_is_read_as_its_name_says_else_as_the_network_says(
     tmp_path: Path, name: str, form: Any, lines: list[str]
 ) -> None:
-    """a9a comes in libsvm format to learn from and in dummy format to judge by, with one configuration for both."""
+    """a9a has a training file in libsvm format and a test file in dummy format, with one configuration."""
     path = file_with(tmp_path, name, *lines)
     told = form if name == "a.data" else name[2:]
     for source in (path, str(path), topic(f"file:{path}", format="txt" if told == "dense" else told)):
@@ -60,7 +60,7 @@ def test_a_file_is_read_as_its_name_says_else_as_the_network_says(
 
 
 def test_rows_that_are_none_and_features_beyond_the_range_are_named(tmp_path: Path) -> None:
-    """The line that is wrong is one of millions."""
+    """The wrong line is one of millions, so the error must name it."""
     with pytest.raises(JobFailed, match=r"value 1 .*expected a label and 2 numbers, given 1 number"):
         read_rows(file_with(tmp_path, "a.txt", "1 2 3", "1 2"), DataSettings(format="dense"), owner="test")
     for number in ("1_0", "１２", "1\0"):
@@ -92,7 +92,7 @@ def test_labels_are_translated(way: Any, given: list[float], expected: list[floa
 
 @pytest.mark.parametrize("way", ["PosNegTrans", "ZeroOneTrans"])
 def test_a_label_that_is_missing_stays_missing(way: Any) -> None:
-    """NaN is not above 0, so it was learned from as one of the others."""
+    """NaN is not above 0, so a missing label was learned as the other class."""
     assert np.isnan(translated(np.array([np.nan, 1.0]), way)).tolist() == [True, False]
 
 
@@ -100,7 +100,7 @@ def test_a_label_that_is_missing_stays_missing(way: Any) -> None:
     ("ratio", "held_out"), [(0.0, []), (0.5, [0, 2, 4, 6]), (0.3, [0, 4]), (0.05, [0]), (1e-320, [0])]
 )
 def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> None:
-    """⌈1/ratio⌉: results are comparable only where the same rows are held out."""
+    """The distance is ⌈1/ratio⌉: results are comparable only if the same rows are used for validation."""
     parted = part(LabelledRows(np.zeros((8, 1)), np.arange(8.0)), validate_ratio=ratio)
     assert parted.validation.labels.tolist() == held_out
     assert parted.training.labels.tolist() == [row for row in range(8) if row not in held_out]
@@ -108,7 +108,7 @@ def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> N
 
 @pytest.mark.parametrize("ratio", [-0.5, 1.0, float("nan")])
 def test_a_share_for_validation_that_is_none_is_refused(ratio: float) -> None:
-    """−0.5 held out every second row, counted from the end; of 1 nothing was left to learn from."""
+    """A share of −0.5 took every second row, counted from the end; a share of 1 left no rows for training."""
     with pytest.raises(
         ConfigurationError, match=r"part\(validate_ratio=\): expected a number from 0 to below 1, given"
     ):
@@ -153,7 +153,7 @@ def test_a_share_for_validation_that_is_none_is_refused(ratio: float) -> None:
 def test_what_are_no_rows_with_labels_is_refused_where_they_are_made(
     given: Any, labels: Any, message: str
 ) -> None:
-    """Lists were taken, and the training ended with an AttributeError of numpy's."""
+    """Lists were accepted, and the training ended with numpy's AttributeError."""
     with pytest.raises(ModelError, match=f"^LabelledRows: expected {message}"):
         LabelledRows(given, labels)
 
@@ -178,7 +178,7 @@ def numbered(count: int) -> LabelledRows:
 def test_an_epoch_has_each_row_once_in_steps_of_one_size(
     count: int, updates: int, workers: int, shuffles: bool, seed: int
 ) -> None:
-    """Rows that are dropped at the end of an epoch are never learned from."""
+    """Rows that are dropped at the end of every epoch are never learned from."""
     made = TrainingSteps(
         numbered(count),
         updates=updates,
@@ -205,7 +205,7 @@ def test_an_epoch_has_each_row_once_in_steps_of_one_size(
 
 
 def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
-    """Spark on Angel makes mini-batches in this way; the published DeepFM is configured for it."""
+    """Spark on Angel samples mini-batches in this way, and the published DeepFM is configured for it."""
     made = TrainingSteps(
         numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1
     )
@@ -236,7 +236,7 @@ def test_kinds_are_drawn_in_the_ratio_that_is_asked_for(ratio: float, positive: 
 
 
 def test_a_mini_batch_is_plain_data_and_back() -> None:
-    """It waits in channels, and in checkpoints of them."""
+    """A mini-batch is stored in channels, and in checkpoints of channels."""
     made = prepared(rows(5), FEATURES, rows_in_step=9)
     again = from_record(to_record(made))
     assert again.rows == made.rows

@@ -1,4 +1,4 @@
-"""Training that diverges: the error, and the model that is kept."""
+"""Training that diverges gives an error and keeps the last finite model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from streamiter.parameter_server import ASP, BSP, ParameterServer
 
 
 def steep(**train: Any) -> Network:
-    """Return a linear regression with unscaled features and a rate that is too high: each step makes its error
-    nine times as large, so in float32 it overflows in step 23.
+    """Return a linear regression with unscaled features and a learning rate that is too high. Each step makes the
+    error nine times as large, so in float32 the loss overflows in step 23.
     """
     layers = {
         "value": {"type": "simpleinputlayer", "outputdim": 1},
@@ -41,7 +41,7 @@ def unscaled(count: int, seed: int = 1) -> LabelledRows:
 def test_the_model_of_the_last_epoch_that_was_finite_is_kept(
     workers: int, validation: LabelledRows | None
 ) -> None:
-    """An hour of training, and there was nothing but an error; the epochs before it had been good."""
+    """After an hour of training the result was only an error, although the earlier epochs had been good."""
     options: Any = {"workers": workers, "progress": False}
     with pytest.raises(Diverged) as caught:
         fit_network(steep(), unscaled(100), validation, **options)
@@ -68,7 +68,7 @@ def test_without_a_finite_epoch_there_is_no_model() -> None:
 
 
 def test_rows_for_validation_may_be_the_first_that_show_it() -> None:
-    """The model of an epoch that could not be evaluated was kept."""
+    """The training returned the model of an epoch that could not be evaluated."""
     far = LabelledRows(np.full((1, 2), 1e12), np.zeros(1))
     with pytest.raises(
         Diverged, match=r"^epoch 2, rows for validation: layer 'loss': expected a finite loss"
@@ -79,10 +79,10 @@ def test_rows_for_validation_may_be_the_first_that_show_it() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
-    """Among twenty arrays it was unclear where to look."""
+    """The error did not say which of twenty arrays was infinite."""
     rows = LabelledRows(
         np.full((4, 2), 1e30), np.zeros(4)
-    )  # The loss is 3e37, its slopes are beyond float32.
+    )  # The loss is 3e37, but its gradient exceeds float32.
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1, "transfunc": "tanh"},
         "value": {"type": "fclayer", "outputdim": 1, "inputlayer": "wide"},
@@ -103,7 +103,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 
 
 def test_the_last_version_is_finite_or_none() -> None:
-    """Nobody computes with it after the last step: NaN in a saved model is found out weeks later."""
+    """No step computes with the last version, so NaN in a saved model would be found weeks later."""
     data = LabelledRows(np.full((4, 2), 1e12), np.ones(4))
     with pytest.raises(
         Diverged, match=r"^parameter 'value\.weight': expected finite numbers, given -?inf; lower"
@@ -125,7 +125,7 @@ def test_a_flow_of_ones_own_fails_with_the_place(how: Any) -> None:
 
 
 def test_on_a_stream_it_says_the_mini_batch_and_the_worker() -> None:
-    """There are no epochs."""
+    """A stream has no epochs, so the error names the mini-batch and the worker."""
     flow, data = Flow("online"), rows(400)
     made = Network.from_json(
         document(train={"lr": 1e200}, model={"modeltype": "T_FLOAT_DENSE"}, data={"indexrange": 24})
@@ -140,7 +140,7 @@ def test_on_a_stream_it_says_the_mini_batch_and_the_worker() -> None:
 
 
 def test_the_published_deepfm_does_not_diverge_at_the_default_seed() -> None:
-    """The whole file and seed 0 are the first thing that a user tries, and the training ended in epoch 3."""
+    """The whole file and seed 0 are a user's first attempt, and the training diverged in epoch 3."""
     made = Network.from_json(published("deepfm"))
     data, held_out = (
         read_rows(data_file(f"census/census_148d_{kind}.dummy"), made.configuration.data)

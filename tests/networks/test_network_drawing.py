@@ -1,4 +1,4 @@
-"""A network as a picture."""
+"""A network is drawn as a picture in several formats."""
 
 import io
 from xml.etree import ElementTree
@@ -38,7 +38,7 @@ flowchart LR
 
 
 def test_mermaid_shows_layers_and_what_goes_between_them():
-    """For a document; Mermaid is the default."""
+    """Mermaid is the default format, for use in documents."""
     network = Network.from_json(deep_fm())
     assert network.draw() == network.draw("mermaid") == network.draw(format="mermaid") == DEEP_FM
 
@@ -50,7 +50,7 @@ def texts(svg: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_svg_has_every_layer_of_a_published_network(name):
-    """The drawing uses the code for flows; no layer may be missing."""
+    """The drawing reuses the code for flows and must not omit a layer."""
     network = Network.from_json(published(name))
     written = texts(network.draw("svg"))
     assert f"{name}.json" in written
@@ -60,7 +60,7 @@ def test_svg_has_every_layer_of_a_published_network(name):
 
 
 def test_png_is_a_picture():
-    """Some pages cannot show SVG."""
+    """Some pages cannot show SVG, so PNG is possible."""
     with Image.open(io.BytesIO(Network.from_json(deep_fm()).draw("png"))) as image:
         image.load()
         assert image.format == "PNG"
@@ -68,7 +68,7 @@ def test_png_is_a_picture():
 
 
 def test_an_input_that_is_taken_twice_is_two_links():
-    """A cross layer takes the embedding as both of its inputs."""
+    """A cross layer can have the embedding as both of its inputs."""
     document = deep_fm()
     document["layers"].remove(layer(document, "cross"))
     document["layers"] += [
@@ -85,14 +85,14 @@ def test_an_input_that_is_taken_twice_is_two_links():
 
 
 def test_without_the_number_of_features_the_picture_says_so():
-    """A guess would look like a number of the file."""
+    """A guessed number would look like a number from the file."""
     drawn = Network.from_json(published("logreg")).draw()
     assert "mini-batch<br>libsvm, features from the data" in drawn
     assert "features + 1 parameters" in drawn
 
 
 def test_a_format_that_is_none_is_refused():
-    """With those that are."""
+    """The error lists the known formats."""
     with pytest.raises(ConfigurationError) as caught:
         Network.from_json(deep_fm()).draw("jpeg")
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""Initial values of parameters: from one seed, independent of everything else."""
+"""Initial values of parameters depend on one seed and on nothing else."""
 
 import math
 import subprocess
@@ -27,7 +27,7 @@ def start(seed: int = 7, **model: Any) -> dict[str, Any]:
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
-    """Results of a run must be there to be had again."""
+    """A user must be able to repeat the result of a run."""
     first, again, other = start(7), start(7), start(8)
     assert first.keys() == again.keys() == other.keys()
     for name, values in first.items():
@@ -55,7 +55,7 @@ def test_the_same_numbers_in_another_process():
 
 
 def test_float32_has_the_numbers_of_float64_rounded():
-    """A run in float64 is to be compared with one in float32."""
+    """The two runs in float64 and float32 must be comparable."""
     single, double = network().initial_parameters(7), network().initial_parameters(7, "float64")
     for name, values in double.items():
         assert values.dtype == np.float64
@@ -65,7 +65,7 @@ def test_float32_has_the_numbers_of_float64_rounded():
 
 
 def test_a_layer_begins_the_same_with_any_other_layers():
-    """Taking a layer out, to compare, must not change how the others begin."""
+    """A user who removes a layer for a comparison must get the same initial values in the other layers."""
     document = deep_fm()
     whole = Network.from_json(document).initial_parameters(7)
     document["layers"].reverse()
@@ -78,7 +78,7 @@ def test_a_layer_begins_the_same_with_any_other_layers():
 
 
 def test_layers_of_one_shape_begin_differently():
-    """Layers with the same start learn the same."""
+    """Layers with equal initial values learn the same."""
     document = deep_fm()
     layer(document, "deep")["outputdims"] = [104, 104, 1]
     begun = Network.from_json(document).initial_parameters(7)
@@ -91,7 +91,7 @@ def test_layers_of_one_shape_begin_differently():
     [("deep_0.weight", 104, 100), ("deep_1.weight", 100, 100), ("embedding.weight", 148, 104)],
 )
 def test_xavier_keeps_the_variance_of_what_passes_through(name, fan_in, fan_out):
-    """Uniform in ±√(6/(fan_in + fan_out)), variance 2/(fan_in + fan_out): Glorot and Bengio 2010."""
+    """Values are uniform in ±√(6/(fan_in + fan_out)), with variance 2/(fan_in + fan_out): Glorot and Bengio 2010."""
     values = network().initial_parameters(7, "float64")[name]
     limit = math.sqrt(6 / (fan_in + fan_out))
     assert np.abs(values).max() <= limit
@@ -101,12 +101,12 @@ def test_xavier_keeps_the_variance_of_what_passes_through(name, fan_in, fan_out)
 
 
 def test_angels_way_is_there_under_its_name():
-    """Runs of the original are to be repeated: normal, with a standard deviation of 1e-4."""
+    """Runs of Angel must be repeatable: its values are normal, with a standard deviation of 1e-4."""
     begun = start(7, init="angel")
     assert begun["deep_0.weight"].std() == pytest.approx(1e-4, rel=0.05)
     assert abs(begun["deep_0.weight"].mean()) < 4e-6
     kurtosis = ((begun["deep_0.weight"] / begun["deep_0.weight"].std()) ** 4).mean()
-    assert kurtosis == pytest.approx(3.0, abs=0.3)  # that of the normal distribution; of a uniform one 1.8
+    assert kurtosis == pytest.approx(3.0, abs=0.3)  # 3.0 is normal; a uniform distribution has 1.8
     again = network(init="Angel").to_json()
     assert again["model"]["init"] == "angel"
     assert np.array_equal(
@@ -116,7 +116,7 @@ def test_angels_way_is_there_under_its_name():
 
 @pytest.mark.parametrize("way", ["xavier", "angel"])
 def test_biases_begin_with_zero(way):
-    """With both kinds of initial values."""
+    """Biases must be 0 with both kinds of initial values."""
     begun = start(7, init=way)
     biases = [name for name in begun if name.endswith(".bias")]
     assert biases == ["wide.bias", "deep_0.bias", "deep_1.bias", "deep.bias"]
@@ -125,14 +125,14 @@ def test_biases_begin_with_zero(way):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_a_seed_that_is_none_is_refused(seed):
-    """With None the seed would be different each time."""
+    """With None the seed would differ in every run."""
     with pytest.raises(ConfigurationError) as caught:
         start(seed)
     assert str(caught.value) == f"seed: expected a whole number of at least 0, given {seed!r}"
 
 
 def test_the_numbers_of_a_seed_do_not_change():
-    """Another version of the program would begin elsewhere, and a comparison with an older run be worth nothing."""
+    """If another version of the program began with other values, comparisons with older runs would be worthless."""
     weight = Parameter("wide.weight", (2, 1), True, SGD(), "weight", fan_in=3, fan_out=3)
     of_1 = initial_values(weight, seed=1, dtype="float64")
     assert of_1.ravel().tolist() == pytest.approx([-0.23303261535925834, -0.23491669356535438], rel=1e-12)

@@ -1,4 +1,4 @@
-"""A network from a file and back, and its graph."""
+"""A network is read from a file, saved again, and made into a graph."""
 
 import json
 import warnings
@@ -27,7 +27,7 @@ def logistic(**document: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
-    """The saved document may be passed on or written to a file."""
+    """A user may pass the saved document on, or write it to a file."""
     network = Network.from_json(published(name))
     path = tmp_path / "saved.json"
     document = network.to_json(path)
@@ -37,7 +37,7 @@ def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_network_computes_what_it_learns_from(name):
-    """All published networks run without changes."""
+    """All published networks must run without changes."""
     network = Network.from_json(published(name))
     network = network if network.features is not None else network.with_features(123)
     graph = network.graph()
@@ -56,7 +56,7 @@ def test_a_published_network_computes_what_it_learns_from(name):
 
 
 def test_every_type_that_a_file_may_name_can_be_built():
-    """A file that was checked would fail when it runs."""
+    """A type that the check accepts but that cannot be built would fail only when the network runs."""
     assert {name.lower() for name in LAYER_KINDS} | set(ALIASES) == set(LAYER_TYPES)
     assert {name.lower() for name in LOSS_KINDS.kinds} == set(LOSSES)
     assert {name.lower() for name in TRANSFER_FUNCTION_KINDS.kinds} == set(TRANSFER_FUNCTIONS)
@@ -67,7 +67,7 @@ def test_every_type_that_a_file_may_name_can_be_built():
 
 
 def test_settings_of_the_file_reach_the_layers():
-    """A number that is read and not passed on looks as if it worked."""
+    """A setting that is read but not passed to a layer looks like a setting with an effect."""
     document = deep_fm()
     layer(document, "deep")["transfuncs"][0] = {"type": "dropout", "proba": 0.125}
     document["default_lossfunc"] = "logloss"
@@ -102,7 +102,7 @@ def test_the_model_type_says_the_dtype_unless_another_is_asked_for():
 
 
 def test_the_number_of_features_may_come_from_the_data():
-    """logreg.json says -1."""
+    """logreg.json gives -1 as the number of features."""
     network = Network.from_json(logistic(data={"indexrange": -1}))
     assert network.features is None
     with pytest.raises(ConfigurationError) as caught:
@@ -122,7 +122,7 @@ def test_the_number_of_features_may_come_from_the_data():
 
 
 def test_unknown_keys_are_warned_of_where_the_file_is_loaded():
-    """Whoever loads it sees the warning once, with his own line."""
+    """The warning must come once, and must show the line of the user's program that loads the file."""
     with pytest.warns(ConfigurationWarning) as caught:
         Network.from_json(logistic(trian={"lr": 1}))
     assert [str(found.message) for found in caught] == [
@@ -132,7 +132,7 @@ def test_unknown_keys_are_warned_of_where_the_file_is_loaded():
 
 
 def test_what_was_left_out_is_not_warned_of_again():
-    """A network that was saved and loaded has no unknown keys any more."""
+    """A network that was saved and loaded again has no unknown keys."""
     with pytest.warns(ConfigurationWarning):
         network = Network.from_json(logistic(colour="blue"))
     with warnings.catch_warnings():
@@ -161,5 +161,5 @@ def test_a_layer_that_cannot_be_built_is_reported_with_the_file(tmp_path, monkey
 
 
 def test_it_shows_what_it_is():
-    """In a notebook, and in messages."""
+    """The representation is shown in notebooks and in messages."""
     assert repr(Network.from_json(deep_fm())) == "Network('configuration', 8 layers, float32)"

@@ -1,4 +1,4 @@
-"""The published kinds of models, small: a configuration that passes the check can be built and trained."""
+"""Each published kind of model is built and trained in a small form, with a configuration that passes the check."""
 
 from typing import Any
 
@@ -133,7 +133,7 @@ def document(model: str) -> dict[str, Any]:
 
 
 def rows(generator: np.random.Generator) -> np.ndarray:
-    """Return one-hot rows with a feature of each field."""
+    """Return one-hot rows with one feature of each field."""
     dense = np.zeros((8, FEATURES))
     each = FEATURES // FIELDS
     for field in range(FIELDS):
@@ -169,14 +169,14 @@ def test_a_published_kind_of_model_is_built_and_learned_from(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_its_canonical_form_is_the_same_network(model):
-    """It is saved with a model, for any layers."""
+    """The canonical form is saved with a model, so it must describe any layers."""
     saved = Network.from_json(document(model)).to_json()
     assert Network.from_json(saved).to_json() == saved
     assert str(Network.from_json(saved).summary()) == str(Network.from_json(document(model)).summary())
 
 
 def test_shared_layers_count_the_vectors_of_the_pairs():
-    """Were they not known, 12 = 6 × 2 could be cut into vectors of another width."""
+    """If the number of vectors were unknown, 12 = 6 × 2 could be divided into vectors of another width."""
     layers = [dict(found) for found in MODELS["attention factorization machine"]]
     layers[2] = {**layers[2], "outputdims": [PAIRS * 5, PAIRS - 3]}
     layers[2]["outputdims"][0] = (PAIRS + 3) * 5

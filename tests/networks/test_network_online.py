@@ -1,4 +1,4 @@
-"""A network on a stream: versions in a topic, served, and trained further."""
+"""A network learns from a stream, publishes versions to a topic, is served, and is trained further."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
 
 
 async def test_a_new_run_resumes_from_the_version_published_last() -> None:
-    """After a deployment the model must not start with its first version."""
+    """After a deployment the model must not start from its initial values again."""
     events, updates = await topics()
     made = network()
     await write(events, rows(400))
@@ -198,16 +198,14 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     "text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"]
 )
 def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> None:
-    """A server skips a version that raises ModelError; arrays nested too deep raised another error, and later
-    versions were lost.
-    """
+    """A server skips a version with ModelError; arrays nested too deep raised another error and ended the updates."""
     version = version_of(network(), network().initial_parameters(seed=1)) | {"network": text}
     with pytest.raises(ModelError, match=r"^served: expected 'network' as a JSON object, given '"):
         network_of_version(version, "served")
 
 
 def test_a_stream_cannot_tell_how_many_features_there_are() -> None:
-    """The last of them may come next year."""
+    """Features with higher numbers may come next year."""
     flow = Flow("f")
     with pytest.raises(GraphError, match=r"given indexrange -1, which a stream cannot tell; set indexrange"):
         train_network_online(

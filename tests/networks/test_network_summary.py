@@ -1,4 +1,4 @@
-"""A network as a table."""
+"""A network is shown as a table."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_the_table_of_a_deep_fm():
 
 
 def test_sizes_that_depend_on_the_data_are_shown_by_feature():
-    """logreg.json does not say how many there are."""
+    """logreg.json does not give the number of features."""
     summary = Network.from_json(published("logreg")).summary()
     assert str(summary).splitlines()[4:] == [
         "wide             SimpleInputLayer, Identity  mini-batch  (rows, 1)  features + 1  Null",
@@ -42,7 +42,7 @@ def test_sizes_that_depend_on_the_data_are_shown_by_feature():
 
 
 def test_several_numbers_for_each_feature():
-    """An embedding has several numbers for a feature."""
+    """An embedding has several numbers for each feature."""
     document = deep_fm()
     document["data"]["indexrange"] = document["model"]["modelsize"] = -1
     document["model"]["modeltype"] = "T_DOUBLE_SPARSE"
@@ -55,14 +55,14 @@ def test_several_numbers_for_each_feature():
 
 
 def test_a_transfer_function_is_shown_with_its_parameters():
-    """A network with a tenth dropped is another than one with a half."""
+    """A network that drops a tenth of the values is another network than one that drops a half."""
     document = deep_fm()
     layer(document, "deep")["transfuncs"][1] = {"type": "dropout", "proba": 0.1}
     assert Network.from_json(document).summary().rows[4].type == "FCLayer, Dropout(proba 0.1)"
 
 
 def test_a_graph_at_work_shows_how_far_each_layer_is():
-    """If a step was forgotten, the table shows which layer waits."""
+    """If a user forgets a step, the table shows which layer waits for it."""
     network = Network.from_json(deep_fm())
     graph = network.graph()
 
@@ -86,7 +86,7 @@ def test_a_graph_at_work_shows_how_far_each_layer_is():
 
 
 def test_a_graph_of_another_size_is_shown_as_it_is():
-    """The file says -1, the graph at work knows."""
+    """The file contains -1, but the running graph knows the number of features."""
     network = Network.from_json(published("logreg"))
     graph = network.with_features(123).graph()
     summary = network.summary(graph)
@@ -96,7 +96,7 @@ def test_a_graph_of_another_size_is_shown_as_it_is():
 
 @pytest.mark.parametrize("depth", [2, 40])
 def test_a_row_for_each_layer(depth):
-    """A folded layer has a row for each of its parts."""
+    """Each part of a folded layer has its own row."""
     document = deep_fm()
     layer(document, "deep").update(outputdims=[2] * (depth - 1) + [1], transfuncs=["tanh"] * depth)
     assert len(Network.from_json(document).summary().rows) == 5 + depth

@@ -1,4 +1,4 @@
-"""Training of networks: the numbers of the steps, with any workers, and the results on real data."""
+"""Training of networks makes the right steps with any number of workers, and gives good results on real data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL = {"BSP": BSP(), "SSP": SSP(staleness=2), "ASP": ASP()}
 
 
 def by_hand(data: LabelledRows, start: dict[str, Any], *, epochs: int, updates: int) -> dict[str, Any]:
-    """Train the same DeepFM in plain numpy on dense one-hot rows; parameters of missing features do not change."""
+    """Train the same DeepFM in plain numpy on one-hot rows; parameters of missing features do not change."""
     p = {name: array.copy() for name, array in start.items()}
     v = {name: np.zeros_like(array) for name, array in p.items()}
     m, s = np.zeros_like(p["embedding.weight"]), np.zeros_like(p["embedding.weight"])
@@ -88,11 +88,9 @@ def closest(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(("workers", "shards"), [(1, 1), (3, 2)])
 def test_in_step_it_makes_the_steps_that_are_written_down_by_hand(workers: int, shards: int) -> None:
-    """A gradient that is scaled twice, or optimizer state in the wrong column, still learns: only exact numbers
-    show it.
-
-    103 rows are no multiple of the mini-batch or of the number of workers; the last step of an epoch has 19
-    rows for 3 workers.
+    """A gradient that is scaled twice, or optimizer state in the wrong column, still learns: only exact numbers show
+    the error. 103 rows are no multiple of the mini-batch or of the number of workers, so the last step of an epoch
+    has 19 rows for 3 workers.
     """
     data, made = rows(103), network()
     expected = by_hand(data, made.initial_parameters(seed=7), epochs=3, updates=5)
@@ -102,7 +100,7 @@ def test_in_step_it_makes_the_steps_that_are_written_down_by_hand(workers: int, 
 
 
 def test_a_step_with_fewer_rows_than_workers_continues() -> None:
-    """A worker without rows that does not clock is waited for until the end of time."""
+    """A worker without rows did not clock, so the other workers waited for ever."""
     data, made = rows(11), network(train={"numupdateperepoch": 5})
     expected = by_hand(data, made.initial_parameters(seed=0), epochs=3, updates=5)
     models, losses = trained(made, data, consistency=BSP(), workers=4)
@@ -111,7 +109,7 @@ def test_a_step_with_fewer_rows_than_workers_continues() -> None:
 
 
 def test_the_same_seed_gives_the_same_model_to_the_last_bit() -> None:
-    """Without noise a user can see the effect of a change; shuffling, sampling and dropout are included."""
+    """Without noise a user can see the effect of a change; shuffling, sampling and dropout are part of the run."""
     changed = document(data={"useshuffle": True, "sampleratio": 0.5})
     changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
 
@@ -141,11 +139,11 @@ def test_workers_learn_under_each_consistency(how: str) -> None:
 
 
 def test_training_resumes_from_given_parameters() -> None:
-    """Earlier training is not lost; FTRL without its state would forget it with the first gradient."""
+    """Earlier training must not be lost; FTRL without its state would discard it with the first gradient."""
     data = rows(800)
     for optimizer in ("momentum", "ftrl", "adam", "adagrad"):
         changed = document(default_optimizer=optimizer, train={"epoch": 8})
-        del changed["layers"][1]["optimizer"]  # That of the embedding.
+        del changed["layers"][1]["optimizer"]  # The embedding must use the default optimizer too.
         made = Network.from_json(changed)
         first, _ = trained(made, data, consistency=BSP(), validation=data)
         then, _ = trained(
@@ -156,7 +154,7 @@ def test_training_resumes_from_given_parameters() -> None:
 
 
 def test_only_the_parameters_of_features_that_are_there_change() -> None:
-    """A mini-batch has a few of a million features: other parameters, and their optimizer state, must not change."""
+    """A mini-batch has a few of a million features; other parameters, and their optimizer state, must not change."""
     data = rows(60)
     seen = np.flatnonzero(data.rows.to_dense().any(axis=0))  # type: ignore[union-attr]
     wide = data.widened(10_000, "test")
@@ -184,7 +182,7 @@ async def test_only_the_parameters_of_the_mini_batch_are_pulled() -> None:
 
 @pytest.mark.parametrize("how", ALL)
 def test_rows_without_any_feature_are_learned_from(how: str) -> None:
-    """A step of such rows names no column at all: the bias is all that it has to say, and the job failed."""
+    """A step with such rows has only the gradient of the bias and no columns, and the job failed."""
     empty = SparseRows([0, 1, 1, 1, 2], [0, 1], np.ones(2), 2)
     data = LabelledRows(empty, np.array([1.0, -1.0, -1.0, 1.0]))
     layers = {
@@ -197,7 +195,7 @@ def test_rows_without_any_feature_are_learned_from(how: str) -> None:
 
 
 def test_dense_rows_learn_too() -> None:
-    """Measurements are dense rows."""
+    """Measurements are typical dense rows."""
     generator = np.random.default_rng(5)
     features = generator.normal(size=(600, 3))
     labels = np.where(features[:, 0] * features[:, 1] > 0, 1.0, -1.0)
@@ -226,7 +224,7 @@ def test_dense_rows_learn_too() -> None:
 
 
 async def test_a_training_that_was_cut_off_continues_to_the_same_model() -> None:
-    """A crash in epoch 29 of 30 must cost seconds, and give the model that no crash would have given."""
+    """A crash in epoch 29 of 30 must cost only seconds, and must not change the model."""
     data, changed = rows(300), document(data={"useshuffle": True}, train={"epoch": 40})
 
     def training() -> tuple[Flow, Any]:
@@ -259,9 +257,7 @@ def census(settings: Any, kind: str) -> LabelledRows:
 
 
 def deep_branch(made: Network, arrays: dict[str, Any], data: LabelledRows) -> tuple[float, float]:
-    """Return the norm of the first layer's gradient, and how much the scores of the rows differ because of the
-    branch.
-    """
+    """Return the norm of the first layer's gradient, and the deviation of the branch's outputs."""
     graph = made.graph()
     graph.feed_data(data.rows, data.labels, training=True)
     for parameter in graph.parameters:
@@ -275,9 +271,8 @@ def deep_branch(made: Network, arrays: dict[str, Any], data: LabelledRows) -> tu
 
 
 def test_the_deep_branch_learns() -> None:
-    """Wide & deep reaches .85 with a deep branch that is dead, which Angel's own initial values make of it.
-
-    With them nothing comes through to its first layer; with Xavier's it says as much as the wide part.
+    """Wide & deep reaches .85 even with a dead deep branch. With Angel's own initial values no gradient reaches the
+    first layer of the branch; with Xavier's values the branch contributes as much as the wide part.
     """
     document = json.loads(published("daw").read_text())
     data = census(Network.from_json(document).configuration.data, "train")[:4_000]
@@ -302,7 +297,7 @@ def test_the_deep_branch_learns() -> None:
 
 
 def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_be() -> None:
-    """Loss .339, accuracy .842, area .901 in validation, and .325, .852, .902 on the test file, to .003."""
+    """The results must be .339, .842 and .901 in validation, and .325, .852 and .902 on the test file, to .003."""
     made = Network.from_json(published("logreg"))
     settings = made.configuration.data
     data, held_out = (
@@ -327,9 +322,7 @@ def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_b
 def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
     name: str, known: tuple[float, float, float]
 ) -> None:
-    """Loss, accuracy and area in validation equal those of a restatement of the whole configuration to .003, or
-    are better.
-    """
+    """The results must be as good as those of an independent implementation, to .003."""
     made = Network.from_json(published(name))
     parted = part(
         census(made.configuration.data, "train"), validate_ratio=made.configuration.data.validate_ratio
@@ -360,10 +353,7 @@ def test_the_networks_of_the_examples_are_as_good_on_census_as_they_say(name: st
 
 @pytest.mark.parametrize("name", ["deepfm", "graph", "daw"])
 def test_the_published_networks_run_as_they_are(name: str) -> None:
-    """Momentum with a rate of .5 is steep: with larger first embeddings DeepFM diverged for one seed of twenty.
-
-    13, 21 and 38 were such seeds.
-    """
+    """With larger initial embeddings and a rate of .5, DeepFM diverged for one seed in twenty: 13, 21, 38."""
     made = Network.from_json(published(name))
     settings = made.configuration.data
     parted = part(census(settings, "train"), validate_ratio=settings.validate_ratio)
@@ -376,7 +366,7 @@ def test_the_published_networks_run_as_they_are(name: str) -> None:
 
 
 def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
-    """After an hour of training the error is too late."""
+    """An error after an hour of training is too late."""
     made, data = network(), rows(20)
     server = ParameterServer()
     with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel to PosNegTrans"):
@@ -430,7 +420,7 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
 
 
 def test_metrics_of_versions_are_plain_numbers() -> None:
-    """They are published as JSON."""
+    """The metrics are published as JSON."""
     data = rows(200)
     models, _ = trained(network(), data, consistency=BSP(), validation=data)
     names = {"loss", "validation_loss", "validation_accuracy", "validation_auc", "validation_rows"}

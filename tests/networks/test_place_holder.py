@@ -1,4 +1,4 @@
-"""The current mini-batch: its features, and input that is no mini-batch."""
+"""The place holder has the features of the current mini-batch, and refuses input that is no mini-batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sparse(rows: list[dict[int, float]], width: int) -> SparseRows:
 
 @given(ROWS, st.sampled_from([20, 1_000_000]))
 def test_rows_count_the_features_that_are_there(rows, width):
-    """With many features the places are found by sorting, with few by a table: both must say the same."""
+    """Positions are found by sorting if the features are many, and by a table if they are few; both must agree."""
     place_holder = PlaceHolder(width, "float64")
     sparse = _sparse(rows, width)
     place_holder.feed_data(sparse)
@@ -39,7 +39,7 @@ def test_rows_count_the_features_that_are_there(rows, width):
 
 @given(ROWS)
 def test_what_layers_ask_of_sparse_rows_is_that_of_this_mini_batch(rows):
-    """The values of the mini-batch before, and its features per row, were still there."""
+    """The place holder returned the values and the features per row of the previous mini-batch."""
     place_holder = PlaceHolder(20, "float32")
     place_holder.feed_data(_sparse([{1: 1.0, 2: 1.0}], 20))
     assert place_holder.values is None
@@ -55,7 +55,7 @@ def test_what_layers_ask_of_sparse_rows_is_that_of_this_mini_batch(rows):
 
 
 def test_prepared_rows_are_taken_as_they_are():
-    """A mini-batch that is learned from in every epoch was searched through in every epoch."""
+    """A mini-batch that returns in every epoch was searched for its features in every epoch."""
     first, again = PlaceHolder(100, "float32"), PlaceHolder(100, "float32")
     first.feed_data(_sparse([{3: 1.0, 50: 2.0}, {50: 1.0}], 100))
     again.feed_data(first.rows, indices=first.indices)
@@ -64,7 +64,7 @@ def test_prepared_rows_are_taken_as_they_are():
 
 
 def test_dense_rows_have_all_features():
-    """Their parameters are all pulled."""
+    """Dense rows pull all parameters."""
     place_holder = PlaceHolder(3, "float32")
     place_holder.feed_data([[1, 0, 2]], [1])
     assert place_holder.indices.tolist() == [0, 1, 2]
@@ -100,6 +100,6 @@ def test_an_invalid_mini_batch_is_refused_and_the_one_before_stays(rows, labels,
 
 
 def test_without_a_mini_batch_there_are_no_rows():
-    """A layer was asked before any data had come."""
+    """A layer read the rows before any data had arrived."""
     with pytest.raises(ModelError, match="expected a mini-batch, given none yet; call feed_data first"):
         _ = PlaceHolder(4, "float64").rows

@@ -1,4 +1,4 @@
-"""Networks on disk: saved models that are loaded again, and refused folders."""
+"""Networks are saved to disk and loaded again, and invalid folders are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamiter.networks.training import fit_network
 
 
 def test_a_saved_network_predicts_the_same_and_continues(tmp_path: Path) -> None:
-    """A model with a different bit has not been evaluated."""
+    """A loaded model with one different bit is a model that was never evaluated."""
     data = rows(300)
     fitted = fit_network(network(data={"indexrange": -1}), data, data, progress=False)
     save_network(tmp_path / "models" / "small", fitted.network, fitted.parameters, fitted.results)
@@ -43,7 +43,7 @@ def test_a_saved_network_predicts_the_same_and_continues(tmp_path: Path) -> None
 
 
 def test_other_programs_can_read_it(tmp_path: Path) -> None:
-    """The folder contains only JSON and safetensors."""
+    """Other programs need only JSON and safetensors to read the folder."""
     made = network()
     results = [EpochResult(1, 0.5, Evaluation(10, 0.4, 0.8, 0.9)), EpochResult(2, 0.4, None)]
     save_network(tmp_path / "m", made, made.initial_parameters(seed=1), results)
@@ -56,7 +56,7 @@ def test_other_programs_can_read_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
-    """The other content of the folder would be lost."""
+    """Saving must not destroy other content of the folder."""
     made = network()
     arrays = made.initial_parameters(seed=1)
     (tmp_path / "notes.txt").write_text("mine")
@@ -77,7 +77,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
-    """A wrong path, an old folder, a broken file."""
+    """The user gave a wrong path, an old folder or a broken file."""
     with pytest.raises(
         ModelError, match=r"expected a folder with network.json and .*, given no folder; streamiter train"
     ):
@@ -103,7 +103,7 @@ def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -> None:
-    """After the training there was an Errno without a word about the model."""
+    """After the training, the error was an Errno that did not mention the model."""
     made = network()
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ModelError, match=r"given a path below '.*file', which is a file; save it elsewhere"):
@@ -115,7 +115,7 @@ def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_training() -> None:
-    """The last hour had been learned for nothing: root may write everywhere, says os.access, also into /proc."""
+    """An hour of training was lost: ``os.access`` tells root that every folder is writable, even below /proc."""
     with pytest.raises(
         ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"
     ):
@@ -139,7 +139,7 @@ def test_parameters_that_are_no_finite_numbers_are_refused(damage: Any, said: st
 
 
 def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
-    """Other programs write bfloat16; the error was a KeyError."""
+    """Other programs write bfloat16, and the error was a KeyError."""
     made = network()
     save_network(tmp_path / "m", made, made.initial_parameters(seed=1))
     header = b'{"wide.bias":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
@@ -153,7 +153,7 @@ def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dense", [(0.5, 0.5), [(0.5, 0.5)], [(0.5, 0.5, 1.0)], [([0], [1.0]), [0.5]]])
 def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
-    """Rows of zip(x, y) are also tuples; the error was that a float has no len()."""
+    """Rows of ``zip(x, y)`` are also tuples, and the error was that a float has no len()."""
     made = network()
     predict = NetworkPredictor(made, made.initial_parameters(seed=1))
     with pytest.raises(
@@ -164,7 +164,7 @@ def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
 
 
 def test_predictions_do_not_depend_on_how_rows_come(tmp_path: Path) -> None:
-    """One by one as they are served, or all at once from a file."""
+    """Rows are served one by one, or read from a file all at once."""
     data = rows(7)
     fitted = fit_network(network(train={"batchsize": 3}), data, progress=False)
     predict = fitted.predictor

@@ -51,7 +51,7 @@ def document(**sections: Any) -> dict[str, Any]:
 
 
 def network(**sections: Any) -> Network:
-    """Return the document as a network."""
+    """Return the network of ``document`` with these sections."""
     return Network.from_json(document(**sections))
 
 
@@ -68,7 +68,7 @@ def rows(count: int, *, seed: int = 1) -> LabelledRows:
 
 
 def records(data: LabelledRows) -> list[dict[str, Any]]:
-    """Return the rows as records of dummy files."""
+    """Return the rows as the records of a dummy file."""
     assert isinstance(data.rows, SparseRows)
     return [
         {"label": float(label), "indices": np.array(indices), "values": np.array(values)}
@@ -88,5 +88,5 @@ def trained(
 
 
 def arrays_of(model: Any) -> dict[str, Any]:
-    """Return the parameters of a version."""
+    """Return the parameters of a version by name."""
     return {name: array for name, array in model.parameters.items() if name != "network"}

@@ -1,4 +1,4 @@
-"""Shared code of tests of keyed snapshots: small slices, and a reference that copies everything at the barrier."""
+"""Tests of keyed snapshots share this code: small slices, and a reference that copies all states at the barrier."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ PLAIN = PlainData()
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> None:
-    """Use frames of 3 keys, and free copies one by one; ``remember``: note which keys are encoded, as for large
-    states.
-    """
+    """Use frames of 3 keys, and free copies one by one; with ``remember``, note the encoded keys."""
     monkeypatch.setattr(frozen_states, "_KEYS_FIRST", 3)
     monkeypatch.setattr(frozen_states, "_KEYS_MAX", 3)
     monkeypatch.setattr(frozen_states, "_COPIES_AT_ONCE", 1)
@@ -37,17 +35,17 @@ def keyed_state(
 
 
 def items_of(frames: Iterable[bytes]) -> list[tuple[Any, ...]]:
-    """Return key, state and idle seconds, if any, of all keys in order."""
+    """Return key, state and, if stored, idle seconds of all keys in order."""
     return [entry for frame in frames for entry in zip(*PLAIN.decode(frame), strict=True)]
 
 
 def restored(snapshot: Deferred) -> Iterator[Any]:
-    """Return the state that a restore gets for a snapshot."""
+    """Return the state that a restore receives for a snapshot."""
     return map(PLAIN.decode, snapshot.frames())
 
 
 class CopiedState:
-    """A state by key that copies everything for a snapshot: slow, and certainly correct."""
+    """A keyed state that copies all its content for a snapshot: slow, but certainly correct."""
 
     def __init__(self, clock: ManualClock, time_to_live_s: float | None) -> None:
         self._clock = clock

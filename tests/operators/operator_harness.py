@@ -1,4 +1,4 @@
-"""Drives one operator as the engine does: cuts, epochs, timers, snapshots."""
+"""The harness drives one operator as the engine does, with cuts, epochs, timers and snapshots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ManualClock:
 
 
 class Driven:
-    """An operator with an output, a context and timers; ``batches`` and ``records`` contain its output."""
+    """An operator with an output, a context and timers; ``batches`` and ``records`` contain the emitted output."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Driven:
         return self
 
     def wait(self, seconds: float) -> Driven:
-        """Let time pass, timer by timer; as in the engine, a timer is handled in the first open epoch."""
+        """Advance the clock timer by timer; as in the engine, a timer is handled in the first open epoch."""
         until_s = self.clock.now_s + seconds
         while due := sorted(timer for timer in self.timers if timer[0] <= until_s):
             self.timers.remove(due[0])
@@ -117,7 +117,7 @@ class Driven:
         return self
 
     def restarted(self, operator: Operator, *, policy: Any = "fail", in_iteration: bool = False) -> Driven:
-        """Return a new instance that resumes from this one's snapshot, after an encoding, with its timers."""
+        """Return a new instance that resumes from this instance's encoded snapshot, with its timers."""
         state = stored(self.operator.snapshot())
         other = Driven(operator, policy=policy, in_iteration=in_iteration, clock=self.clock)
         other.operator.restore(state())
@@ -135,7 +135,7 @@ def stored(state: Any) -> Callable[[], Any]:
 
 
 def frozen(value: Any) -> Any:
-    """Return a value that equals another one exactly if both have one type and are equal to the bit."""
+    """Return a value that equals another frozen value only if both have one type and are equal to the bit."""
     kind = type(value).__name__
     if isinstance(value, Columns):
         return kind, tuple((name, frozen(array)) for name, array in value.arrays.items())
@@ -170,7 +170,7 @@ def as_kind(kind: str, numbers: list[int]) -> Batch:
     return array if kind == "array" else Columns({"x": array, "half": array / 2})
 
 
-# Enough to find what these operators get wrong; without a deadline, since the machine may be busy.
+# Enough examples to find errors in these operators; no deadline, because the machine may be busy.
 quick = settings(max_examples=40, deadline=None)
 thorough = settings(max_examples=150, deadline=None)
 

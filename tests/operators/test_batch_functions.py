@@ -1,4 +1,4 @@
-"""MapBatch and FilterBatch: functions of whole batches, and their allowed results."""
+"""MapBatch and FilterBatch call functions of whole batches, and check the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
 
 @pytest.mark.parametrize("result", [[1, 2], np.zeros((3, 2)), COLUMNS, []])
 def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
-    """The result may have any length and type, and is not copied."""
+    """The result may have any length and type, and must not be copied."""
     driven = Driven(MapBatch(lambda batch: result)).feed([1])
     assert all(batch is result for batch in driven.batches)
     assert len(driven.batches) == (1 if len(result) else 0)
@@ -34,7 +34,7 @@ def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
     ],
 )
 def test_map_batch_names_an_invalid_batch(result: Any, given: str) -> None:
-    """A sum instead of a batch failed far away, as "object has no len"."""
+    """A function returned a sum instead of a batch, and a later step failed with "object has no len"."""
     with pytest.raises(FunctionResultError) as error:
         Driven(MapBatch(lambda batch: result)).feed([1])
     assert given in str(error.value)
@@ -44,7 +44,7 @@ def test_map_batch_names_an_invalid_batch(result: Any, given: str) -> None:
 
 @pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
 def test_the_function_may_refuse_records(operator: Any) -> None:
-    """The engine takes the indices and calls again with the other records: nothing may have gone out."""
+    """The engine reads the indices and calls again with the other records, so no record may be emitted before."""
 
     def refuse(batch: Any) -> Any:
         raise RejectRecords([1], "bad")
@@ -57,7 +57,7 @@ def test_the_function_may_refuse_records(operator: Any) -> None:
 
 @pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
 def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
-    """If all records of a batch were refused, an empty batch remains, and np.stack([]) is an error."""
+    """A batch whose records were all refused is empty, and np.stack([]) is an error."""
 
     def unprepared(batch: Any) -> Any:
         raise AssertionError
@@ -68,7 +68,7 @@ def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
 @pytest.mark.parametrize("batch", [[5, 6, 7, 8], np.arange(4), COLUMNS])
 @pytest.mark.parametrize("as_mask", [list, np.array])
 def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:
-    """The type of the batch stays: a list, an array or columns."""
+    """The batch must stay a list, an array or columns."""
     driven = Driven(FilterBatch(lambda batch: as_mask([True, False, False, True])))
     expected = [batch[0], batch[3]] if isinstance(batch, list) else batch[np.array([0, 3])]
     assert frozen(driven.feed(batch).batches) == frozen([expected])
@@ -91,14 +91,14 @@ def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
     ],
 )
 def test_filter_batch_names_an_invalid_mask(mask: Any, given: str) -> None:
-    """Indices instead of a mask, or a short mask, dropped records silently."""
+    """Indices instead of a mask, or a mask that was too short, dropped records silently."""
     with pytest.raises(FunctionResultError) as error:
         Driven(FilterBatch(lambda batch: mask)).feed(COLUMNS)
     assert given in str(error.value)
 
 
 def test_identity_passes_on_the_same_batches() -> None:
-    """The identity is used for a step that only names or repartitions a stream."""
+    """A step that only names or repartitions a stream uses the identity, so it must not copy."""
     array = np.arange(3)
     driven = Driven(Identity()).feed(array, [1])
     assert driven.batches[0] is array

@@ -1,4 +1,4 @@
-"""ReduceAll, Sort and Join: results at the end of the input."""
+"""ReduceAll, Sort and Join emit their results at the end of the input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = st.lists(st.integers(-5, 5), max_size=40)
 @thorough
 @given(words=st.lists(st.text("ab", max_size=2)), places=cuts(20))
 def test_reduce_all_gives_one_record_of_all_or_none_of_none(words: list[str], places: list[int]) -> None:
-    """In order, since the function need not be commutative."""
+    """The records must be reduced in order, because the function need not be commutative."""
     driven = Driven(ReduceAll(lambda joined, word: joined + "," + word)).feed(*pieces_of(words, places))
     assert driven.records == []
     assert driven.finish().records == ([",".join(words)] if words else [])
@@ -30,7 +30,7 @@ def test_reduce_all_gives_one_record_of_all_or_none_of_none(words: list[str], pl
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_reduce_all_refuses_a_record_and_keeps_the_value(policy: str) -> None:
-    """The value so far must survive the record that cannot be added to it."""
+    """The current value must survive a record that cannot be added."""
     driven = Driven(ReduceAll(lambda total, x: total + 6 // x), policy=policy)
     if policy == "fail":
         with pytest.raises(RecordFailure) as failure:
@@ -47,7 +47,7 @@ def test_reduce_all_refuses_a_record_and_keeps_the_value(policy: str) -> None:
 def test_sort_is_stable_and_keeps_the_kind(
     kind: str, reverse: bool, numbers: list[int], places: list[int]
 ) -> None:
-    """Records of one key keep their order, also when sorted the other way round."""
+    """Records with equal keys must keep their order, even in reverse sorting."""
     batch = as_kind(kind, numbers)
     driven = Driven(Sort(lambda record: abs(number_in(record)), reverse=reverse))
     driven.feed(*pieces_of(batch, places))
@@ -58,13 +58,13 @@ def test_sort_is_stable_and_keeps_the_kind(
 
 
 def test_sort_without_a_key_compares_the_records() -> None:
-    """Lists and arrays that meet in one sort become a list."""
+    """If lists and arrays arrive in one sort, the result is a list."""
     driven = Driven(Sort()).feed([3, 1], np.array([2])).finish()
     assert frozen(driven.batches) == frozen([[1, np.int64(2), 3]])
 
 
 def test_sort_takes_the_name_of_a_field() -> None:
-    """For columns, dicts and objects."""
+    """The field may belong to columns, dicts, objects or structured arrays."""
 
     class Point:
         def __init__(self, x: int) -> None:
@@ -78,14 +78,14 @@ def test_sort_takes_the_name_of_a_field() -> None:
 
 
 def test_sort_lets_go_of_its_records_in_pieces() -> None:
-    """One batch with all records would fill the channels behind the step."""
+    """One batch with all records would fill the channels after the step."""
     driven = Driven(Sort()).feed(np.arange(20_000)[::-1]).finish()
     assert [len(batch) for batch in driven.batches] == [8192, 8192, 3616]
     assert driven.operator.snapshot() == []
 
 
 def test_sort_refuses_a_record_without_a_key() -> None:
-    """The error names the record, or the record becomes a dead letter."""
+    """The error must name the record, or the record must become a dead letter."""
     with pytest.raises(RecordFailure) as failure:
         Driven(Sort("x")).feed([{"x": 1}, {"y": 2}]).finish()
     assert failure.value.record == {"y": 2}
@@ -108,7 +108,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 4), st.integers()), max_size=15)
 def test_join_gives_every_pair_in_the_order_of_left_then_right(
     left: Any, right: Any, places: list[int], order: Any, restart_at: int
 ) -> None:
-    """However the inputs are cut, whichever comes first, and across a restart."""
+    """The order must not depend on the cuts of the inputs, on the first input to arrive, or on a restart."""
     pieces = [
         *(("left", piece) for piece in pieces_of(left, places)),
         *(("right", piece) for piece in pieces_of(right, places)),
@@ -126,7 +126,7 @@ def test_join_gives_every_pair_in_the_order_of_left_then_right(
 
 
 def test_join_takes_a_field_or_a_pair_for_left_and_right() -> None:
-    """Columns on one side, dicts on the other."""
+    """One side may consist of columns, and the other of dicts."""
     users = Columns({"id": [7, 8], "name": ["ann", "bob"]})
     clicks = [{"user": 8, "page": "/"}, {"user": 9, "page": "/"}]
     driven = Driven(Join(on=("user", lambda row: row["id"])))
@@ -137,7 +137,7 @@ def test_join_takes_a_field_or_a_pair_for_left_and_right() -> None:
 
 
 def test_join_pairs_none_with_none_and_nan_with_nothing() -> None:
-    """NaN is found by identity in a dict: it matched before a restart and not after."""
+    """A dict finds NaN by identity, so NaN matched before a restart but not after it."""
     nan = math.nan
     driven = Driven(Join(lambda record: record)).feed([nan, None], to="left").feed([nan, None], to="right")
     assert driven.finish().records == [(None, None)]
@@ -146,7 +146,7 @@ def test_join_pairs_none_with_none_and_nan_with_nothing() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("bad", [{"y": 1}, {"x": [1]}])
 def test_join_refuses_a_record_whose_key_is_missing_or_cannot_be_hashed(side: str, bad: Any) -> None:
-    """The error names the record, or the record becomes a dead letter, on both sides."""
+    """The error must name the record, or the record must become a dead letter, on both sides."""
 
     def fed(driven: Driven) -> Driven:
         other = "right" if side == "left" else "left"
@@ -162,12 +162,12 @@ def test_join_refuses_a_record_whose_key_is_missing_or_cannot_be_hashed(side: st
 
 @pytest.mark.parametrize("on", [3, ("a",), ("a", "b", "c"), ("a", 3), None])
 def test_join_says_what_on_may_be(on: Any) -> None:
-    """The names of two fields of one record look like a pair for left and right."""
+    """A user gave the names of two fields of one record, which look like a pair for left and right."""
     with pytest.raises(ConfigurationError, match=r"Join\(on\)"):
         Join(on)
 
 
 @pytest.mark.parametrize("operator", [ReduceAll(max), Sort(), Join("x")])
 def test_without_input_nothing_comes_out(operator: Operator) -> None:
-    """An empty table is a table."""
+    """An empty table is valid input and gives no records."""
     assert Driven(operator).finish().records == []

@@ -1,4 +1,4 @@
-"""Collect: results in memory, once each, also when a job starts again."""
+"""Collect keeps results in memory, each once, even if a job starts again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamiter.records import Columns
 
 
 def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
-    """Batches of every type are collected record by record."""
+    """Batches of every type must be collected record by record."""
     collected = Collected()
     assert (collected.items, len(collected), repr(collected)) == ([], 0, "Collected(0 items)")
     Driven(Collect(collected)).feed([1], np.array([2]), Columns({"x": [3]}))
@@ -19,7 +19,7 @@ def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
 
 
 def test_a_second_run_starts_again() -> None:
-    """Running a flow twice gave every result twice."""
+    """A second run of a flow returned every result twice."""
     collected = Collected()
     Driven(Collect(collected)).feed([1, 2])
     Driven(Collect(collected)).feed([3])
@@ -27,7 +27,7 @@ def test_a_second_run_starts_again() -> None:
 
 
 def test_a_restored_run_continues_with_the_items_of_its_checkpoint() -> None:
-    """Items after the checkpoint come again: the items of the failed run must not stay."""
+    """Items after the checkpoint are emitted again, so the items of the failed run must be removed."""
     collected = Collected()
     first = Driven(Collect(collected)).feed([1, 2])
     snapshot = first.operator.snapshot()
@@ -39,7 +39,7 @@ def test_a_restored_run_continues_with_the_items_of_its_checkpoint() -> None:
 
 
 def test_subtasks_share_the_result_and_keep_states_of_their_own() -> None:
-    """With one list for all, each of two subtasks would restore the items of both."""
+    """With one list for all subtasks, each of two subtasks would restore the items of both."""
     collected = Collected()
     subtasks = [Driven(Collect(collected), subtask=index, parallelism=2) for index in (0, 1)]
     subtasks[1].feed(["b"])

@@ -1,4 +1,4 @@
-"""Copies of plain data."""
+"""Copies of plain data are equal and independent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = PlainData([Click, Point])
 
 
 def without_gaps(random: Random) -> Any:
-    """Numpy copies the fields of a record without the bytes between them, which mean nothing."""
+    """Return a value without padding bytes between record fields, because numpy does not copy padding."""
     while _has_gaps(value := some_plain_value(random)):
         pass
     return value
@@ -46,7 +46,7 @@ def _gaps_in(dtype: np.dtype[Any]) -> bool:
 
 @random_examples(without_gaps)
 def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
-    """The copy is stored instead of a state that has changed after the barrier."""
+    """If a state changes after the barrier, the copy is stored instead."""
     copied = independent_copy(value)
     assert same(copied, value)
     assert PLAIN.encode(copied) == PLAIN.encode(value)
@@ -65,7 +65,7 @@ def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
 )
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"k": x}, lambda x: [0, x], lambda x: (0, (x,))])
 def test_nothing_that_can_change_is_shared(wrap: Any, make_inner: Any) -> None:
-    """A list was in a tuple in the state: the tuple was taken for an immutable value."""
+    """A tuple that contained a list was treated as an immutable value, so state and copy shared the list."""
     inner = make_inner()
     value = wrap(inner)
     before = PLAIN.encode(value)
@@ -79,7 +79,7 @@ def test_nothing_that_can_change_is_shared(wrap: Any, make_inner: Any) -> None:
 
 
 def test_a_state_as_deep_as_plain_data_may_be_can_be_copied() -> None:
-    """State that can be stored must not fail because a record came before it was stored."""
+    """A deep state that can be stored must not fail if a record arrives before it is stored."""
     value: Any = 1
     for level in range(490):
         value = {"next": value} if level % 2 else [value]

@@ -1,4 +1,4 @@
-"""FlatMap: iterables of any length, consumed piece by piece."""
+"""FlatMap consumes iterables of any length in pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = st.lists(st.sampled_from([0, 1, 2, 1023, 1024, 1025, 3000]), max_size=
 @quick
 @given(lengths=LENGTHS)
 def test_all_items_come_in_order(policy: str, iterable: Any, lengths: list[int]) -> None:
-    """Lengths about the size of a piece are where an item would be lost or doubled."""
+    """At lengths close to the size of a piece, an item could be lost or repeated."""
     driven = Driven(FlatMap(lambda length: iterable(range(length))), policy=policy).feed(lengths)
     assert driven.records == [item for length in lengths for item in range(length)]
     assert max(map(len, driven.batches), default=0) <= 1024 + 3000
@@ -29,7 +29,7 @@ def test_all_items_come_in_order(policy: str, iterable: Any, lengths: list[int])
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_huge_iterable_flows_out_in_pieces(policy: Any) -> None:
-    """Gathered at once, the items of one record filled the memory."""
+    """All items of one record were collected first, and filled the memory."""
     made = 0
     ahead = []
 
@@ -56,7 +56,7 @@ def test_a_huge_iterable_flows_out_in_pieces(policy: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_failure_further_down_is_not_blamed_on_the_record(policy: Any) -> None:
-    """Pieces go out while the function's iterable is open: its error handling must not catch theirs."""
+    """Pieces are emitted while the function's iterable is open; its error handling must not catch their errors."""
 
     def broken(batch: Any) -> None:
         raise ConnectionError("the sink")
@@ -77,7 +77,7 @@ def halting(record: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("f", [halting, lambda record: 5 // (record - 2) and (), lambda record: None])
 def test_a_failure_names_the_record(f: Any) -> None:
-    """The function, its iterable or its result may be wrong."""
+    """The function, its iterable or its result may be the cause of the failure."""
     good: Any = (lambda record: ()) if f(1) is None else f
     with pytest.raises(RecordFailure) as failure:
         Driven(FlatMap(lambda record: f(record) if record == 2 else good(record))).feed([1, 2, 3])
@@ -85,14 +85,14 @@ def test_a_failure_names_the_record(f: Any) -> None:
 
 
 def test_of_a_refused_record_no_item_goes_out() -> None:
-    """If half of a record's items were emitted, they would count twice when its dead letter is sent again."""
+    """If half of a record's items were emitted, they would count twice after its dead letter is sent again."""
     driven = Driven(FlatMap(halting), policy="dead_letter").feed([1, 2, 3])
     assert driven.records == [1, 1, 3, 3]
     assert [letter.record for letter in driven.dead_letters] == [2]
 
 
 def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() -> None:
-    """Pieces start again with each record, so cuts have no meaning here, either."""
+    """Pieces must start again with each record, so that cuts have no meaning."""
 
     def fails_late(record: int) -> Iterator[int]:
         yield from range(1500)
@@ -109,7 +109,7 @@ def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() 
 @pytest.mark.parametrize("bad", [1, 2, 3])
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_function_that_raises_stop_iteration_loses_no_records(bad: int, policy: str) -> None:
-    """In map() StopIteration looks like the end of the batch: all later records were lost, without an error."""
+    """In map() a StopIteration looks like the end of the batch, so all later records were lost without an error."""
 
     def first_two(record: int) -> Any:
         return next(iter(())) if record == bad else islice([record, record, record], 2)

@@ -1,4 +1,4 @@
-"""KeyedReduce and StatefulMap: a state for each key, record by record."""
+"""KeyedReduce and StatefulMap keep a state for each key, and process record by record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = st.lists(st.text("abc", min_size=1, max_size=3))
 @thorough
 @given(words=WORDS)
 def test_each_record_gives_the_reduction_of_its_key_so_far(words: list[str]) -> None:
-    """Compared with reducing all records of the key again each time."""
+    """Each result must equal a reduction of all earlier records of the key."""
     driven = Driven(KeyedReduce(lambda word: word[0], lambda joined, word: joined + word)).feed(words)
     assert driven.records == [
         "".join(other for other in words[: index + 1] if other[0] == word[0])
@@ -29,7 +29,7 @@ def test_each_record_gives_the_reduction_of_its_key_so_far(words: list[str]) -> 
 
 
 def test_none_is_a_value_like_any_other() -> None:
-    """None was taken for "no value yet", and the reduction started again."""
+    """None was treated as a missing value, and the reduction started again."""
     driven = Driven(KeyedReduce(lambda record: 0, lambda value, record: (value, record)))
     assert driven.feed([None, None, 1]).records == [None, (None, None), ((None, None), 1)]
     flips = Driven(StatefulMap(lambda record: 0, lambda state, record: (None, state), initial="first"))
@@ -37,7 +37,7 @@ def test_none_is_a_value_like_any_other() -> None:
 
 
 def test_an_initial_value_that_can_change_is_not_shared_between_keys() -> None:
-    """One list for all keys mixed their records up, as a default argument does."""
+    """One list for all keys mixed the records of different keys, as a mutable default argument does."""
 
     def remember(seen: list[str], word: str) -> tuple[list[str], tuple[str, ...]]:
         seen.append(word)
@@ -51,7 +51,7 @@ def test_an_initial_value_that_can_change_is_not_shared_between_keys() -> None:
 
 
 def test_the_initial_state_is_the_one_given_when_the_step_was_made() -> None:
-    """A list that was changed afterwards gave later keys another beginning."""
+    """A later change of the list gave later keys another initial state."""
     initial = [1]
     driven = Driven(StatefulMap(len, lambda state, word: (state, tuple(state)), initial))
     initial.append(2)
@@ -60,7 +60,7 @@ def test_the_initial_state_is_the_one_given_when_the_step_was_made() -> None:
 
 @pytest.mark.parametrize("result", [5, None, (1, 2, 3), (1,)])
 def test_what_is_not_state_and_output_is_named(result: Any) -> None:
-    """Python says "cannot unpack" of a line that the user never wrote."""
+    """Python's "cannot unpack" is raised in a line that the user never wrote."""
     driven = Driven(StatefulMap(lambda record: 0, lambda state, record: result))
     with pytest.raises(RecordFailure) as failure:
         driven.feed(["first"])
@@ -70,7 +70,7 @@ def test_what_is_not_state_and_output_is_named(result: Any) -> None:
 
 
 def test_an_error_of_the_users_own_stays_what_it_is() -> None:
-    """A TypeError raised within the function is not about the pair that it should return."""
+    """A TypeError inside the function was reported as a wrong result of the function."""
     driven = Driven(StatefulMap(lambda record: 0, lambda state, record: len(record)))
     with pytest.raises(RecordFailure) as failure:
         driven.feed([3])
@@ -84,7 +84,7 @@ both = pytest.mark.parametrize(("operator", "f"), [REDUCE, STATEFUL])
 
 @both
 def test_a_failure_names_the_record_and_leaves_the_state(operator: Any, f: Any) -> None:
-    """With a dead letter the key's sum continues as if the record did not exist."""
+    """After a dead letter, the key's sum must continue as if the record did not exist."""
     with pytest.raises(RecordFailure) as failure:
         Driven(operator(lambda record: "all", f)).feed([6, 3, 0, 2])
     assert failure.value.record == 0
@@ -97,7 +97,7 @@ def test_a_failure_names_the_record_and_leaves_the_state(operator: Any, f: Any) 
 @both
 @pytest.mark.parametrize("key_of", [lambda record: 1 // record, lambda record: record or 0.5])
 def test_a_record_without_a_good_key_is_refused_by_name(operator: Any, f: Any, key_of: Any) -> None:
-    """A float key finds its state today and, rounded otherwise, not tomorrow."""
+    """A float key may be rounded differently later, and then no longer finds its state."""
     with pytest.raises(RecordFailure) as failure:
         Driven(operator(key_of, f, check_keys=check_keys)).feed([1, 0, 1])
     assert failure.value.record == 0
@@ -109,7 +109,7 @@ def test_a_record_without_a_good_key_is_refused_by_name(operator: Any, f: Any, k
 
 @both
 def test_a_key_that_cannot_be_hashed_is_refused_by_name(operator: Any, f: Any) -> None:
-    """Without a checker of keys it is the dictionary that notices."""
+    """Without a checker of keys, the dictionary raises the error."""
     driven = Driven(operator(lambda record: [] if record == 2 else 0, f), policy="dead_letter").feed(
         [1, 2, 3]
     )
@@ -119,7 +119,7 @@ def test_a_key_that_cannot_be_hashed_is_refused_by_name(operator: Any, f: Any) -
 
 @both
 def test_keys_of_numpy_and_of_python_are_one(operator: Any, f: Any) -> None:
-    """The state of a key outlives the kind of batch that its records come in."""
+    """The state of a key must be found in any kind of batch that contains the records."""
     driven = Driven(operator(lambda record: record % 2, f, check_keys=check_keys))
     driven.feed(np.array([1, 3]), [1, 3])
     [[keys, _]] = stored(driven.operator.snapshot())()

@@ -1,4 +1,4 @@
-"""KeyedReduceBatch: the same as the loop, to the bit."""
+"""KeyedReduceBatch gives the same results as a loop, to the bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UFUNCS = [np.add, np.subtract, np.multiply, np.maximum, np.minimum]
 
 
 class Cyclic:
-    """Keys for a batch by the positions of the records in the stream, and the same for single records."""
+    """Returns the keys of a batch or of single records by their positions in the stream."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -34,7 +34,7 @@ class Cyclic:
 
 
 def by_loop(values: Any, keys: Any, ufunc: Any) -> list[Any]:
-    """Return the result of a plain loop."""
+    """Return the results of a plain loop."""
     states: dict[Any, Any] = {}
     results = []
     for key, value in zip(keys.tolist(), values, strict=True):
@@ -52,9 +52,9 @@ def check_against_loop(values: Any, keys: Any, ufunc: Any, places: list[int]) ->
 
 
 Case = tuple[Any, Any, Any, list[int]]
-"""Values, keys, a ufunc, and where the values are cut."""
+"""A case has values, keys, a ufunc, and the places where the values are cut."""
 
-# An operator is driven in each of them, which takes three times what most pure data takes.
+# Each example drives an operator, which takes three times as long as most tests of pure data.
 FEWER = EXAMPLES // 3
 
 
@@ -79,14 +79,14 @@ def some_integers(random: Random) -> Case:
 
 @random_examples(some_integers, examples=FEWER)
 def test_integers_come_out_exactly_in_their_own_type(case: Case) -> None:
-    """Numpy sums small integers in wider types by default: an overflow must wrap as in the loop."""
+    """By default numpy sums small integers in wider types, but an overflow must wrap as in the loop."""
     values, keys, ufunc, places = case
     driven = check_against_loop(values, keys, ufunc, places)
     assert all(isinstance(batch, np.ndarray) and batch.dtype == values.dtype for batch in driven.batches)
 
 
 def some_floats(random: Random) -> Case:
-    """Return floats of any size, or of similar size as in most sums; none is NaN."""
+    """Return floats of any size, or of similar size as in most sums; no float is NaN."""
     length, dtype = random.randint(0, 60), random.choice((np.float32, np.float64))
     values = bits(random, dtype, length).copy()
     values[np.isnan(values)] = -0.0
@@ -97,7 +97,7 @@ def some_floats(random: Random) -> Case:
 
 @random_examples(some_floats, examples=FEWER)
 def test_floats_round_as_in_the_loop(case: Case) -> None:
-    """A sum in another order differs in the last bits, and a restored run from one never stopped."""
+    """A sum in another order differs in its last bits, so a restored run would differ from an uninterrupted one."""
     values, keys, ufunc, places = case
     driven = check_against_loop(values, keys, ufunc, places)
     assert all(isinstance(batch, np.ndarray) and batch.dtype == values.dtype for batch in driven.batches)
@@ -115,7 +115,7 @@ def some_keys(random: Random) -> tuple[Any, list[int]]:
 
 @random_examples(some_keys, examples=FEWER)
 def test_keys_of_every_type_and_range_are_distinguished(example: tuple[Any, list[int]]) -> None:
-    """Keys are numbered in one or two bytes where their range allows: the ends of it must not meet."""
+    """Keys are numbered in one or two bytes if their range allows; the ends of the range must stay different."""
     keys, places = example
     check_against_loop(np.arange(len(keys)), keys, np.add, places)
 
@@ -123,14 +123,14 @@ def test_keys_of_every_type_and_range_are_distinguished(example: tuple[Any, list
 @pytest.mark.parametrize("spread", [1, 255, 256, 65_535, 65_536, 2**40])
 @pytest.mark.parametrize("lowest", [-(2**62), -3, 0, 250, 2**50])
 def test_keys_at_the_ends_of_a_byte_are_distinguished(spread: int, lowest: int) -> None:
-    """The ranges at which the width changes."""
+    """These are the ranges at which the width of the numbers changes."""
     keys = np.array([lowest, lowest + spread, lowest, lowest + spread // 2, lowest + spread])
     check_against_loop(np.arange(5), keys, np.add, [2])
 
 
 @pytest.mark.parametrize("distinct", [200, 300, 70_000])
 def test_keys_far_apart_are_numbered_without_meeting(distinct: int) -> None:
-    """The number of distinct keys is that of the values of one byte, of two bytes, and more."""
+    """The number of distinct keys fits one byte, two bytes, or neither."""
     keys = np.random.default_rng(1).permutation(np.arange(distinct) * 1_000_003)
     check_against_loop(np.arange(2 * distinct), np.concatenate([keys, keys[::-1]]), np.add, [distinct + 1])
 
@@ -138,7 +138,7 @@ def test_keys_far_apart_are_numbered_without_meeting(distinct: int) -> None:
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 @pytest.mark.parametrize("distinct", [3, 129, 400, 3000])
 def test_few_large_groups_and_many_small_ones_give_the_same(dtype: Any, distinct: int) -> None:
-    """Large groups are reduced one by one, small ones side by side; a skewed batch has both."""
+    """Large groups are reduced one by one and small groups together; a skewed batch has both."""
     random = np.random.default_rng(distinct)
     keys = (random.zipf(1.2, 6000) % distinct).astype(np.int64)
     values = (random.standard_normal(6000) * 1000).astype(dtype)
@@ -149,7 +149,7 @@ def test_few_large_groups_and_many_small_ones_give_the_same(dtype: Any, distinct
 @pytest.mark.parametrize("ufunc", [np.fmax, np.fmin, np.maximum, np.minimum])
 @pytest.mark.parametrize("length", [2, 3, 9, 40])
 def test_zeros_of_both_signs_come_out_as_from_the_loop(dtype: Any, ufunc: Any, length: int) -> None:
-    """Either zero is a right result of fmax, and numpy's vector loops choose otherwise than its scalar ones."""
+    """Both zeros are right results of fmax, and numpy's vector loops choose another zero than its scalar loops."""
     values = np.where(np.arange(length) % 2, 0.0, -0.0).astype(dtype)
     for keys in (np.zeros(length, int), np.arange(length) // 2):
         for places in ([], [1], [2], [length // 2]):
@@ -169,7 +169,7 @@ def numbers_and_pieces(random: Random) -> tuple[list[int], list[Any]]:
 
 @random_examples(numbers_and_pieces, examples=FEWER)
 def test_state_continues_across_kinds_of_batches(example: tuple[list[int], list[Any]]) -> None:
-    """A list between two arrays, or another type of number, must find the same state."""
+    """A list between two arrays, or another numeric type, must find the same state."""
     numbers, pieces = example
     keys = np.array(numbers) % 3
     driven = Driven(KeyedReduceBatch(Cyclic(keys).of_batch, np.add)).feed(*pieces)
@@ -191,13 +191,13 @@ def test_state_continues_across_kinds_of_batches(example: tuple[list[int], list[
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_numpy_would_reduce_otherwise_is_reduced_by_the_loop(values: Any, ufunc: Any) -> None:
-    """Types that change, or loops that need not agree to the bit."""
+def test_values_that_numpy_reduces_differently_are_reduced_by_the_loop(values: Any, ufunc: Any) -> None:
+    """Numpy would change the type here, or its loops need not agree to the bit."""
     check_against_loop(values, np.array([0, 1, 0, 0]), ufunc, [3])
 
 
 def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> None:
-    """No state has changed before: the engine calls again with the other records."""
+    """No state may change before the refusal, because the engine calls again with the other records."""
 
     def check(keys: list[Any]) -> list[Any]:
         if 13 in keys:
@@ -215,13 +215,13 @@ def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> Non
     "keys", [[1, 2], np.array([1.0, 2.0]), np.array([True, False]), np.array([1]), np.array([[1], [2]]), None]
 )
 def test_keys_that_are_none_are_refused(keys: Any) -> None:
-    """Floats and booleans equal integers and would share their state."""
+    """Floats and booleans equal integers, so they would share the integers' states."""
     with pytest.raises(FunctionResultError, match="keys_of"):
         Driven(KeyedReduceBatch(lambda batch: keys, np.add)).feed(np.array([1, 2]))
 
 
 @pytest.mark.parametrize("ufunc", [max, np.sin, np.divmod, np.sum, np.matmul])
 def test_only_ufuncs_of_two_numbers_are_taken(ufunc: Any) -> None:
-    """np.sum is a function over an array, easily taken for np.add."""
+    """np.sum is a function of an array, and a user may write it instead of np.add."""
     with pytest.raises(ConfigurationError, match=r"KeyedReduceBatch\(ufunc\)"):
         KeyedReduceBatch(lambda batch: batch, ufunc)

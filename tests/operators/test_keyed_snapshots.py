@@ -1,4 +1,4 @@
-"""Snapshots of keyed state: frozen at the barrier, encoded slice by slice while records change it."""
+"""Snapshots of keyed state are frozen at the barrier, and encoded in slices while records change the state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES = st.none() | st.integers(0, 9) | st.builds(lambda number: {"seen": [numb
 
 
 class AnyInterleaving(RuleBasedStateMachine):
-    """A keyed state, and a state that copies everything at each barrier, with the same calls."""
+    """A keyed state, and a reference that copies everything at each barrier, receive the same calls."""
 
     time_to_live_s: float | None = None
 
@@ -83,7 +83,7 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @precondition(lambda self: self.under_way)
     @rule(which=st.integers(0, 2), slices=st.integers(1, 3))
-    def go_on(self, which: int, slices: int) -> None:
+    def advance(self, which: int, slices: int) -> None:
         _, frames, taken, _ = self.under_way[which % len(self.under_way)]
         taken += islice(frames, slices)
 
@@ -110,7 +110,7 @@ class AnyInterleaving(RuleBasedStateMachine):
 def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     monkeypatch: pytest.MonkeyPatch, time_to_live_s: float | None, remember: bool
 ) -> None:
-    """If a count changed between barrier and writing, replayed records would be counted twice."""
+    """If a count changed between barrier and encoding, the replayed records would count twice."""
     small_slices(monkeypatch, remember=remember)
     machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
     run_state_machine_as_test(
@@ -137,7 +137,7 @@ BATCHES = st.lists(st.lists(st.integers(0, 99), max_size=20), min_size=1, max_si
 def test_batches_between_two_slices_are_not_in_the_snapshot(
     name: str, before: list[list[int]], after: list[list[int]], as_arrays: bool
 ) -> None:
-    """The sum of a key that came by in time for its slice held records that are to be read again."""
+    """A key that changed before its slice was stored with records that are read again after a restore."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         small_slices(monkeypatch)
         cut: Callable[[list[int]], Any] = np.array if as_arrays else list
@@ -154,7 +154,7 @@ def test_batches_between_two_slices_are_not_in_the_snapshot(
 
 @pytest.mark.parametrize("time_to_live_s", [None, TIME_TO_LIVE_S])
 def test_keys_come_back_in_the_order_in_which_they_were(time_to_live_s: float | None) -> None:
-    """A step that goes through its keys in order would go another way after a restore."""
+    """A step that iterates over its keys would use another order after a restore."""
     clock = ManualClock()
     state = keyed_state(clock, time_to_live_s)
     for key in (3, "b", 1, ("x", 2), 2):
@@ -173,7 +173,7 @@ def test_keys_come_back_in_the_order_in_which_they_were(time_to_live_s: float | 
 
 
 def test_a_time_to_live_may_come_and_go_between_two_runs() -> None:
-    """A flow that is given a time to live, or none any more, is to start from the state it has."""
+    """A flow that gains or loses its time to live must still start from its stored state."""
     clock = ManualClock()
     without, with_one = keyed_state(clock), keyed_state(clock, TIME_TO_LIVE_S)
     without.set("a", 1)
@@ -186,7 +186,7 @@ def test_a_time_to_live_may_come_and_go_between_two_runs() -> None:
 
 
 def test_the_states_of_a_restore_are_dealt_out_by_key() -> None:
-    """With another parallelism a subtask takes on some keys of each of those before."""
+    """With another parallelism, a subtask receives some keys of each earlier subtask."""
     state = keyed_state(ManualClock(), TIME_TO_LIVE_S)
     for key in range(40):
         state.set(key, {"of": key})
@@ -211,7 +211,7 @@ class TestErrors:
     @pytest.mark.parametrize("touched", [False, True])
     @pytest.mark.parametrize("value", [{1, 2}, threading.Lock()], ids=["copyable", "not copyable"])
     def test_what_is_not_plain_data_is_named_with_step_and_key(self, value: Any, touched: bool) -> None:
-        """One of a million keys had a set; "cannot serialize" did not say which key, or where."""
+        """One of a million keys had a set in its state, and the error "cannot serialize" did not name the key."""
         snapshot = self.snapshot_of({"tags": value}, touched=touched)
         assert snapshot.name == "count"
         with pytest.raises(
@@ -221,15 +221,15 @@ class TestErrors:
             list(snapshot.frames())
 
     @pytest.mark.parametrize("touched", [False, True])
-    def test_so_is_a_state_that_holds_itself(self, touched: bool) -> None:
-        """Its copy never ended, and the error blamed the current record."""
+    def test_a_state_that_contains_itself_is_named(self, touched: bool) -> None:
+        """The copy of such a state never ended, and the error blamed the current record."""
         value: dict[str, Any] = {}
         value["self"] = value
         with pytest.raises(PlainDataError, match=r"^state of step 'count', key 'user-7': state.*nesting"):
             list(self.snapshot_of(value, touched=touched).frames())
 
     def test_a_key_that_is_not_plain_data_is_named(self) -> None:
-        """An operator that is used by itself takes keys of any kind."""
+        """An operator without the engine accepts keys of any kind."""
         driven = Driven(KeyedReduce(lambda record: frozenset({record}), lambda total, record: record))
         driven.feed([1, 2])
         with pytest.raises(
@@ -241,7 +241,7 @@ class TestErrors:
 def test_a_released_snapshot_keeps_nothing_any_more_and_cannot_be_taken_for_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The state was given up in the middle, stored as if it were complete, and continued to copy every state."""
+    """A snapshot that was released before its end was stored as if it were complete, and still copied every state."""
     small_slices(monkeypatch)
     state = keyed_state(ManualClock())
     for key in range(10):
@@ -258,7 +258,7 @@ def test_a_released_snapshot_keeps_nothing_any_more_and_cannot_be_taken_for_whol
 
 
 def test_a_snapshot_that_is_done_costs_nothing_more() -> None:
-    """Copies were made for snapshots that had long been stored."""
+    """The state made copies for snapshots that were already stored."""
     state = keyed_state(ManualClock())
     state.set("a", {"n": 1})
     list(state.snapshot().frames())
@@ -267,7 +267,7 @@ def test_a_snapshot_that_is_done_costs_nothing_more() -> None:
 
 
 def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
-    """All large states were in memory twice, although the snapshot had most of them already."""
+    """All large states were in memory twice, although most of them were already encoded."""
     state = keyed_state(ManualClock())
     for key in range(30):
         state.set(key, {"weights": np.zeros(1 << 17)})
@@ -286,7 +286,7 @@ def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
 
 
 def test_copies_are_given_back_once_they_are_encoded() -> None:
-    """All states were in memory twice until the last slice, and then were freed all at once, which took long."""
+    """All states were in memory twice until the last slice; freeing them all at once then took long."""
     state = keyed_state(ManualClock())
     for key in range(20_000):
         state.set(key, [0] * 20)
@@ -307,7 +307,7 @@ def test_copies_are_given_back_once_they_are_encoded() -> None:
 
 @pytest.mark.parametrize("value", [1, "x" * 100, "x" * 5000, {"a": [(1, 2)] * 50}])
 def test_frames_are_small_whatever_the_states_are(value: Any) -> None:
-    """A slice of a hundred megabytes held all records up for as long as it took."""
+    """A slice of a hundred megabytes delayed all records until it was encoded."""
     state = keyed_state(ManualClock())
     for key in range(10_000):
         state.set(key, value)
@@ -318,7 +318,7 @@ def test_frames_are_small_whatever_the_states_are(value: Any) -> None:
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Make threads take turns a hundred times as often as usual."""
+    """Let threads alternate a hundred times as often as usual."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -327,7 +327,7 @@ def eager_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_threads")
 def test_states_that_change_in_a_thread_are_whole_in_the_snapshot() -> None:
-    """A step with ``runs_in_thread`` continued while the event loop encoded: the snapshot had half a change."""
+    """A step with ``runs_in_thread`` continued during the encoding, and the snapshot contained half a change."""
     count = 60_000
     state = keyed_state(ManualClock(), in_thread=True)
     for key in range(count):
@@ -359,8 +359,8 @@ def test_states_that_change_in_a_thread_are_whole_in_the_snapshot() -> None:
     assert all(one["first"] == one["second"] for one in changed)
 
 
-def test_a_state_can_be_stored_by_two_who_know_nothing_of_each_other() -> None:
-    """A second snapshot, taken while the first was given up too late, cut the first one off, or held its state."""
+def test_two_snapshots_at_once_are_independent() -> None:
+    """A second snapshot during the first one ended the first early, or used its states."""
     driven = Driven(OPERATORS["StatefulMap"]()).feed([1, 2, 3])
     first = driven.operator.snapshot()
     driven.feed([1, 2, 3])

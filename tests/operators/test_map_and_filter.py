@@ -1,4 +1,4 @@
-"""Map and Filter: one call for each record, and the record named where it fails."""
+"""Map and Filter call a function for each record, and name the record if the function fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_failure_names_the_record(kind: str, operator: Any, numbers: list[int]
 def test_refused_records_become_dead_letters_and_the_others_continue(
     kind: str, operator: Any, expected: list[float]
 ) -> None:
-    """One bad record must not cost the rest of its batch."""
+    """One bad record must not remove the rest of its batch."""
     driven = Driven(operator(inverse), policy="dead_letter").feed(as_kind(kind, [0, 2, 3, 1]))
     assert [number_in(record) for record in driven.records] == expected
     assert [(number_in(letter.record), letter.error) for letter in driven.dead_letters] == [
@@ -51,7 +51,7 @@ def test_refused_records_become_dead_letters_and_the_others_continue(
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 @pytest.mark.parametrize("operator", [Map, Filter])
 def test_the_function_is_called_once_for_each_record(operator: Any, policy: str) -> None:
-    """A second call after a failure would count twice in a function that counts."""
+    """A second call after a failure would count a record twice in a function that counts."""
     calls: list[int] = []
 
     def counted(record: int) -> float:
@@ -64,7 +64,7 @@ def test_the_function_is_called_once_for_each_record(operator: Any, policy: str)
 
 @pytest.mark.parametrize("operator", [Map, Filter])
 def test_a_function_that_raises_stop_iteration_fails_the_step(operator: Any) -> None:
-    """StopIteration ends loops silently: the records behind it were lost."""
+    """StopIteration ended a loop silently, and the later records were lost."""
     empty: Any = iter(())
     with pytest.raises(RecordFailure) as failure:
         Driven(operator(lambda record: next(empty))).feed([1, 2])
@@ -72,7 +72,7 @@ def test_a_function_that_raises_stop_iteration_fails_the_step(operator: Any) -> 
 
 
 def test_filter_keeps_arrays_and_columns() -> None:
-    """A vectorised step behind a filter would fall back to records."""
+    """A vectorised step after a filter would fall back to single records."""
     array = np.array([1, 2, 3], dtype=np.int16)
     columns = Columns({"x": array, "name": np.array(["a", "b", "c"])})
     driven = Driven(Filter(lambda record: number_in(record) != 2)).feed(array, columns)
@@ -87,7 +87,7 @@ def test_filter_passes_on_the_same_array_when_all_records_are_kept() -> None:
 
 
 def test_filter_names_the_record_whose_verdict_has_no_truth() -> None:
-    """The truth of an array of two is an error in numpy, raised after the predicate has returned."""
+    """In numpy the truth of an array of two numbers is an error, raised after the predicate has returned."""
     with pytest.raises(RecordFailure) as failure:
         Driven(Filter(lambda record: np.array([True, record > 0]))).feed([7, 8])
     assert failure.value.record == 7
@@ -96,7 +96,7 @@ def test_filter_names_the_record_whose_verdict_has_no_truth() -> None:
 
 
 def test_sequences_whose_iterators_know_no_length_are_searched_as_well() -> None:
-    """Their length hint is 0, which looked like the end of the batch."""
+    """Such iterators have the length hint 0, which looked like the end of the batch."""
 
     class Countdown:
         def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""MiniBatch: one record for n, with any cuts, epochs, timers and types."""
+"""MiniBatch makes one record of n records, for any cuts, epochs, timers and types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integ
 
 
 def batches_of(stream: list[tuple[int, str, int]]) -> list[tuple[int, Any]]:
-    """Return batches of numbers that count up through the stream, with their epochs."""
+    """Return batches of consecutive numbers, with their epochs."""
     firsts = np.cumsum([0, *(length for _, _, length in stream)]).tolist()
     return [
         (epoch, as_kind(kind, list(range(first, first + length))))
@@ -27,7 +27,7 @@ def batches_of(stream: list[tuple[int, str, int]]) -> list[tuple[int, Any]]:
 
 
 def expected(stream: list[tuple[int, str, int]], n: int) -> dict[int, list[Any]]:
-    """Return the mini-batches of each epoch, cut from one long list; of one type, or a list of records."""
+    """Return the mini-batches of each epoch, cut from one long list; each has one type, or is a list of records."""
     by_epoch: dict[int, list[Any]] = {}
     for epoch, batch in batches_of(stream):
         by_epoch.setdefault(epoch, []).extend((batch, index) for index in range(len(batch)))
@@ -52,7 +52,7 @@ def merged(places: list[tuple[Any, int]]) -> Any:
 def test_every_n_records_of_an_epoch_make_one(
     stream: list[tuple[int, str, int]], n: int, places: list[int], restart_at: int
 ) -> None:
-    """Exactly n, of one epoch, in order, of the kind they came in, across any cuts and a restart."""
+    """A mini-batch must have exactly n records of one epoch, in order and of their type, across cuts and a restart."""
     pieces = [(epoch, piece) for epoch, batch in batches_of(stream) for piece in pieces_of(batch, places)]
     driven = Driven(MiniBatch(n), in_iteration=True)
     for epoch, piece in pieces[:restart_at]:
@@ -70,7 +70,7 @@ def test_every_n_records_of_an_epoch_make_one(
 
 
 def test_an_epochs_end_sends_out_what_is_left_of_it_and_of_no_later_one() -> None:
-    """Records left to the next epoch would count in it; records left for ever would block the loop."""
+    """Records kept until the next epoch would count in it; records kept for ever would block the loop."""
     driven = Driven(MiniBatch(10), in_iteration=True)
     driven.feed([1], epoch=0).feed([3], epoch=2).feed([2], epoch=1)
     driven.watermark(1)
@@ -80,14 +80,14 @@ def test_an_epochs_end_sends_out_what_is_left_of_it_and_of_no_later_one() -> Non
 
 
 def test_outside_an_iteration_epochs_play_no_part() -> None:
-    """A watermark that passes by must not cut a mini-batch short."""
+    """A watermark must not shorten a mini-batch."""
     driven = Driven(MiniBatch(2)).feed([1], epoch=0).watermark(0)
     assert driven.feed([2], epoch=1).records == [[1, 2]]
 
 
 @pytest.mark.parametrize("kind", ["array", "columns"])
 def test_whole_mini_batches_of_an_array_are_not_copied(kind: str) -> None:
-    """Slices cost nothing; copies would cost as much as the learning step behind them."""
+    """Slices cost nothing, but copies would cost as much as the learning step after them."""
     batch = as_kind(kind, list(range(1000)))
     records = Driven(MiniBatch(100)).feed(batch).records
 
@@ -110,7 +110,7 @@ def test_whole_mini_batches_of_an_array_are_not_copied(kind: str) -> None:
     ],
 )
 def test_records_of_different_kinds_meet_in_a_list_unchanged(first: Any, second: Any) -> None:
-    """Concatenating them would change their type."""
+    """A concatenation would change the type of the records."""
     [record] = Driven(MiniBatch(2)).feed(first, second).records
     assert type(record) is list
     assert frozen(record) == frozen([first[0], second[0]])
@@ -126,7 +126,7 @@ def test_the_timeout_counts_from_the_first_record_left_over() -> None:
 
 
 def test_a_timer_of_records_that_have_gone_out_does_not_cut_the_next_ones_short() -> None:
-    """Each mini-batch that was filled left a timer behind that flushed a later one early."""
+    """Each full mini-batch left its timer, which emitted a later mini-batch too early."""
     driven = Driven(MiniBatch(2, timeout_s=10)).feed([1]).wait(6).feed([2, 3]).wait(5)
     assert driven.records == [[1, 2]]
     assert driven.wait(4.9).records == [[1, 2]]
@@ -134,7 +134,7 @@ def test_a_timer_of_records_that_have_gone_out_does_not_cut_the_next_ones_short(
 
 
 def test_timers_do_not_pile_up_under_load() -> None:
-    """One for each batch that leaves something over would be thousands within a long timeout."""
+    """A timer for each batch with a remainder would mean thousands of timers within a long timeout."""
     driven = Driven(MiniBatch(2, timeout_s=1000))
     for _ in range(50):
         driven.feed([1, 2, 3]).wait(0.1)
@@ -142,7 +142,7 @@ def test_timers_do_not_pile_up_under_load() -> None:
 
 
 def test_a_timeout_does_not_send_records_of_a_later_epoch_out_in_an_earlier_one() -> None:
-    """Records that are emitted by a timer count in the first open epoch."""
+    """Records that a timer emits count in the first open epoch."""
     driven = Driven(MiniBatch(5, timeout_s=10), in_iteration=True).feed([7], epoch=2).wait(15)
     assert driven.records == []
     driven.watermark(1).wait(10)
@@ -150,7 +150,7 @@ def test_a_timeout_does_not_send_records_of_a_later_epoch_out_in_an_earlier_one(
 
 
 def test_a_timeout_resumes_after_a_restart() -> None:
-    """Restored without its timer, a remainder would wait for ever on a stream that has gone quiet."""
+    """Without its timer, a restored remainder would wait for ever on a stream without new records."""
     driven = Driven(MiniBatch(5, timeout_s=10)).feed([1]).wait(4)
     restarted = driven.restarted(MiniBatch(5, timeout_s=10)).wait(5.9)
     assert restarted.records == []
@@ -158,7 +158,7 @@ def test_a_timeout_resumes_after_a_restart() -> None:
 
 
 def test_a_step_given_a_timeout_later_takes_the_state_of_one_without() -> None:
-    """The options of a step may change between two runs, in either direction."""
+    """The timeout may be added or removed between two runs."""
     without = Driven(MiniBatch(5)).feed([1])
     assert without.restarted(MiniBatch(5, timeout_s=1)).wait(2).records == [[1]]
     with_timer = Driven(MiniBatch(5, timeout_s=1)).feed([1])
@@ -166,7 +166,7 @@ def test_a_step_given_a_timeout_later_takes_the_state_of_one_without() -> None:
 
 
 def test_what_is_emitted_does_not_change_afterwards() -> None:
-    """The next records went into the list that had just been emitted."""
+    """The next records were added to the list that had just been emitted."""
     driven = Driven(MiniBatch(2)).feed([1], [2], [3], [4], [5])
     assert driven.finish().records == [[1, 2], [3, 4], [5]]
 

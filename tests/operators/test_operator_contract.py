@@ -1,4 +1,4 @@
-"""Rules for every built-in operator: cuts have no meaning, the state is complete, inputs do not change."""
+"""Every built-in operator ignores cuts, has a complete state, and does not change its inputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OPERATORS: dict[str, Callable[[], Operator]] = {
     "Sort": lambda: Sort(number_in),
     "Collect": lambda: Collect(Collected()),
 }
-WITHOUT_COLUMNS = {"KeyedReduceBatch"}  # a ufunc has no rows
+WITHOUT_COLUMNS = {"KeyedReduceBatch"}  # a ufunc does not process rows
 OPERATOR_ON_KIND = [
     pytest.param(make, kind, id=f"{name}-{kind}")
     for name, make in OPERATORS.items()
@@ -92,7 +92,7 @@ every_operator = pytest.mark.parametrize(("make", "kind"), OPERATOR_ON_KIND)
 
 
 def results(driven: Driven) -> Any:
-    """Return all results, also the items of a collector."""
+    """Return all results, with the items of a collector."""
     collected = driven.operator._into.items if isinstance(driven.operator, Collect) else []
     return frozen(driven.records), frozen(collected)
 
@@ -103,7 +103,7 @@ def results(driven: Driven) -> Any:
 def test_results_do_not_depend_on_where_batches_are_cut(
     make: Callable[[], Operator], kind: str, numbers: list[int], places: list[int]
 ) -> None:
-    """Under load batches grow: a result that grew with them would differ from run to run."""
+    """Batches grow under load, so results that depend on cuts would differ from run to run."""
     batch = as_kind(kind, numbers)
     whole = Driven(make()).feed(batch).finish()
     in_pieces = Driven(make()).feed(*pieces_of(batch, places)).finish()
@@ -121,7 +121,7 @@ def test_a_restored_instance_resumes_as_if_nothing_had_happened(
     restart_at: int,
     twice: bool,
 ) -> None:
-    """A crash between two batches must neither lose nor repeat a record's effect on state."""
+    """A crash between two batches must neither lose nor repeat the effect of a record on the state."""
     pieces = pieces_of(as_kind(kind, numbers), places)
     uninterrupted = Driven(make()).feed(*pieces).finish()
     first = Driven(make()).feed(*pieces[:restart_at])
@@ -140,7 +140,7 @@ def test_a_restored_instance_resumes_as_if_nothing_had_happened(
 def test_a_snapshot_stays_as_it_was_taken(
     make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
 ) -> None:
-    """A snapshot is written while the operator continues; later changes belong to the next snapshot."""
+    """A snapshot is written while the operator continues, and later changes belong to the next snapshot."""
     driven = Driven(make()).feed(as_kind(kind, before))
     snapshot = driven.operator.snapshot()
     written_at_once = stored(driven.operator.snapshot())
@@ -155,7 +155,7 @@ def test_a_snapshot_stays_as_it_was_taken(
 def test_a_snapshot_can_be_restored_more_than_once(
     make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
 ) -> None:
-    """A job that fails again and again restores the same snapshot each time."""
+    """A job that fails repeatedly restores the same snapshot each time."""
     snapshot = stored(Driven(make()).feed(as_kind(kind, before)).operator.snapshot())
     runs = []
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_snapshot_can_be_restored_more_than_once(
 @quick
 @given(numbers=NUMBERS)
 def test_input_batches_are_not_changed(make: Callable[[], Operator], kind: str, numbers: list[int]) -> None:
-    """All readers of a stream share a batch."""
+    """All readers of a stream share one batch."""
     batches = [as_kind(kind, numbers), as_kind(kind, numbers)]
     before = frozen(batches)
     Driven(make()).feed(*batches).finish()
@@ -178,14 +178,14 @@ def test_input_batches_are_not_changed(make: Callable[[], Operator], kind: str, 
 
 @every_operator
 def test_an_empty_batch_gives_nothing(make: Callable[[], Operator], kind: str) -> None:
-    """If all records of a batch were refused, an empty batch remains."""
+    """A batch whose records were all refused is empty."""
     driven = Driven(make()).feed(as_kind(kind, []))
     assert driven.records == []
 
 
 @every_operator
 def test_what_goes_out_at_the_end_goes_out_once(make: Callable[[], Operator], kind: str) -> None:
-    """A checkpoint taken behind the end must not bring the results back."""
+    """A checkpoint that was taken after the end must not emit the results again."""
     driven = Driven(make()).feed(as_kind(kind, [1, 2, 3])).finish()
     emitted = len(driven.records)
     assert len(driven.finish().records) == emitted
@@ -194,7 +194,7 @@ def test_what_goes_out_at_the_end_goes_out_once(make: Callable[[], Operator], ki
 
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_any_sequence_is_taken_as_a_batch(make: Callable[[], Operator]) -> None:
-    """Sources may hand over tuples and ranges."""
+    """Sources may produce tuples and ranges."""
     assert results(Driven(make()).feed(range(1, 20)).finish()) == results(
         Driven(make()).feed(list(range(1, 20))).finish()
     )

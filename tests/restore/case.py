@@ -1,4 +1,4 @@
-"""A case of the restore suite: a part of a flow, and the classes whose state it tests."""
+"""A case of the restore suite is a part of a flow, with the classes whose state it tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from streamiter.testing.restore.driving import Build
 
 @dataclass(frozen=True)
 class Case:
-    """``build`` is a function at the top level of a module, so that a fresh process can import it."""
+    """A case whose ``build`` is a function at the top level of a module, so that a fresh process can import it."""
 
     build: Build
     covers: tuple[type[Any], ...]
-    """Classes whose ``snapshot``, ``state``, ``positions`` or ``freeze`` must be called during the run."""
+    """The classes whose ``snapshot``, ``state``, ``positions`` or ``freeze`` must be called during the run."""
     options: dict[str, Any] = field(default_factory=dict)
-    """For check_flow_restore."""
+    """The options for ``check_flow_restore``."""
 
     @property
     def name(self) -> str:
-        """The name of the case in the id of the test."""
+        """Return the name of the case in the id of the test."""
         function: Any = getattr(self.build, "func", self.build)
         parts = [function.__name__, *map(str, getattr(self.build, "args", ()))]
         return "-".join(part.rpartition("/")[2] for part in parts)
@@ -37,7 +37,7 @@ def turns(count: int = 5, **options: Any) -> dict[str, Any]:
 
 
 class Pieces(Source):
-    """A source whose subtask i reads every n-th record from the i-th, in batches of one size."""
+    """A source whose subtask i reads every n-th record, starting with record i, in batches of one size."""
 
     def __init__(self, records: Batch, batch: int) -> None:
         self._records = records

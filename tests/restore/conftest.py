@@ -1,4 +1,4 @@
-"""One fresh process for all checks here."""
+"""All checks in this directory share one fresh process."""
 
 from collections.abc import Iterator
 

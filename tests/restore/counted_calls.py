@@ -1,4 +1,4 @@
-"""Counting how often a class returns its state."""
+"""Tests count the calls of the method by which a class returns its state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 ASKED = ("snapshot", "state", "positions", "freeze")
-"""The methods that return state."""
+"""The names of the methods that return state."""
 
 
 def asked_of(kind: type[Any]) -> str | None:
-    """Return the method by which a class itself returns its state."""
+    """Return the name of the method by which the class itself returns its state, or None."""
     return next((name for name in ASKED if inspect.isfunction(vars(kind).get(name))), None)
 
 
 def count_calls(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that gets one entry for each call."""
+    """Count the calls of that method: return a list that gets one entry for each call."""
     name = asked_of(kind)
     assert name is not None, f"{kind.__name__} keeps nothing"
     original, calls = vars(kind)[name], []

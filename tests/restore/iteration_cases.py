@@ -1,4 +1,4 @@
-"""Iterations: the state of the border of a loop, its epochs and rounds, and records in the loop."""
+"""Cases of iterations: the state at the border of a loop, its epochs and rounds, and records in the loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 
 
 class WithEpochs(Operator, IterationListener):
-    """Emits each record with its epoch, each callback with the records before it, and the end."""
+    """Emits each record with its epoch, each callback with the earlier records, and the end."""
 
     def __init__(self) -> None:
         self.came: list[Any] = []
@@ -80,7 +80,7 @@ class WithEpochs(Operator, IterationListener):
 
 
 class InOrder(WithEpochs):
-    """Does the same, one epoch after the other."""
+    """Emits the same, one epoch after the other."""
 
     epochs_in_order = True
 
@@ -102,7 +102,7 @@ def stamped_by_time(flow: Flow) -> Stream:
 
 
 class WithoutPartition(Pieces):
-    """All records belong to subtask 0; subtask 1 has no partition, and no step waits for it."""
+    """Gives all records to subtask 0; subtask 1 has no partition, and no step waits for it."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self._is_silent = context.subtask_index == 1
@@ -124,7 +124,7 @@ def stamped_with_a_silent_subtask(flow: Flow) -> Stream:
 
 
 def _round_and_round(flow: Flow, config: IterationConfig) -> dict[str, Stream]:
-    """Each record is a number and its remaining rounds; listeners hear of all epochs."""
+    """Build a loop whose records are a number and its remaining rounds, with a listener for all epochs."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         seen = variables[0].union(data[0]).map(lambda x: x)
@@ -230,13 +230,13 @@ def bounded_with_a_step_for_each_round(flow: Flow) -> dict[str, Stream]:
         return [
             numbers.reduce_all(lambda a, b: a + b, name="sum"),
             numbers.sort(lambda x: -x, name="descending"),
-            numbers.process(WithEpochs, name="anew"),
+            numbers.process(WithEpochs, name="heard"),
         ]
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         raised = variables[0].map(lambda n: n + 1)
-        total, descending, anew = for_each_round([variables[0].union(data[0])], within)
-        outputs = {"sum": total, "descending": descending, "anew": anew}
+        total, descending, heard = for_each_round([variables[0].union(data[0])], within)
+        outputs = {"sum": total, "descending": descending, "heard": heard}
         return IterationBodyResult([raised.filter(lambda n: n < 9)], outputs)
 
     data = replayed(fed(flow, [10, 20, 30], name="data"))
@@ -252,7 +252,7 @@ CASES = [
     Case(stamped_by_records, (Stamper,)),
     Case(stamped_by_marks, (Stamper,)),
     Case(stamped_by_time, (TimedStamper,)),
-    # With this seed the silent one ends late.
+    # With this seed the silent subtask ends late.
     Case(stamped_with_a_silent_subtask, (Stamper,), {"seed": 15}),
     Case(unbounded_loop, LOOP),
     Case(unbounded_loop, (*LOOP, _BatchLog), turns(ordered=False)),

@@ -1,4 +1,4 @@
-"""Learners: weights, optimizer state, versions, counts, and questions that wait for labels."""
+"""Cases of learners: weights, optimizer state, versions, counts, and questions that wait for labels."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def regression() -> LinearModel:
 
 
 class Learns(Operator):
-    """A model that learns from each batch, and emits its parameters and its next prediction."""
+    """Learns from each batch, and emits the model's parameters and its prediction before the batch."""
 
     def __init__(self, model: LinearModel, *, sparse: bool) -> None:
         self._model = model
@@ -127,7 +127,7 @@ def linear_model(kind: str, optimizer: str, rows: str, flow: Flow) -> Stream:
 
 
 class HashesAndLearns(Operator):
-    """Hashes features, example by example, and learns."""
+    """Hashes the features of each example, and learns from it."""
 
     def __init__(self) -> None:
         self._hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, bits=6)
@@ -155,7 +155,7 @@ def hashed_features(flow: Flow) -> Stream:
 
 
 class Scales(Operator):
-    """The scaler alone."""
+    """Feeds a scaler, and emits its parameters."""
 
     def __init__(self) -> None:
         self._scaler = StandardScaler()
@@ -176,7 +176,7 @@ def scaler(flow: Flow) -> Stream:
 
 
 class Clusters(Operator):
-    """The online centroids alone."""
+    """Feeds online centroids, and emits each update."""
 
     def __init__(self) -> None:
         self._model = OnlineKMeans(2, decay=0.9, seed=3)
@@ -278,7 +278,7 @@ def online_training_with_delayed_labels(flow: Flow) -> dict[str, Stream]:
 
 
 def worker_without_answers(flow: Flow) -> Stream:
-    """A worker continues with its model for eight mini-batches, and no longer."""
+    """Build a worker that continues with its model for only eight mini-batches."""
     model = fed(flow, [None, None], name="model")
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
     options = OnlineWorkerOptions(classifier, extract, synchronous=False)
@@ -317,7 +317,7 @@ def offline_training(mode: str, flow: Flow) -> dict[str, Stream]:
         mode="asynchronous" if mode == "asynchronous" else "synchronous",
         replay=replay,
         publish_every=2,
-        # What two asynchronous workers make of it depends on who is faster.
+        # The result of two asynchronous workers depends on their speed.
         workers=1 if mode == "asynchronous" else 2,
         name="fit",
     )
@@ -359,7 +359,7 @@ def parameter_server_training(how: str, flow: Flow) -> dict[str, Stream]:
         extract=extract_from_dicts,
         batch=2,
         epochs=3,
-        # What two workers make of it that do not wait for each other depends on who is faster.
+        # The result of two workers that do not wait for each other depends on their speed.
         workers=2 if how == "BSP" else 1,
         publish_every=2,
         name="fit",
@@ -368,7 +368,7 @@ def parameter_server_training(how: str, flow: Flow) -> dict[str, Stream]:
 
 
 def extract_from_dicts(rows: Any) -> Examples:
-    """The records of two subtasks come to one worker as dicts."""
+    """Return examples from dicts; records of two subtasks reach one worker as dicts."""
     return Examples(*(np.array([row[name] for row in rows]) for name in ("x", "y", "weight")))
 
 
@@ -415,7 +415,7 @@ CASES = [
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, _OneStart, BroadcastSteps), {"cuts": 6}),
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker)),
-    # With this seed ten mini-batches come between two models.
+    # With this seed ten mini-batches arrive between two models.
     Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (LearnMiniBatches, StandardScaler)),
     Case(clustering, (_LearnFromStart, LearnMiniBatches, OnlineKMeans)),
@@ -432,7 +432,7 @@ CASES = [
     Case(item_sets, (CountItemSets, ChooseFrequent), {"cuts": 4, "compare_state": False}),
     Case(decision_tree, (HistogramWorker, TreeOwner), turns(6)),
     Case(decision_tree, (HistogramWorker, TreeOwner), {"cuts": 4}),
-    # What is kept to be repeated is cut into other pieces after a restore.
+    # After a restore, the repeated data is cut into other pieces.
     *(
         Case(functools.partial(parameter_server_training, how), ON_SERVER, turns(6, compare_state=False))
         for how in ("BSP", "ASP")

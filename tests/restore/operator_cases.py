@@ -1,4 +1,4 @@
-"""Operators and sources: the state of each between two records."""
+"""Cases of operators and sources: the state of each between two records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 
-# Keys whose order in a set differs from process to process, values with all that is easily lost.
+# In a set, the order of these keys differs between processes; the numbers are easily stored inexactly.
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]
 NUMBERS = np.array([3.5, -0.0, np.nan, 1e-308, 7.25, -2.5, 0.1, 0.2, 0.3])
 ROWS = Columns({"x": np.arange(9, dtype=np.int32), "half": np.arange(9) / 2})
@@ -47,7 +47,7 @@ class CountsWithTimers(Operator):
 
 
 class Zip(Operator):
-    """Pairs the records of two inputs, one of each in turn."""
+    """Pairs the records of two inputs in turn."""
 
     def __init__(self) -> None:
         self.left: list[Any] = []
@@ -72,7 +72,7 @@ class Zip(Operator):
 
 
 class Periodic(Operator):
-    """Emits every three seconds the records since the last time; its timer is set in ``open``."""
+    """Emits the new records every three seconds; its first timer is set in ``open``."""
 
     def __init__(self) -> None:
         self.came: list[Any] = []
@@ -97,7 +97,7 @@ class Periodic(Operator):
 
 
 class RunningSum(Operator):
-    """Waits for a moment with each record, as a step does that calls a server."""
+    """Waits for a moment with each record, as a step that calls a server does."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -118,7 +118,7 @@ class RunningSum(Operator):
 
 
 class RunningSumInAThread(RunningSum):
-    """Does the same in a thread."""
+    """Adds in a thread."""
 
     runs_in_thread = True
 
@@ -255,7 +255,7 @@ CASES = [
     Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),
     Case(at_the_end, (ReduceAll, Sort, Join), {"cuts": 8}),
     Case(collected, (Collect,)),
-    # What the gate has taken in depends on when a barrier made it do so.
+    # The input that the gate holds depends on the time of the barrier.
     Case(wanted_inputs, (Gate,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),
     Case(awaited_steps, (OperatorInstance,)),

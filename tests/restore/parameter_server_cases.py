@@ -1,4 +1,4 @@
-"""Parameter servers: matrices, clocks, adds that wait for a clock, and barriers of workers."""
+"""Cases of parameter servers: matrices, clocks, adds that wait for a clock, and barriers of workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {"ASP": ASP(), "BSP": BSP(), "SSP": SSP(staleness=1)}
 
 
 class AddsAndClocks(Operator):
-    """Adds for each record, clocks for every second one, and emits the values that it reads and its clock."""
+    """Adds for each record, clocks for every second record, and emits its clock and the values that it reads."""
 
     def __init__(self, how: str, *, sparse: bool) -> None:
         self._settings = {
@@ -32,7 +32,7 @@ class AddsAndClocks(Operator):
             "columns": 5,
             "consistency": KINDS[how],
             "sparse": sparse,
-            # Under BSP one sees how often it has run.
+            # Under BSP the sum shows the number of calls.
             "on_clock": psf.AddS("w", 1, 1, 1.0) if how == "BSP" else None,
         }
 
@@ -52,13 +52,13 @@ class AddsAndClocks(Operator):
 def adds_and_clocks(how: str, kind: str, workers: int, flow: Flow) -> dict[str, Any]:
     server = ParameterServer(shards=2)
     numbers = fed(flow, [number // workers for number in range(8 * workers)], parallelism=workers)
-    told: Stream = numbers.process(
+    emitted: Stream = numbers.process(
         lambda: AddsAndClocks(how, sparse=kind == "sparse"),
         name="work",
         parallelism=workers,
         parameter_server=server,
     )
-    return {"told": told}
+    return {"emitted": emitted}
 
 
 STATE = (Shard, MatrixShard, Arrivals, ConsistencyModel, ProgressTracker)

@@ -1,4 +1,4 @@
-"""Operators with one fault each, for the check to find; a fresh process imports them from here."""
+"""Each operator here has one fault that the check must find; a fresh process imports them from this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 
 
 class Momentum(Operator):
-    """Has no fault: a step with two values as its state."""
+    """Has no fault: its state has two values."""
 
     def __init__(self) -> None:
         self.weight = 1.0
@@ -42,14 +42,14 @@ class ForgetsASlot(Momentum):
 
 
 class RoundsItsState(Momentum):
-    """Stores float32: the state is near, but not equal."""
+    """Stores its state in float32, so the restored state is close but not equal."""
 
     def snapshot(self) -> Any:
         return {"weight": float(np.float32(self.weight)), "momentum": self.momentum}
 
 
 class Gathers(Operator):
-    """Has no fault: a list of all records so far."""
+    """Has no fault: its state is a list of all records so far."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -66,21 +66,21 @@ class Gathers(Operator):
 
 
 class SharesItsState(Gathers):
-    """Returns as its state the list to which it appends later."""
+    """Returns a list as its state, and appends to that list later."""
 
     def snapshot(self) -> Any:
         return self.seen
 
 
-class KeepsWhatItIsGiven(Gathers):
-    """Continues to use the list of the snapshot."""
+class UsesTheGivenState(Gathers):
+    """Continues to use the list of the restored snapshot."""
 
     def restore(self, state: Any) -> None:
         self.seen = state
 
 
 class EmptiesOnSnapshot(Gathers):
-    """Empties its state when it returns it."""
+    """Empties its state when it returns the state."""
 
     def snapshot(self) -> Any:
         state, self.seen = self.seen, []
@@ -88,7 +88,7 @@ class EmptiesOnSnapshot(Gathers):
 
 
 class CountsSnapshots(Gathers):
-    """Changes its behaviour after a snapshot, without a trace in its state."""
+    """Changes its behaviour after a snapshot, without a change of its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class CountsSnapshots(Gathers):
 
 
 class StampsItsState(Gathers):
-    """Returns another state in each snapshot."""
+    """Returns a different state in each snapshot."""
 
     def snapshot(self) -> Any:
         return [time.perf_counter_ns(), *self.seen]
@@ -121,7 +121,7 @@ class UsesTheWallClock(Operator):
 
 
 class UsesMonotonicTime(Operator):
-    """Stores a time that starts again in each process."""
+    """Stores a monotonic time, which starts again in each process."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -139,7 +139,7 @@ class UsesMonotonicTime(Operator):
         self.last_s = state
 
 
-class GoesThroughASet(Operator):
+class IteratesOverASet(Operator):
     """Stores a set in its order of iteration."""
 
     def __init__(self) -> None:
@@ -174,15 +174,15 @@ class UsesHash(Operator):
         self.counts = dict(state)
 
 
-class KeepsASet(GoesThroughASet):
-    """Returns a set, which is no plain data."""
+class KeepsASet(IteratesOverASet):
+    """Returns a set, which is not plain data."""
 
     def snapshot(self) -> Any:
         return self.seen
 
 
 class CountsInItsClass(Operator):
-    """Counts in its class, which starts again in a new process."""
+    """Counts in a class attribute, which starts again in a new process."""
 
     counts: ClassVar[dict[int, int]] = {}
 
@@ -198,14 +198,14 @@ class CountsInItsClass(Operator):
 
 
 class FailsToRestore(Gathers):
-    """Expects another state than it returns."""
+    """Expects a state of another form than it returns."""
 
     def restore(self, state: Any) -> None:
         self.seen = state["seen"]
 
 
 class ForgetsItsEpoch(Operator, IterationListener):
-    """Emits a sum for each epoch, and does not store the present sum."""
+    """Emits a sum for each epoch, and does not store the current sum."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -218,8 +218,8 @@ class ForgetsItsEpoch(Operator, IterationListener):
         self.total = 0
 
 
-class BeginsAnew(Source):
-    """Ignores its positions."""
+class IgnoresItsPositions(Source):
+    """Ignores its stored positions."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = 0
@@ -229,8 +229,8 @@ class BeginsAnew(Source):
         return None if self.brought > 3 else SourceBatch([self.brought], {"brought": self.brought})
 
 
-class GoesOn(BeginsAnew):
-    """Has no fault."""
+class ResumesAtItsPositions(IgnoresItsPositions):
+    """Has no fault: it resumes at its stored positions."""
 
     def open(self, context: Context, positions: Positions | None) -> None:
         self.brought = (positions or {}).get("brought", 0)

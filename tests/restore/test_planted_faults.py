@@ -1,4 +1,4 @@
-"""The check finds operators whose restored run differs from the original run, and says what to do."""
+"""The check finds operators whose restored run differs from the original run, and its error names a remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from restore import planted_faults
-from restore.planted_faults import ForgetsItsEpoch, Gathers, GoesOn, Momentum, SharesItsState, UsesHash
+from restore.planted_faults import (
+    ForgetsItsEpoch,
+    Gathers,
+    Momentum,
+    ResumesAtItsPositions,
+    SharesItsState,
+    UsesHash,
+)
 
 from streamiter.errors import ConfigurationError
 from streamiter.testing import RestoreMismatch, RestoreProcess, check_restore
@@ -34,7 +41,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
         {},
         ["changed afterwards: state[0]: expected nothing, given 1.0", "give copies"],
     ),
-    ("KeepsWhatItIsGiven", NUMBERS, {}, ["restore() of KeepsWhatItIsGiven", "was given changed afterwards"]),
+    ("UsesTheGivenState", NUMBERS, {}, ["restore() of UsesTheGivenState", "was given changed afterwards"]),
     ("EmptiesOnSnapshot", NUMBERS, {}, ["called twice in a row after record 1", "it must only look"]),
     ("CountsSnapshots", NUMBERS, {}, ["with snapshots it gives other results than without", "given 2"]),
     ("StampsItsState", NUMBERS, {}, ["called twice in a row", "state[0]: expected"]),
@@ -56,36 +63,44 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
         {"epochs": 2},
         ["attribute 'total' of ForgetsItsEpoch", "was 1 at the cut"],
     ),
-    ("BeginsAnew", [], {}, ["output 'output', record 2 of 3: record: expected 2, given 1"]),
+    ("IgnoresItsPositions", [], {}, ["output 'output', record 2 of 3: record: expected 2, given 1"]),
 ]
 
 
-@pytest.mark.parametrize(("name", "records", "options", "told"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "records", "options", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
 def test_a_fault_is_found_and_reported(
-    name: str, records: list[Any], options: dict[str, Any], told: list[str], restore_process: RestoreProcess
+    name: str,
+    records: list[Any],
+    options: dict[str, Any],
+    expected: list[str],
+    restore_process: RestoreProcess,
 ) -> None:
-    """A check that finds nothing proves nothing: each of these faults has spoiled a real restart."""
+    """A check that finds no fault proves nothing: each of these faults has damaged a real restart."""
     with pytest.raises(RestoreMismatch) as found:
         check_restore(getattr(planted_faults, name), records, **options, process=restore_process)
     message = str(found.value)
-    for part in told:
+    for part in expected:
         assert part in message, message
 
 
-@pytest.mark.parametrize(("factory", "records"), [(Momentum, NUMBERS), (Gathers, NUMBERS), (GoesOn, None)])
+@pytest.mark.parametrize(
+    ("factory", "records"), [(Momentum, NUMBERS), (Gathers, NUMBERS), (ResumesAtItsPositions, None)]
+)
 def test_a_sound_one_passes(factory: Any, records: Any, restore_process: RestoreProcess) -> None:
-    """A check with false alarms is switched off."""
+    """A check with false alarms gets switched off."""
     check_restore(factory, records, process=restore_process)
     check_restore(factory, records, fresh_process=False)
 
 
 def test_what_only_a_fresh_process_shows_is_not_found_in_this_one() -> None:
-    """Why there is another process at all: hashes are the same here for as long as it runs."""
+    """Hashes are constant within one process, so this fault shows only in a fresh process."""
     check_restore(UsesHash, [*WORDS, *WORDS], fresh_process=False)
 
 
 def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process: RestoreProcess) -> None:
-    """A lambda has no name; the error must say so before anything runs."""
+    """A lambda has no importable name, so the error must come before anything runs."""
 
     class Local(Momentum): ...
 
@@ -98,14 +113,14 @@ def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process:
 
 
 def test_a_factory_may_be_given_by_name(restore_process: RestoreProcess) -> None:
-    """For programs that run the check from a list in a file."""
+    """Programs may run the check from a list of names in a file."""
     check_restore("restore.planted_faults:Momentum", NUMBERS, process=restore_process)
     with pytest.raises(RestoreMismatch):
         check_restore("restore.planted_faults:ForgetsASlot", NUMBERS, cuts=2, process=restore_process)
 
 
 def test_the_same_seed_cuts_at_the_same_places() -> None:
-    """A failure that cannot be had again cannot be fixed."""
+    """A failure that cannot be repeated cannot be fixed."""
     messages = set()
     for _ in range(2):
         with pytest.raises(RestoreMismatch) as found:
@@ -116,12 +131,12 @@ def test_the_same_seed_cuts_at_the_same_places() -> None:
 
 
 async def test_it_is_not_called_within_an_event_loop() -> None:
-    """The check has its own event loops; without this test the error came from asyncio."""
+    """The check has its own event loops, and inside another loop the error came from asyncio."""
     with pytest.raises(ConfigurationError, match="no running event loop"):
         check_restore(SharesItsState, NUMBERS, fresh_process=False)
 
 
 def test_an_operator_needs_records() -> None:
-    """With none every operator passes."""
+    """Without records every operator would pass."""
     with pytest.raises(ConfigurationError, match="given none; give a list"):
         check_restore(ForgetsItsEpoch, fresh_process=False)

@@ -1,4 +1,4 @@
-"""Everything with state in this package resumes from a snapshot as if nothing had happened, bit for bit."""
+"""Every class with state in this package resumes from a snapshot with equal results, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ CASES: list[Case] = [
 def test_a_restored_run_equals_the_undisturbed_run(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs, weights, optimizer state, versions, epochs and callbacks: missing state would be lost silently."""
+    """Outputs, weights, optimizer state, versions, epochs and callbacks are compared, because missing state is
+    silent.
+    """
     calls = {kind: count_calls(kind, monkeypatch) for kind in case.covers}
     check_flow_restore(case.build, process=restore_process, **case.options)
     assert [kind.__name__ for kind, counted in calls.items() if not counted] == []
@@ -55,23 +57,23 @@ ELSEWHERE = {
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
 }
-"""Classes whose case needs a file or a server, or no flow, and the test that has it."""
+"""Classes whose case needs a file or a server, or no flow; each names the test with that case."""
 
 NO_STATE = {
     "streamiter.operators.operator.Operator": "the base of operators",
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.learn.training.StepRule": "the base of rules",
-    "streamiter.learn.training._MiniBatchModel": "what is asked of models, which have cases",
+    "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.snapshots.HoldingShard": "asked of the shard, which has a case",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
-    "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
+    "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
-    "streamiter.runtime.job.Job": "gathers the states of all",
-    "streamiter.runtime.checkpointing.task_barriers.TaskAtBarrier": "asked of the task, which has a case",
-    "streamiter.runtime.checkpointing.checkpointer.LagReports": "tells tools how far others have come",
+    "streamiter.runtime.job.Job": "collects the states of all tasks",
+    "streamiter.runtime.checkpointing.task_barriers.TaskAtBarrier": "returns the state of the task, which has a case",
+    "streamiter.runtime.checkpointing.checkpointer.LagReports": "reports the positions of others to tools",
 }
-"""Classes that keep nothing themselves, though they have the method, and why."""
+"""Classes that have the method but no state of their own, with the reason."""
 
 
 def classes_in(package: Any) -> list[type[Any]]:
@@ -88,7 +90,7 @@ def classes_in(package: Any) -> list[type[Any]]:
 
 
 def test_every_class_with_state_has_a_case() -> None:
-    """A new operator without a restore test is the next operator that forgets a part of its state."""
+    """A new operator without a restore test could forget a part of its state."""
     covered = {f"{kind.__module__}.{kind.__qualname__}" for case in CASES for kind in case.covers}
     keeping = {
         f"{kind.__module__}.{kind.__qualname__}"
@@ -97,6 +99,6 @@ def test_every_class_with_state_has_a_case() -> None:
         if asked_of(kind) is not None
     }
     exempt = ELSEWHERE.keys() | NO_STATE.keys()
-    assert sorted(keeping - covered - exempt) == [], "add a case, or say in NO_STATE why it needs none"
-    assert sorted(exempt - keeping) == [], "no longer there"
-    assert sorted(covered & exempt) == [], "has a case, and needs no excuse"
+    assert sorted(keeping - covered - exempt) == [], "add a case, or a reason in NO_STATE"
+    assert sorted(exempt - keeping) == [], "the class no longer exists"
+    assert sorted(covered & exempt) == [], "the class has a case, so remove the exception"

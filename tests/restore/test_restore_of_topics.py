@@ -1,4 +1,4 @@
-"""Topics that outlive a process: reading resumes at the snapshot, publishing with the next version."""
+"""Topics outlive a process: reading resumes at the snapshot, and publishing with the next version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from streamiter_sqlite.topic import SqliteReader
 def test_an_sqlite_topic_is_read_on(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions of records that were only read ahead lost records."""
+    """The stored positions counted records that were only read ahead, and these records were lost."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=clicks"
     asyncio.run(written(topic(url), numbered()))
     calls = count_calls(SqliteReader, monkeypatch)
@@ -53,7 +53,7 @@ FILES: dict[str, tuple[str, Callable[[int], str]]] = {
 def test_files_are_read_on(
     kind: str, tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several files, one of them longer than a batch: a position within a file, and behind some."""
+    """One of several files is longer than a batch, so positions are inside a file and between files."""
     header, line = FILES[kind]
     for number, length in enumerate((3, 9_000, 2)):
         (tmp_path / f"part-{number}.{kind}").write_text(header + "".join(map(line, range(length))))
@@ -66,11 +66,11 @@ def test_files_are_read_on(
 def test_feedback_in_a_topic_is_read_again(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Feedback on its way at the barrier is in the topic, between records of other producers."""
+    """Feedback in transit at the barrier is in the topic, between records of other producers."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=loop"
     asyncio.run(written(topic(url), [[]]))
     calls = count_calls(_RangeLog, monkeypatch)
-    for seed in range(10):  # Whether something is on its way at a cut is a matter of moments.
+    for seed in range(10):  # Only some cuts find feedback in transit.
         check_flow_restore(
             functools.partial(loop_through_a_topic, url),
             cut_at="turns",
@@ -85,8 +85,8 @@ def test_feedback_in_a_topic_is_read_again(
     assert calls
 
 
-def crash_and_go_on(build: Build, after: int, process: RestoreProcess) -> None:
-    """Run some steps, take a snapshot, stop; resume from it in a fresh process, and run to the end."""
+def crash_and_resume(build: Build, after: int, process: RestoreProcess) -> None:
+    """Run some steps, take a snapshot and stop; then resume in a fresh process, and run to the end."""
     options = RunOptions()
     undisturbed = asyncio.run(run_in_steps(BuiltFlow(build, (), gated=True), options, only=after, cuts=True))
     cut = undisturbed.cuts[-1]
@@ -110,10 +110,10 @@ async def values_in(url: str) -> list[Any]:
 def test_a_restored_sink_writes_no_record_twice(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
-    """Records before the barrier are in the topic, and are not written again."""
+    """Records from before the barrier are already in the topic, and must not be written again."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=out"
     asyncio.run(written(topic(url), [[]]))
-    crash_and_go_on(functools.partial(stored_sink, url), after, restore_process)
+    crash_and_resume(functools.partial(stored_sink, url), after, restore_process)
     assert [orjson.loads(value) for value in asyncio.run(values_in(url))] == [{"n": n} for n in range(6)]
 
 
@@ -121,10 +121,10 @@ def test_a_restored_sink_writes_no_record_twice(
 def test_published_versions_continue_without_a_gap_in_the_same_generation(
     after: int, tmp_path: Path, restore_process: RestoreProcess
 ) -> None:
-    """A publisher that began a new generation after each restart made readers start again."""
+    """A publisher began a new generation after each restart, so readers started from the beginning."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=models"
     asyncio.run(written(topic(url), [[]]))
-    crash_and_go_on(functools.partial(stored_models, url), after, restore_process)
+    crash_and_resume(functools.partial(stored_models, url), after, restore_process)
     updates = [orjson.loads(value) for value in asyncio.run(values_in(url))]
     assert [(update["generation"], update["version"]) for update in updates] == [
         (1, 1),

@@ -1,4 +1,4 @@
-"""Sources and sinks: positions, and the generation and versions of published models."""
+"""Cases of sources and sinks: positions, and the generation and versions of published models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITIONS = 5
 
 
 def memory_topic(values: list[list[bytes]]) -> Topic:
-    """Return a topic with these values, a list for each partition."""
+    """Return a topic with these values; each list is a partition."""
     made = MemoryBroker().topic("clicks")
     asyncio.run(written(made, values))
     return made
@@ -75,7 +75,7 @@ def sunk(flow: Flow) -> dict[str, Any]:
 
 
 def models(flow: Flow) -> Stream:
-    """Return models that differ, among them a large one that is written in chunks."""
+    """Return a stream of models that all differ."""
     made = [{"weights": np.full(3, n / 7), "intercept": 0.5} for n in range(4)]
     return fed(
         flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models"
@@ -109,26 +109,26 @@ CASES = [
 
 
 def stored_source(url: str, flow: Flow) -> Stream:
-    """Return the decoded records that are in a topic now."""
+    """Return a stream of the decoded records that are in a topic now."""
     return flow.source(topic(url), stop="latest", parallelism=2, name="source")
 
 
 def stored_sink(url: str, flow: Flow) -> Stream:
-    """Write numbers into a topic."""
+    """Build a flow that writes numbers to a topic."""
     records = fed(flow, [{"n": n} for n in range(6)])
     records.sink(topic(url), encode=Json(), name="sink")
     return records
 
 
 def stored_models(url: str, flow: Flow) -> Stream:
-    """Publish models into a topic."""
+    """Build a flow that publishes models to a topic."""
     given = models(flow)
     given.publish_model(topic(url), model="ctr")
     return given
 
 
 def loop_through_a_topic(url: str, flow: Flow) -> Stream:
-    """Records make several rounds through a topic."""
+    """Build a loop whose records pass a topic several times."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
         seen = variables[0].union(data[0]).map(lambda x: x)

@@ -1,6 +1,6 @@
-"""The flows that are simulated: small, each with a part of the engine that has state.
+"""The simulated flows are small, and each uses a part of the engine that has state.
 
-Inputs are the same under every seed, so that one undisturbed run of each flow serves all seeds.
+Inputs are equal under every seed, so one undisturbed run of each flow is enough for all seeds.
 """
 
 from __future__ import annotations
@@ -58,4 +58,4 @@ FLOWS: tuple[MakeFlow, ...] = (
 )
 
 SETTLE_S = {"keyed_state_and_timers": 5.0, "another_parallelism": 5.0}
-"""Seconds that timers are waited for, by flow."""
+"""The seconds for which a flow waits for its timers, by flow."""

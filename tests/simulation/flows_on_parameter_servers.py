@@ -1,4 +1,4 @@
-"""Flows whose operators work with a parameter server: each add of a worker counts once, under all faults."""
+"""Operators of these flows use a parameter server: each add of a worker counts once, under all faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS_OF_A_WORKER = 15
 
 
 class _AddsToOwnRow(Operator):
-    """Counts in its own row, with one clock for each record, and emits the count at the end."""
+    """Adds to its own row, with one clock for each record, and emits the row at the end."""
 
     def __init__(self, consistency: Consistency) -> None:
         self._consistency = consistency
@@ -42,7 +42,7 @@ class _AddsToOwnRow(Operator):
 
 
 class _ReadsWhatAllHaveAdded(Operator):
-    """Under BSP, a read at a clock contains all adds before this clock, and nothing else."""
+    """Emits each read: under BSP, a read at a clock contains all adds before this clock, and no other adds."""
 
     async def open(self, context: Context) -> None:
         self._client = context.parameter_server
@@ -67,12 +67,12 @@ def _flow(name: str, simulation: Simulation, operator: Any, *, shards: int) -> F
 
 
 def bulk_synchronous_server(simulation: Simulation) -> Flow:
-    """Workers in lockstep: all read the same sums at the same clock, before and after a restart."""
+    """Return a flow whose workers all read the same sums at the same clock, before and after a restart."""
     return _flow("bulk synchronous", simulation, _ReadsWhatAllHaveAdded, shards=2)
 
 
 def stale_synchronous_server(simulation: Simulation) -> Flow:
-    """Workers up to two clocks apart."""
+    """Return a flow whose workers are at most two clocks apart."""
     return _flow("stale synchronous", simulation, lambda: _AddsToOwnRow(SSP(staleness=2)), shards=3)
 
 

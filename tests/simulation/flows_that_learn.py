@@ -45,7 +45,7 @@ def _model() -> LogisticRegression:
 
 
 def online_learner(simulation: Simulation) -> Flow:
-    """Synchronous mini-batch learning with an optimizer that has slots; every version is published, once."""
+    """Return a flow that learns synchronously, with optimizer slots, and publishes every version once."""
     flow = Flow("learner")
     training = train_online(
         _examples(flow, simulation),
@@ -61,7 +61,7 @@ def online_learner(simulation: Simulation) -> Flow:
 
 
 def asynchronous_learner(simulation: Simulation) -> Flow:
-    """Workers that do not wait: versions without gaps, and every example in one of them."""
+    """Return a flow whose workers do not wait: versions have no gaps, and contain every example once."""
     flow = Flow("asynchronous learner")
     training = train_online(
         _examples(flow, simulation), _model, extract=_example_rows, mini_batch=4, workers=2

@@ -29,7 +29,7 @@ LATE = OutputTag("late")
 
 
 class SumOfEpoch(Operator, IterationListener):
-    """Adds up the records of an epoch, times the model; in its callback the sum becomes the model that is fed back."""
+    """Sums the records of an epoch, times the model; the callback emits the sum as the next model."""
 
     epochs_in_order = True
 
@@ -65,7 +65,7 @@ class SumOfEpoch(Operator, IterationListener):
 
 
 def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
-    """Five records make an epoch, which waits for the model of the epoch before."""
+    """Return a flow whose epochs have five records and wait for the model of the previous epoch."""
     flow = Flow("synchronous")
     numbers = flow.source(simulation.input("numbers", range(1, 33), over_s=0.5))
     start = flow.from_items([1], name="start")
@@ -83,30 +83,30 @@ def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
 
 
 def unbounded_asynchronous_loop(simulation: Simulation) -> Flow:
-    """Each record makes its number of rounds, together with new records; two subtasks."""
+    """Return a flow of two subtasks whose records each make several rounds, together with new records."""
     flow = Flow("asynchronous", parallelism=2)
     records = [[number, number % 4] for number in range(24)]
     data = flow.source(simulation.input("records", records, partitions=2, over_s=0.5))
     start = flow.from_items([[100, 3], [101, 0]], name="start")
-    [passed] = iterate_unbounded_streams([start], [data], _going_round(None))
+    [passed] = iterate_unbounded_streams([start], [data], _loop_body(None))
     passed.sink(simulation.output("passed", order="any"))
     return flow
 
 
 def feedback_in_a_topic(simulation: Simulation) -> Flow:
-    """The same loop, with the feedback in a topic."""
+    """Return the same loop with its feedback in a topic."""
     flow = Flow("through a topic", parallelism=2)
     loop = simulation.topic("loop", partitions=2)
     data = flow.source(
         simulation.input("records", [[number, number % 4] for number in range(16)], over_s=0.5)
     )
     start = flow.from_items([[100, 3]], name="start")
-    [passed] = iterate_unbounded_streams([start], [data], _going_round(loop))
+    [passed] = iterate_unbounded_streams([start], [data], _loop_body(loop))
     passed.sink(simulation.output("passed", order="any"))
     return flow
 
 
-def _going_round(through: Any) -> Callable[[list[Stream], list[Stream]], IterationBodyResult]:
+def _loop_body(through: Any) -> Callable[[list[Stream], list[Stream]], IterationBodyResult]:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         every = variables[0].union(*data).rebalance()
         passed = every.map(lambda record: record, name="pass", parallelism=2)
@@ -120,7 +120,7 @@ def _going_round(through: Any) -> Callable[[list[Stream], list[Stream]], Iterati
 
 
 class Descend(Operator, IterationListener):
-    """One step of a gradient descent for each pass over the data, in whole numbers."""
+    """Makes one step of gradient descent, in whole numbers, for each pass over the data."""
 
     def __init__(self) -> None:
         self._model, self._sum = 0, 0
@@ -130,7 +130,7 @@ class Descend(Operator, IterationListener):
 
     async def process_data(self, record: int, out: Any) -> None:
         self._sum = (self._sum * 31 + record * 7) % 1_000_003
-        await asyncio.sleep(0)  # A step that takes its time, so that barriers come in the middle of a pass.
+        await asyncio.sleep(0)  # The step gives way, so that barriers arrive in the middle of a pass.
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
         self._model = (self._model + self._sum) % 1_000_003
@@ -148,7 +148,7 @@ class Descend(Operator, IterationListener):
 
 
 def bounded_loop_with_replay(simulation: Simulation) -> Flow:
-    """Eight passes over the same data, in the same order each time, with a model that goes round."""
+    """Return a flow with eight passes over the same data, in the same order, with a model as feedback."""
     flow = Flow("replay")
     data = flow.source(simulation.input("data", range(12), over_s=0.25), stop={0: 12})
     start = flow.from_items([1], name="start")
@@ -165,7 +165,7 @@ def bounded_loop_with_replay(simulation: Simulation) -> Flow:
 
 
 class GoRound(Operator, IterationListener):
-    """Passes records on as often as they say; emits in each callback how many came in the epoch."""
+    """Emits each record until its rounds are over, and in each callback the number of records of the epoch."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -190,7 +190,7 @@ class GoRound(Operator, IterationListener):
 
 
 def bounded_loop_of_many(simulation: Simulation) -> Flow:
-    """Records circulate together, and are held until all have arrived: two heads, two subtasks."""
+    """Return a loop of two heads and two subtasks, whose records are held until all have arrived."""
     flow = Flow("many", parallelism=2)
     start = flow.from_items([[number, number % 7] for number in range(14)], name="start")
 
@@ -207,7 +207,7 @@ def bounded_loop_of_many(simulation: Simulation) -> Flow:
 
 
 class ShowRound(Operator):
-    """Emits the result of the round, and feeds half of it back."""
+    """Emits the result of the round, and half of the result as feedback."""
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -218,7 +218,7 @@ class ShowRound(Operator):
 
 
 def per_round_operators(simulation: Simulation) -> Flow:
-    """A sum that starts again in each round, over replayed data and feedback."""
+    """Return a flow with a sum that starts again in each round, over replayed data and feedback."""
     flow = Flow("rounds")
     data = flow.source(simulation.input("data", range(1, 12), over_s=0.2), stop={0: 11})
     start = flow.from_items([64, 32], name="start")

@@ -1,4 +1,4 @@
-"""Flows without loops: keyed state, timers, partitions, mini-batches, side outputs, inputs that are wanted in turn."""
+"""Flows without loops have keyed state, timers, partitions, mini-batches, side outputs, or inputs read in turn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CountWithReminder(Operator):
 
 
 def keyed_state_and_timers(simulation: Simulation) -> Flow:
-    """Counts by key over partitions, with a timer for each; two subtasks, an unbounded source."""
+    """Return a flow of two subtasks that counts by key over partitions, with timers and an unbounded source."""
     flow = Flow("keyed", parallelism=2)
     records = [{"user": f"u{number % 5}", "n": number} for number in range(30)]
     clicks = flow.source(
@@ -40,7 +40,7 @@ def keyed_state_and_timers(simulation: Simulation) -> Flow:
 
 
 def running_totals(simulation: Simulation) -> Flow:
-    """The outputs for the records of a key come in their order; partitions and two subtasks."""
+    """Return a flow of two subtasks whose outputs for a key have the order of the key's records."""
     flow = Flow("totals", parallelism=2)
     numbers = simulation.input("numbers", range(40), partitions=4, key=lambda n: str(n % 6), over_s=1.0)
     keyed = flow.source(numbers).key_by(lambda n: n % 6)
@@ -54,7 +54,7 @@ def running_totals(simulation: Simulation) -> Flow:
 
 
 def another_parallelism(simulation: Simulation) -> Flow:
-    """The same keys, partitions and timers with one to three subtasks, others after each restart."""
+    """Return the same keys, partitions and timers with one to three subtasks; each restart changes the number."""
     flow = Flow("rescaled", parallelism=(simulation.seed + simulation.run) % 3 + 1)
     numbers = simulation.input("numbers", range(30), partitions=3, key=lambda n: str(n % 6), over_s=1.0)
     keyed = flow.source(numbers).key_by(lambda n: f"u{n % 6}")
@@ -64,7 +64,7 @@ def another_parallelism(simulation: Simulation) -> Flow:
 
 
 def mini_batches(simulation: Simulation) -> Flow:
-    """Mini-batches cut from transport batches that are cut anywhere, and their remainder at the end."""
+    """Return a flow with mini-batches from transport batches of any size, and a remainder at the end."""
     flow = Flow("mini-batches")
     numbers = flow.source(simulation.input("numbers", range(45), over_s=0.5), stop={0: 45})
     sums = numbers.batch(7, name="sevens").map(lambda batch: [len(batch), int(sum(batch))])
@@ -73,14 +73,14 @@ def mini_batches(simulation: Simulation) -> Flow:
 
 
 class Sieve(Operator):
-    """Odd numbers go to a side output."""
+    """Emits odd numbers to a side output."""
 
     def process(self, number: int, out: Any) -> None:
         out.emit(number, tag=LATE if number % 2 else None)
 
 
 def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
-    """Undecodable values, rejected records and side outputs: three topics, one transaction."""
+    """Return a flow with undecodable values, rejected records and side outputs: three topics, one transaction."""
     flow = Flow("sieve")
     values = [b"not json" if number % 9 == 4 else str(number).encode() for number in range(40)]
     numbers = flow.source(
@@ -98,7 +98,7 @@ def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
 
 
 class Zip(Operator):
-    """Pairs the records of two inputs, one of each in turn; records without a partner are emitted alone."""
+    """Pairs the records of two inputs in turn; records without a partner are emitted alone."""
 
     def __init__(self) -> None:
         self.left: list[Any] = []
@@ -125,7 +125,7 @@ class Zip(Operator):
 
 
 def wanted_inputs(simulation: Simulation) -> Flow:
-    """An operator that reads its inputs in turn: barriers pass records that it does not want now."""
+    """Return a flow whose operator reads its inputs in turn; barriers pass records that it does not want yet."""
     flow = Flow("pairs")
     a = flow.source(simulation.input("a", range(20), over_s=0.3), stop={0: 20}, name="source a")
     b = flow.source(simulation.input("b", range(100, 115), over_s=0.6), stop={0: 15}, name="source b")
@@ -135,7 +135,7 @@ def wanted_inputs(simulation: Simulation) -> Flow:
 
 
 def joined_at_the_end(simulation: Simulation) -> Flow:
-    """State that is kept until the input ends; one sink writes at once, the others in a transaction."""
+    """Return a flow whose state lasts until the input ends; one sink writes at once, the others in a transaction."""
     flow = Flow("join")
     orders = flow.source(
         simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest"

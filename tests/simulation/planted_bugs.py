@@ -1,4 +1,4 @@
-"""Bugs that are put into the engine on purpose; similar systems have had bugs of each of these kinds."""
+"""These tests put bugs into the engine on purpose; similar systems have had bugs of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.topics.memory_log import MemoryTransactions
 
 
 def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
-    """A head forgets the feedback between its snapshot and the return of the barrier."""
+    """Let a head forget the feedback between its snapshot and the return of the barrier."""
     complete = FeedbackLog.complete
 
     def without_log(self: FeedbackLog) -> list[BarrierReturned]:
@@ -28,7 +28,7 @@ def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
-    """The snapshot of a source has the positions of read records, instead of those of handled records."""
+    """Let the snapshot of a source contain the positions of read records instead of handled records."""
     snapshot = Task.snapshot
 
     async def ahead(self: Task) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def commit_offsets_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
-    """A learner restores its weights, but not the sums of its squared gradients."""
+    """Let a learner restore its weights, but not the sums of its squared gradients."""
     state = LinearModel.state
 
     def without_n(self: LinearModel) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LinearModel, "state", without_n)
 
 
-def hold_nothing_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
-    """A parameter server applies adds at once that a worker sends behind its barrier."""
+def apply_adds_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
+    """Let a parameter server apply adds immediately, even if the worker has sent them behind its barrier."""
     patch.setattr(Holding, "is_behind", lambda self, worker: False)
 
 
-def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
-    """Barriers reach the workers of a parameter server at different clocks."""
+def pass_barriers_at_different_clocks(patch: pytest.MonkeyPatch) -> None:
+    """Let barriers reach the workers of a parameter server at different clocks."""
 
     async def at_once(self: JobServices) -> None:
         pass
@@ -67,7 +67,7 @@ def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
-    """A parameter server forgets the adds that it holds back for a checkpoint."""
+    """Let a parameter server forget the adds that it holds back for a checkpoint."""
     apply = Shard.apply
 
     def without_adds(self: Shard, request: Any) -> Any:
@@ -77,7 +77,7 @@ def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_parameters(patch: pytest.MonkeyPatch) -> None:
-    """A restarted job uses a parameter server without its state."""
+    """Let a restarted job use a parameter server without its state."""
 
     async def without_state(self: JobServices, states: Any) -> None:
         await opened(self, None)
@@ -86,8 +86,8 @@ def forget_the_parameters(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobServices, "open", without_state)
 
 
-def keep_what_a_cut_off_worker_has_passed(patch: pytest.MonkeyPatch) -> None:
-    """The state of a shard is taken when the first worker has passed its barrier, not the last."""
+def freeze_a_shard_at_the_first_worker(patch: pytest.MonkeyPatch) -> None:
+    """Let a shard freeze its state when the first worker has passed its barrier, instead of the last."""
 
     def with_the_first(self: Holding) -> None:
         if self._checkpoint is not None and self._behind:
@@ -99,11 +99,11 @@ def keep_what_a_cut_off_worker_has_passed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Holding, "_check", with_the_first)
 
 
-def fence_nobody(patch: pytest.MonkeyPatch) -> None:
-    """The broker lets the old owner of the transactions write, although another run has opened them."""
+def fence_no_owner(patch: pytest.MonkeyPatch) -> None:
+    """Let the broker accept writes of the old owner of the transactions after another run has opened them."""
     patch.setattr(MemoryTransactions, "fence", lambda self, reason: None)
 
 
 def write_behind_the_barrier(patch: pytest.MonkeyPatch) -> None:
-    """A sink writes records behind its barrier into the transaction of that checkpoint."""
+    """Let a sink write records from behind its barrier into the transaction of that checkpoint."""
     patch.setattr(TransactionalWriter, "seal", lambda self: None)

@@ -1,4 +1,4 @@
-"""Runs of the flows of the simulation tests under many seeds."""
+"""The simulation tests run their flows under many seeds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def run(flow: MakeFlow, seed: int, faults: Faults | None = None) -> SimulationRe
 
 
 def run_in_turn(seeds: Iterable[int]) -> None:
-    """Run each seed with one flow, and take the flows in turn."""
+    """Run each seed with one flow, alternating the flows."""
     for seed in seeds:
         run(FLOWS[seed % len(FLOWS)], seed)
 
 
 def first_failure(flow: MakeFlow, seeds: Iterable[int]) -> SimulationFailed | None:
-    """Return the first finding of these seeds; None if there is none."""
+    """Return the first failure of these seeds, or None."""
     for seed in seeds:
         try:
             run(flow, seed)

@@ -1,4 +1,4 @@
-"""The simulation finds bugs: these tests add some on purpose."""
+"""The simulation finds bugs that these tests add on purpose."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from simulation.flows import (
     unbounded_asynchronous_loop,
 )
 from simulation.planted_bugs import (
+    apply_adds_behind_a_barrier,
     commit_offsets_early,
     drop_held_adds,
     drop_logged_feedback,
-    fence_nobody,
+    fence_no_owner,
     forget_an_optimizer_slot,
     forget_the_parameters,
-    hold_nothing_behind_a_barrier,
-    keep_what_a_cut_off_worker_has_passed,
-    let_nobody_stand_still,
+    freeze_a_shard_at_the_first_worker,
+    pass_barriers_at_different_clocks,
     write_behind_the_barrier,
 )
 from simulation.simulation_runs import first_failure, run, undisturbed
@@ -31,7 +31,7 @@ from simulation.simulation_runs import first_failure, run, undisturbed
 from streamiter.testing import SimulationFailed
 
 SEEDS = range(40)
-"""A bug that takes more seeds than these to be found would not be found by the suite soon enough."""
+"""If a bug needs more seeds than these, the suite would not find it soon enough."""
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ SEEDS = range(40)
         (running_totals, commit_offsets_early),
         (online_learner, forget_an_optimizer_slot),
         (running_totals, write_behind_the_barrier),
-        (running_totals, fence_nobody),
-        (asynchronous_server, hold_nothing_behind_a_barrier),
-        (stale_synchronous_server, hold_nothing_behind_a_barrier),
-        (bulk_synchronous_server, let_nobody_stand_still),
+        (running_totals, fence_no_owner),
+        (asynchronous_server, apply_adds_behind_a_barrier),
+        (stale_synchronous_server, apply_adds_behind_a_barrier),
+        (bulk_synchronous_server, pass_barriers_at_different_clocks),
         (asynchronous_server, drop_held_adds),
         (stale_synchronous_server, drop_held_adds),
         (bulk_synchronous_server, forget_the_parameters),
-        (asynchronous_server, keep_what_a_cut_off_worker_has_passed),
+        (asynchronous_server, freeze_a_shard_at_the_first_worker),
     ],
 )
 def test_a_planted_bug_is_found_and_replayed_by_its_seed(
     flow: MakeFlow, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A simulation without real crashes, or with too few comparisons, finds nothing."""
+    """A simulation without real crashes, or with too few comparisons, would not find these bugs."""
     undisturbed(flow)
     with monkeypatch.context() as patch:
         plant(patch)
@@ -63,4 +63,4 @@ def test_a_planted_bug_is_found_and_replayed_by_its_seed(
         with pytest.raises(SimulationFailed) as again:
             run(flow, found.seed)
         assert (again.value.what, again.value.trace_hash) == (found.what, found.trace_hash)
-    run(flow, found.seed)  # And without it there is nothing to find.
+    run(flow, found.seed)  # Without the bug the same seed finds nothing.

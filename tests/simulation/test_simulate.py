@@ -1,4 +1,4 @@
-"""The faults that `simulate` finds, its messages, and that a seed repeats a fault."""
+"""``simulate`` finds faults, explains them in its messages, and repeats a fault by its seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = range(40)
 
 
 def failure(flow: MakeFlow, seeds: range = SEEDS, **options: Any) -> SimulationFailed:
-    """Return the first finding of these seeds."""
+    """Return the first failure of these seeds."""
     for seed in seeds:
         try:
             simulate(flow, seed, **options)
@@ -46,7 +46,7 @@ def flow_of(make: Callable[[], Operator], **output: Any) -> MakeFlow:
 
 
 class Forgetful(Operator):
-    """Counts, and forgets its count at a restart."""
+    """Counts records, and loses its count at a restart."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,7 +65,7 @@ class Remembering(Forgetful):
 
 
 class Hanging(Remembering):
-    """Waits for ever after a restore."""
+    """Waits for ever with the first record after a restore."""
 
     restored = False
 
@@ -80,14 +80,14 @@ class Hanging(Remembering):
 
 
 class Failing(Remembering):
-    """Cannot be restored."""
+    """Raises an error at every restore."""
 
     def restore(self, state: int) -> None:
         raise ValueError("a state I do not know")
 
 
 class Leaking(Remembering):
-    """Leaves a task behind."""
+    """Starts a task that outlives the job."""
 
     def open(self, context: Any) -> None:
         self.task = asyncio.create_task(asyncio.sleep(1e9))
@@ -119,7 +119,7 @@ def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_named() -> 
 
 
 def test_a_failure_that_no_fault_has_led_to_is_found() -> None:
-    """Restarts hide a flow that fails after every second restart."""
+    """Restarts could hide a flow that fails after every restart."""
     found = failure(flow_of(Failing))
     assert "fails, and no fault has led to that" in found.what
     assert "ValueError: a state I do not know" in found.what
@@ -133,7 +133,7 @@ def test_a_task_that_outlives_its_job_is_found() -> None:
 
 
 def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
-    """A condition that must hold at any time has no expected output to compare with."""
+    """A condition that must hold at any time has no expected output for a comparison."""
     lengths = []
 
     def check(outputs: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
 
 
 def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None:
-    """A record that is missing breaks at-least-once delivery, too."""
+    """A missing record violates at-least-once delivery too."""
 
     def at_once(simulation: Simulation, **output: Any) -> Flow:
         flow = Flow("at once")
@@ -169,7 +169,7 @@ def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None
 
 
 def test_equal_seeds_are_equal_runs_in_every_process() -> None:
-    """Hashes of texts and addresses of objects differ between processes, so the order of a set differs."""
+    """The order of a set depends on hashes and addresses, which differ between processes."""
     seed = 6
     program = (
         "from simulation.flows import FLOWS\n"
@@ -177,7 +177,7 @@ def test_equal_seeds_are_equal_runs_in_every_process() -> None:
         f"print([run(flow, {seed}).trace_hash for flow in FLOWS[::3]])\n"
     )
     other_hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    told = subprocess.run(
+    other = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PYTHONHASHSEED": other_hashes},
@@ -187,12 +187,12 @@ def test_equal_seeds_are_equal_runs_in_every_process() -> None:
         timeout=LIMIT_S,
     )
     here = [run(flow, seed).trace_hash for flow in FLOWS[::3]]
-    assert told.stdout == f"{here}\n"
+    assert other.stdout == f"{here}\n"
     assert len(set(here)) == len(here)
 
 
 def test_all_kinds_of_faults_happen_over_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that never happens tests nothing, and no test fails for it."""
+    """A fault that never happens tests nothing, and no other test notices its absence."""
     missing = {
         "crashes",
         "is paused",
@@ -226,7 +226,7 @@ def test_all_kinds_of_faults_happen_over_the_seeds(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_faults_a_flow_is_run_once_or_as_often_as_it_has_finished() -> None:
-    """Faults that were switched off and still happen change the meaning of a test."""
+    """A switched-off fault that still happens changes the meaning of a test."""
     for seed in range(10):
         result = run(running_totals, seed, Faults.none())
         assert result.runs <= 2
@@ -239,7 +239,7 @@ def test_without_faults_a_flow_is_run_once_or_as_often_as_it_has_finished() -> N
 
 
 def test_a_name_is_taken_once() -> None:
-    """Two inputs with one name were one input, with the records of the first."""
+    """Two inputs with one name became one input, with the records of the first."""
 
     def twice(simulation: Simulation) -> Flow:
         simulation.input("in", [1])
@@ -251,7 +251,7 @@ def test_a_name_is_taken_once() -> None:
 
 
 async def test_a_simulation_leaves_the_event_loop_alone_that_it_is_called_in() -> None:
-    """A test that is a coroutine uses its event loop afterwards."""
+    """A test that is a coroutine continues to use its event loop after the simulation."""
     around = asyncio.get_running_loop()
     run(running_totals, 1)
     assert asyncio.get_running_loop() is around
@@ -259,7 +259,7 @@ async def test_a_simulation_leaves_the_event_loop_alone_that_it_is_called_in() -
 
 
 def test_options_are_checked() -> None:
-    """A seed of None would be a new one in each run."""
+    """A seed of None would be a new seed in each run."""
     with pytest.raises(ConfigurationError, match="simulate: seed"):
         simulate(running_totals, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Faults: crashes"):

@@ -1,4 +1,4 @@
-"""The event loop of simulations: simulated time, shuffled turns, and nothing that does not follow from the seed."""
+"""The event loop of simulations has simulated time and shuffled turns, and depends only on the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, Simulate
 
 
 class Run:
-    """A loop, and the notes of its tasks."""
+    """A simulated loop, with the notes of its tasks."""
 
     def __init__(self, seed: int = 0, window: int = 8) -> None:
         self.time, self.trace = SimulatedTime(), Trace()
@@ -42,7 +42,7 @@ async def three_tasks(run: Run) -> None:
 
 
 def test_the_order_of_tasks_follows_from_the_seed_and_from_nothing_else() -> None:
-    """A failure that its seed does not bring back cannot be looked into."""
+    """A failure that its seed does not repeat cannot be examined."""
     orders = {}
     for seed in range(20):
         one, other = Run(seed), Run(seed)
@@ -56,7 +56,7 @@ def test_the_order_of_tasks_follows_from_the_seed_and_from_nothing_else() -> Non
 
 
 def test_without_a_window_the_order_is_that_of_asyncio() -> None:
-    """The undisturbed run must have the same order as outside of simulations."""
+    """The undisturbed run must have the same order as a run outside of simulations."""
     simulated = Run(window=0)
     simulated.main(three_tasks)
     real = Run()
@@ -67,7 +67,7 @@ def test_without_a_window_the_order_is_that_of_asyncio() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_callbacks_keep_their_order_and_a_task_begins_before_what_was_asked_for_after_it(seed: int) -> None:
-    """Asyncio promises both, and code relies on it: a task that was cancelled before it began closed nothing."""
+    """Asyncio promises both, and code relies on them: a task that was cancelled before its start closed nothing."""
 
     async def main(run: Run) -> None:
         async def child() -> None:
@@ -121,7 +121,7 @@ def test_functions_for_threads_run_in_this_thread() -> None:
 
 
 def test_a_deadlock_is_found_and_says_where_tasks_wait() -> None:
-    """A simulation that hangs gives no information."""
+    """A simulation that hangs gives no information about its cause."""
 
     async def main(run: Run) -> None:
         first, second = asyncio.Lock(), asyncio.Lock()
@@ -144,7 +144,7 @@ def test_a_deadlock_is_found_and_says_where_tasks_wait() -> None:
 
 
 def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
-    """A crash must leave no task behind that Python closes, or complains of, in the middle of the next run."""
+    """A crash must leave no task that Python closes, or warns of, in the middle of the next run."""
     reached: list[str] = []
 
     async def main(run: Run) -> None:
@@ -162,7 +162,7 @@ def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
             try:
                 yield 1
             finally:
-                raise ValueError("nobody is there to hear of it")
+                raise ValueError("the generator fails when it is closed")
 
         async def in_the_middle() -> None:
             async for _ in numbers():
@@ -183,12 +183,12 @@ def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
     run.loop.create_task(main(run))
     run.loop.run(until=lambda: bool(run.noted))
     drop_all(run.loop)
-    gc.collect()  # Warnings are errors.
+    gc.collect()  # Warnings are errors, so this fails if a dropped task warns.
     assert reached == []
 
 
 def test_a_paused_loop_can_continue() -> None:
-    """A process that is paused, taken for dead and continues is the reason for fencing."""
+    """Fencing exists because a paused process can be replaced and then continue."""
     one, other = Run(seed=1), Run(seed=2)
     tasks = [run.loop.create_task(three_tasks(run)) for run in (one, other)]
     while not all(task.done() for task in tasks):

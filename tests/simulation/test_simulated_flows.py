@@ -1,4 +1,4 @@
-"""Flows of every kind under faults, crashes and restarts commit the same as undisturbed."""
+"""Under faults, crashes and restarts, flows of every kind commit the same records as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from simulation.flows import FLOWS
 from simulation.simulation_runs import run_in_turn
 
 SEEDS_OF_A_FLOW = 32
-"""The planted bug that is hardest to find is found by seed 30."""
+"""Seed 30 finds the planted bug that is hardest to find."""
 SEEDS = SEEDS_OF_A_FLOW * len(FLOWS)
 SEEDS_OF_A_TEST = 32
 
 
 @pytest.fixture(autouse=True)
 def without_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Switch the log off: the warnings of planned faults take a fifth of the time; a run of one seed by hand
-    shows them.
-    """
+    """Switch the log off: planned faults log warnings, which take a fifth of the time."""
     caplog.set_level(logging.CRITICAL)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_A_TEST))
 def test_faults_do_not_change_the_committed_records(first: int) -> None:
-    """Records lost in a restart, counted twice after a failed commit, or a loop that never ends again."""
+    """Records could be lost in a restart or counted twice after a failed commit, or a loop could never end."""
     run_in_turn(range(first, first + SEEDS_OF_A_TEST))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_faults_do_not_change_the_committed_records_under_further_seeds() -> None:
-    """The same with seeds that no run of the tests has had: STREAMITER_SOAK_RUNS from STREAMITER_SOAK_SEED on."""
+    """The seeds are new in each run: STREAMITER_SOAK_RUNS seeds, starting with STREAMITER_SOAK_SEED."""
     first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS)) * len(FLOWS)
     run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))

@@ -1,4 +1,4 @@
-"""When committed records equal those of an undisturbed run, or a part of them."""
+"""The rules of outputs decide whether committed records equal an undisturbed run, or a part of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamiter.topics.topic import TopicRecord
 
 
 def records(*written: str) -> list[TopicRecord]:
-    """``"0 key value"``: partition, key and value."""
+    """Return records from texts such as ``"0 key value"``: partition, key and value."""
     parts = [text.split() for text in written]
     return [
         TopicRecord(int(partition), offset, 0, key.encode(), value.encode())
@@ -60,7 +60,7 @@ EXPECTED = records("0 a 1", "0 b 2", "1 a 3", "0 a 4")
 def test_a_part_may_lack_its_end_only_and_the_whole_nothing(
     order: Order, delivery: Delivery, given: list[str], part: str | None, whole: str | None
 ) -> None:
-    """A check that accepts a gap or a doubled record misses the bugs that it must find."""
+    """A check that accepts a gap or a repeated record misses the bugs that it must find."""
     rules = OutputRules("out", order, delivery, key_and_value)
     for is_complete, expected in ((False, part), (True, whole)):
         wrong = rules.what_is_wrong(records(*given), EXPECTED, is_complete=is_complete)

@@ -1,4 +1,4 @@
-"""The store of a simulation follows the contract of stores, and breaks it only on request."""
+"""The store of a simulation follows the contract of stores, and violates it only on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def connection(seed: int = 0) -> NetworkConnection:
 
 
 class TestSimulatedStore(StoreContract):
-    """The checks for every store."""
+    """Runs the checks for every store."""
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -34,7 +34,7 @@ class TestSimulatedStore(StoreContract):
 
 
 async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
-    """A job continues without that checkpoint, and must never restore half of it."""
+    """A job continues without that checkpoint, and must never restore a part of it."""
     to_it = connection()
     store = SimulatedStore(MemoryStore(), to_it)
     await store.claim("clicks", "a")
@@ -46,7 +46,7 @@ async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
 
 
 async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
-    """A snapshot that was saved in spite of an error is an orphan, and the next number must not collide with it."""
+    """A snapshot that was saved in spite of an error is unused, and the next number must differ from its number."""
     seen = set()
     for seed in range(40):
         to_it = connection(seed)
@@ -63,7 +63,7 @@ async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
 
 
 async def test_nothing_of_a_crashed_job_reaches_the_store() -> None:
-    """A finally block pruned the store after the crash, and removed the snapshot that the next run needs."""
+    """After a crash, a finally block pruned the store, and removed the snapshot that the next run needed."""
     stored, to_it = MemoryStore(), connection()
     store = SimulatedStore(stored, to_it)
     await store.claim("clicks", "a")

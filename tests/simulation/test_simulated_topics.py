@@ -1,4 +1,4 @@
-"""Topics of a simulation follow the contract of topics, and break it only on request."""
+"""Topics of a simulation follow the contract of topics, and violate it only on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 
 class Made:
-    """A cluster with the stored topics behind it."""
+    """A simulated cluster, with the stored topics that it wraps."""
 
     def __init__(self, levels: Levels = CALM, seed: int = 0) -> None:
         self.commits = 0
@@ -40,7 +40,7 @@ class Made:
         return SimulatedTopic(self.cluster, name)
 
     async def stored(self) -> list[bytes | None]:
-        """Return all records of the topic ``t`` that readers of committed records see."""
+        """Return all records of the topic ``t`` that a reader of committed records returns."""
         reader = await self.broker.topic("t").open_reader(ReadRequest(stop="latest"))
         values: list[bytes | None] = []
         while (batch := await reader.read()) is not None:
@@ -61,7 +61,7 @@ class TestSimulatedTopics(TopicContract):
 
 
 async def test_a_batch_is_cut_anywhere_and_nothing_of_it_is_lost() -> None:
-    """A reader whose positions were ahead of the pieces it gave lost the rest of a batch with every restart."""
+    """The positions of a reader were ahead of its pieces, so each restart lost the rest of a batch."""
     sizes = set()
     for seed in range(20):
         made = Made(seed=seed)
@@ -80,7 +80,7 @@ async def test_a_batch_is_cut_anywhere_and_nothing_of_it_is_lost() -> None:
 
 
 async def test_a_call_fails_before_or_after_it_took_effect() -> None:
-    """A simulation whose failed commits are never committed does not find jobs that forget to check."""
+    """If failed commits were never committed, the simulation would miss jobs that do not check for them."""
     seen = set()
     for seed in range(40):
         made = Made(seed=seed)
@@ -99,7 +99,7 @@ async def test_a_call_fails_before_or_after_it_took_effect() -> None:
 
 
 async def test_what_is_written_outside_transactions_may_be_there_twice() -> None:
-    """At least once means at least: a sink that relies on more is found."""
+    """At-least-once delivery permits repetitions, so the simulation must find a sink that forbids them."""
     made = Made(replace(CALM, duplicates=1.0))
     topic = made.topic("t")
     await topic.create()
@@ -108,7 +108,7 @@ async def test_what_is_written_outside_transactions_may_be_there_twice() -> None
 
 
 async def test_calls_that_are_stuck_come_back_when_the_network_heals() -> None:
-    """The job must make progress after the last fault: no call may stay stuck after it."""
+    """The job must make progress after the last fault, so every stuck call must end."""
     made = Made(replace(CALM, stuck=1.0, stuck_s_max=1e9))
     calls = [asyncio.create_task(made.topic("t").create()) for _ in range(3)]
     for _ in range(20):
@@ -129,7 +129,7 @@ async def test_calls_that_are_stuck_come_back_when_the_network_heals() -> None:
     ],
 )
 async def test_nothing_of_a_crashed_job_reaches_a_topic(call: Callable[[SimulatedTopic], object]) -> None:
-    """A finally block that aborted a transaction hid that a crash leaves it open."""
+    """A finally block aborted a transaction, and thus hid that a crash leaves the transaction open."""
     made = Made()
     await made.broker.topic("t").create()
     made.connection.cut()

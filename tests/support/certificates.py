@@ -1,4 +1,4 @@
-"""Certificates made with openssl: an authority, a server, a client."""
+"""Tests make certificates with openssl: of an authority, a server and a client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Authority", "key_store", "need_openssl"]
 
 
 def need_openssl() -> None:
-    """Skip without openssl; fail in CI."""
+    """Skip the test if openssl is not installed; in CI, fail instead."""
     if shutil.which("openssl") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
 
@@ -29,7 +29,7 @@ class Authority:
         self._openssl(
             *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}"),
             *("-keyout", str(self._key), "-out", str(self.certificate)),
-            # Python 3.13 refuses an authority that does not say what its key is for.
+            # Python 3.13 refuses an authority without a stated use of its key.
             *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
         )
 
@@ -60,7 +60,7 @@ class Authority:
 
 
 def key_store(directory: Path, certificate: Path, key: Path) -> Path:
-    """Write both into one file, as a Kafka broker takes them."""
+    """Write the certificate and the key to one file, as a Kafka broker expects."""
     store = directory / f"{certificate.stem}-store.pem"
     store.write_text(key.read_text() + certificate.read_text())
     return store

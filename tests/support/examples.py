@@ -1,9 +1,9 @@
 """Property tests of pure data check thousands of random examples in every run of the tests.
 
-A fault that one example in a thousand shows is found by 5,000 examples nearly always, and by 60 nearly never.
-So many examples must be cheap: tests of pure data (no tasks, files or processes) use
-``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. This costs a small part
-of a ``hypothesis`` strategy.
+If one example in a thousand shows a fault, 5,000 examples nearly always find the fault, and 60 examples nearly
+never. That many examples must be cheap: tests of pure data (no tasks, files or processes) use
+``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. The cost is a small part of the
+cost of a ``hypothesis`` strategy.
 
 All other property tests use the few examples of the profile in ``tests/conftest.py``.
 """
@@ -23,7 +23,7 @@ import hypothesis
 __all__ = ["EXAMPLES", "random_examples"]
 
 EXAMPLES: Final = 5_000
-# The time that is spent on making a failing example smaller.
+# The time limit for the search for a smaller failing example.
 _SHRINKING_S: Final = 5.0
 _SEED_VARIABLE: Final = "STREAMITER_EXAMPLES_SEED"
 
@@ -34,11 +34,11 @@ Example = TypeVar("Example")
 def random_examples(
     make: Callable[[Random], Example], *, examples: int = EXAMPLES
 ) -> Callable[[Callable[Concatenate[Example, Given], object]], Callable[Given, None]]:
-    """Call a test with many examples, as its first argument; a failure says its seed and a smaller example.
+    """Call a test with many examples, as its first argument; a failure names its seed and a smaller example.
 
-    Each run of the tests has other seeds, unless the environment names the first: the seed that a failure names
-    gives that example first. ``make`` must take all its choices from the generator that it is given: the smaller
-    example is made by it from fewer and lower random numbers.
+    Each run of the tests uses other seeds, unless the environment sets the first seed: with the seed of a failure, the
+    failing example is the first example. ``make`` must take all its choices from the given generator, because it makes
+    the smaller example from fewer and lower random numbers.
     """
 
     def decorate(test: Callable[Concatenate[Example, Given], object]) -> Callable[Given, None]:
@@ -64,7 +64,7 @@ def random_examples(
 
 
 class _Recorded(Random):
-    """A generator of the numbers in ``given``, then of numbers of its seed, or zeros; ``taken`` has all of them."""
+    """Generates the numbers in ``given`` and then zeros, or the numbers of its seed; ``taken`` has all numbers."""
 
     given: Iterator[int]
     only_given: bool
@@ -92,18 +92,18 @@ class _Recorded(Random):
 def _raise_smaller(
     error: Exception, seed: int, make: Callable[[Random], Example], check: Callable[[Example], object]
 ) -> None:
-    """Raise the error of the smallest example found that fails in the same way, or ``error`` itself."""
-    told = f"seed {seed}; again: {_SEED_VARIABLE}={seed}"
+    """Raise the error of the smallest example that fails in the same way, or ``error`` itself."""
+    note = f"seed {seed}; again: {_SEED_VARIABLE}={seed}"
     numbers = _failing(_Recorded(seed), make, check, type(error))
     if numbers is None:
-        error.add_note(f"{told} (without a smaller example: it does not fail when it is made again)")
+        error.add_note(f"{note} (without a smaller example: a second run with this seed does not fail)")
         raise error
     numbers = _smallest(numbers, lambda fewer: _failing(_Recorded(0, fewer), make, check, type(error)))
     example = make(_Recorded(0, numbers))
     try:
         check(example)
     except Exception as smaller:
-        smaller.add_note(f"{told}\nsmaller example: {make(_Recorded(0, numbers))!r}")
+        smaller.add_note(f"{note}\nsmaller example: {make(_Recorded(0, numbers))!r}")
         raise smaller from None
     raise error
 
@@ -114,7 +114,7 @@ def _failing(
     check: Callable[[Example], object],
     kind: type[Exception],
 ) -> list[int] | None:
-    """Return the numbers taken if their example fails in this way; otherwise None."""
+    """Return the numbers that the generator gave if their example fails in this way; otherwise None."""
     try:
         check(make(generator))
     except Exception as error:
@@ -123,7 +123,7 @@ def _failing(
 
 
 def _smallest(numbers: list[int], failing: Callable[[list[int]], list[int] | None]) -> list[int]:
-    """Remove and lower numbers while the example still fails and there is time."""
+    """Remove and lower numbers while the example still fails, within the time limit."""
     until = time.monotonic() + _SHRINKING_S
     progress = True
     while progress and time.monotonic() < until:

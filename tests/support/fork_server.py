@@ -1,7 +1,7 @@
-"""A process that has imported the program and forks for each command.
+"""A process imports the program once and forks for each command of the tests.
 
-A command then runs in a process of its own, as it does for users, without the second that Python needs to import numpy
-and the program. ``ForkServer`` is the side of the tests; run as a program, the module is the process that forks.
+Thus each command runs in its own process, as it does for users, but without the second that Python needs to import
+numpy and the program. Tests use ``ForkServer``; run as a program, the module is the process that forks.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _IMPORTED = (
     "uvloop",
 )
 
-# A process id, then an exit code; negative where a signal has ended the command.
+# A reply is a process id, then an exit code, which is negative if a signal ended the command.
 _REPLY_BYTES = 4
 
 
 class ForkServer:
-    """Runs commands of the program one after the other, each in a fork of the process at the other end of a socket."""
+    """Runs one command of the program after the other, each in a fork of the process at the socket's other end."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
@@ -76,20 +76,20 @@ class ForkServer:
                 self._reply()
                 raise
             finally:
-                # A process that the command has started may hold the pipes open, and the reads would not end.
+                # A child process of the command may keep the pipes open, and then the reads would not end.
                 kill_session(pid)
         return subprocess.CompletedProcess(list(arguments), code, printed.result(), errors.result())
 
     def _reply(self) -> int:
         reply = self._requests.recv(_REPLY_BYTES, socket.MSG_WAITALL)
-        if len(reply) < _REPLY_BYTES:  # No bytes at all would be read as exit code 0.
+        if len(reply) < _REPLY_BYTES:  # An empty reply would mean exit code 0.
             raise AssertionError("the process that forks for commands has ended")
         return int.from_bytes(reply, signed=True)
 
 
 @contextmanager
 def fork_server() -> Iterator[ForkServer]:
-    """Start the process that forks; it ends with the block, or with the process of the tests."""
+    """Start the process that forks; the process ends with the block, or with the process of the tests."""
     ours, its = socket.socketpair()
     with ours, its:
         program = subprocess.Popen(
@@ -109,7 +109,7 @@ def _write(descriptor: int, text: str) -> None:
     try:
         with open(descriptor, "w") as pipe:
             pipe.write(text)
-    except BrokenPipeError:  # The command has not read all of it.
+    except BrokenPipeError:  # The command has not read all of its input.
         pass
 
 
@@ -119,7 +119,7 @@ def _read(descriptor: int) -> str:
 
 
 def _serve(requests: socket.socket) -> list[str]:
-    """Fork for each request. Return in the forks, with the arguments; the parent ends when the socket is closed."""
+    """Fork for each request, and return the arguments in the fork; the parent ends when the socket is closed."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 65536, 3)
         while message and not message.endswith(b"\n"):
@@ -134,7 +134,7 @@ def _serve(requests: socket.socket) -> list[str]:
             requests.sendall(os.waitstatus_to_exitcode(status).to_bytes(_REPLY_BYTES, signed=True))
             continue
         requests.close()
-        os.setsid()  # So that the command is killed with all processes that it has started.
+        os.setsid()  # A kill of the session then ends the command with all its child processes.
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -142,7 +142,7 @@ def _serve(requests: socket.socket) -> list[str]:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
-        # As for `python -m streamiter` in that folder.
+        # `python -m streamiter` in that folder has the same path.
         sys.path[0] = request["cwd"]
         return request["arguments"]
 
@@ -152,7 +152,7 @@ if __name__ == "__main__":
         importlib.import_module(name)
     # Typer imports more modules when it reads the arguments of a command.
     CliRunner().invoke(importlib.import_module("streamiter.cli.app").app, ["topics", "create", "nowhere:"])
-    # The collector of a fork would look through all modules at its end, which takes a tenth of a second.
+    # Without this, the garbage collector of each fork would scan all modules at the fork's end, for 0.1 s.
     gc.collect()
     gc.freeze()
     sys.argv = ["streamiter", *_serve(socket.socket(fileno=int(sys.argv[1])))]

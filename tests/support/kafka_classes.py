@@ -1,7 +1,7 @@
-"""An archive of the classes that a broker loads, made once: with it a broker starts in half the time.
+"""An archive of the classes that a broker loads is made once, and halves the time that a broker needs to start.
 
-Without it everything works too. ``make test`` makes it before the tests begin, and fetches Kafka where it is not
-there yet (``PYTHONPATH=tests``)::
+All tests work without the archive too. ``make test`` makes the archive before the tests begin, and fetches Kafka if
+needed (``PYTHONPATH=tests``)::
 
     python -m support.kafka_classes
 """
@@ -18,13 +18,13 @@ from support.processes import LIMIT_S
 
 __all__ = ["make_class_archive"]
 
-# Java writes 50 MB when the broker ends: 4 s on two free cores, 16 s on busy ones.
+# Java writes 50 MB when the broker ends, in 4 s on two free cores, or in 16 s on busy cores.
 _WRITE_TIMEOUT_S = 120.0
 
 
 def make_class_archive() -> bool:
     """Make the archive if it does not exist; return whether it exists now."""
-    kafka_jars()  # their folder is that of the archive
+    kafka_jars()  # the archive is in the same folder as the jars
     archive = class_archive()
     if archive.is_file():
         return True
@@ -34,16 +34,16 @@ def make_class_archive() -> bool:
             Path(working) / "broker", jvm_options=(*QUICK_START, f"-XX:ArchiveClassesAtExit={made}")
         )
         server.start()
-        # Java crashes at half an archive.
+        # Java crashes if the archive is incomplete.
         if not server.stop(_WRITE_TIMEOUT_S) or not _is_whole(made):
             return False
-        # Whole or not at all: others may look for it just now.
+        # The rename is atomic: other processes may look for the archive at this moment.
         made.rename(archive)
     return True
 
 
 def _is_whole(archive: Path) -> bool:
-    """Return whether a small program of Kafka works with the archive."""
+    """Return whether a small program of Kafka runs with the archive."""
     program = ["-cp", f"{kafka_jars()}/*", "kafka.tools.StorageTool", "random-uuid"]
     command = ["java", *QUICK_START, f"-XX:SharedArchiveFile={archive}", *program]
     return (

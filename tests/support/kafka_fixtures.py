@@ -1,4 +1,4 @@
-"""The fixtures that give tests a Kafka broker; ``tests/conftest.py`` makes them known to all of them."""
+"""The fixtures that give tests a Kafka broker; ``tests/conftest.py`` makes them known to all tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GivenKafka:
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
-    """The broker of all tests; the names of their topics keep the tests apart.
+    """Return the broker that all tests share; each test uses topics with its own names.
 
     ``STREAMITER_TEST_KAFKA=host:port`` names a running broker.
     """
@@ -43,8 +43,9 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
 
 @pytest.fixture
 def kafka_broker_factory() -> Iterator[BrokerFactory]:
-    """Return a function that starts a broker for one test, which may stop, kill and freeze it; it has the
-    arguments of ``running_kafka``.
+    """Return a function that starts a broker for one test.
+
+    The test may stop, kill and freeze the broker; the arguments are those of ``running_kafka``.
     """
     skip_without_java()
     with contextlib.ExitStack() as brokers:
@@ -57,7 +58,7 @@ def kafka_broker_factory() -> Iterator[BrokerFactory]:
 
 @pytest.fixture
 def topic_prefix() -> str:
-    """Return a prefix that keeps the topics of one test apart from all others on a shared broker."""
+    """Return a prefix that makes the names of a test's topics unique on a shared broker."""
     return f"test-{uuid.uuid4().hex[:12]}-"
 
 
@@ -75,4 +76,4 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        pytest.fail(f"STREAMITER_TEST_KAFKA={address}: no broker there ({error})")
+        pytest.fail(f"STREAMITER_TEST_KAFKA={address}: no broker answers ({error})")

@@ -1,4 +1,4 @@
-"""The jar files of Apache Kafka, fetched once by Maven and kept in the user's cache folder."""
+"""Maven fetches the jar files of Apache Kafka once, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 __all__ = ["KAFKA_VERSION", "class_archive", "kafka_jars", "what_is_missing"]
 
 KAFKA_VERSION = "4.1.1"
-# The logging backend that Kafka's own release adds to the jars: without it a broker that fails says nothing.
+# Kafka's own release adds this logging backend to the jars; without it, a broker that fails logs nothing.
 _LOGGING_VERSION = "2.24.3"
-# About 60 files and 120 MB on the first run.
+# The first run fetches about 60 files and 120 MB.
 _FETCH_TIMEOUT_S = 600.0
 
 _POM = f"""\
@@ -44,7 +44,7 @@ _POM = f"""\
 
 
 def what_is_missing() -> str | None:
-    """Return why no broker can be started here; None if one can."""
+    """Return the reason why no broker can start on this machine, or None."""
     if shutil.which("java") is None:
         return "no Kafka broker: java is not installed (or set STREAMITER_TEST_KAFKA=host:port)"
     if shutil.which("mvn") is None and not _folder().is_dir():
@@ -65,9 +65,9 @@ def kafka_jars() -> Path:
 
 
 def class_archive() -> Path:
-    """Where the archive of the classes of a broker is, if ``support.kafka_classes`` has made one.
+    """Return the path of the archive of a broker's classes, which ``support.kafka_classes`` makes.
 
-    It is for one Java only: another finds none, and starts its brokers without.
+    The path differs for each Java, because an archive works with one Java only.
     """
     java = Path(shutil.which("java") or "java").resolve()
     changed_ns = java.stat().st_mtime_ns if java.exists() else 0
@@ -82,10 +82,9 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process work at a time: two processes of Maven that fill the same repository damage it, and
-    download everything twice.
+    """Let only one process enter: two Maven processes would damage the repository that they fill.
 
-    The lock ends with the process that holds it, in any case.
+    If a process ends, its lock ends too.
     """
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -94,7 +93,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _fetch_into(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as working:
-        # The folder appears as a whole: a reader without the lock never sees half of it.
+        # The rename is atomic: a process without the lock never sees an incomplete folder.
         _run_maven(Path(working)).rename(folder)
 
 

@@ -1,4 +1,4 @@
-"""The retention of a broker, at the moment when a test needs it."""
+"""Tests delete records of a broker at the moment of their choice, instead of waiting for the retention."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A real Kafka broker for tests and benchmarks: fetched by Maven, started on loopback, stopped for sure.
+"""A real Kafka broker for tests and benchmarks is fetched by Maven, listens on loopback, and is always stopped.
 
-One process is broker and controller. Use it in code::
+One process is broker and controller. Use the broker in code::
 
     with running_kafka() as kafka:
         print(kafka.bootstrap)
@@ -35,17 +35,17 @@ __all__ = [
     "what_is_missing",
 ]
 
-# A cold start takes 4 s on two free cores; ten times that on a machine that does other things too.
+# A cold start takes 4 s on two free cores, and ten times as long on a busy machine.
 START_TIMEOUT_S = 60.0
-# A clean stop writes snapshots of the producer states, which a restart reads; it takes under 2 s.
+# A clean stop takes under 2 s: the broker writes snapshots of the producer states, which a restart reads.
 STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.05
 _STARTED = "Kafka Server started"
 _CLUSTER_ID = "c3RyZWFtaXRlci10ZXN0LQ"
 
-# Small heap and only the quick compiler: a test wants a broker soon, not one that is fast after a minute.
+# A small heap and only the quick compiler: a test needs an early start more than high speed.
 QUICK_START = ("-Xmx512m", "-Xms256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-# What a broker of a benchmark runs with: the compiler it would have in production.
+# A broker of a benchmark runs with the compiler that it has in production.
 FULL_SPEED = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 
 _LOGGING = """\
@@ -74,29 +74,29 @@ _TEST_SETTINGS: Mapping[str, str] = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # Each of their partitions is a folder to create at the first use: 50 would take seconds.
+    # The first use creates a folder for each partition; 50 folders would take seconds.
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # Records of tests bear times of their own, most of them long past.
+    # Records of tests have arbitrary time stamps, most of them long past.
     "log.retention.ms": "-1",
-    # Tests of retention and of transaction timeouts should not wait for a check that runs every minutes.
+    # By default these checks run every few minutes, which is too long for tests.
     "log.retention.check.interval.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "log.cleaner.backoff.ms": "200",
-    # A broker that was killed may come back only when its old session has run out: 9 s unless said otherwise.
+    # A killed broker can start again only after its old session has expired: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
 
 
 class KafkaDidNotStart(RuntimeError):
-    """The broker ended or did not answer; the message holds the end of its log."""
+    """The broker ended or did not answer; the message contains the end of its log."""
 
 
 class KafkaServer:
-    """One broker in ``directory``. It can be stopped, started again at the same address, and frozen."""
+    """One broker in ``directory``, which tests can stop, start again at the same address, and freeze."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class KafkaServer:
         jvm_options: tuple[str, ...] = QUICK_START,
         format_options: tuple[str, ...] = (),
     ) -> None:
-        """``listeners`` has more listeners by name, each with its security protocol.
+        """Configure a broker; ``listeners`` maps the names of more listeners to their security protocols.
 
-        ``settings`` add to or replace those of ``server.properties``; ``format_options`` are for the tool that
-        prepares the folder (users for SCRAM, for example).
+        ``settings`` add to or replace settings of ``server.properties``; ``format_options`` are options of the tool
+        that prepares the folder (users for SCRAM, for example).
         """
         self.directory = directory
         self._format_options = format_options
@@ -132,11 +132,11 @@ class KafkaServer:
         return self.directory / "broker.log"
 
     def address(self, listener: str) -> str:
-        """Return ``host:port`` of one of the listeners."""
+        """Return ``host:port`` of a listener."""
         return f"127.0.0.1:{self._ports[listener]}"
 
     def start(self) -> None:
-        """Start the broker and return when it answers; raises :class:`KafkaDidNotStart` with its log."""
+        """Start the broker and return when it answers; raise :class:`KafkaDidNotStart` with its log if it fails."""
         if self._process is not None:
             return
         self._format()
@@ -145,26 +145,24 @@ class KafkaServer:
         self._wait_until_started(started_at)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Stop the broker as an administrator would (SIGTERM); if that takes too long, use SIGKILL and return
-        False.
-        """
+        """Stop the broker with SIGTERM as an administrator would; after ``timeout_s`` use SIGKILL and return False."""
         return self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
-        """Stop the broker at once, as a power cut would."""
+        """Stop the broker at once with SIGKILL, as a power cut would."""
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """Freeze the broker: connections stay open and nothing answers.
+        """Freeze the broker: connections stay open, and the broker does not answer.
 
-        On a busy machine a thread may continue for some time after the signal was sent, and answer.
+        On a busy machine, a thread may continue for some time after the signal, and answer.
         """
         process = self._running()
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Continue after :meth:`pause`."""
+        """Let the broker continue after :meth:`pause`."""
         self._running().send_signal(signal.SIGCONT)
 
     def log_tail(self, lines: int = 30) -> str:
@@ -224,7 +222,7 @@ class KafkaServer:
         return [java, *self._jvm_options, *self._archived(), logging_config, "-cp", f"{kafka_jars()}/*"]
 
     def _archived(self) -> list[str]:
-        """Return the options to load the classes from an archive, if there is one, which halves the time to start."""
+        """Return the options to load the classes from an archive if it exists, which halves the time to start."""
         archive = class_archive()
         usable = self._jvm_options == QUICK_START and archive.is_file()
         return [f"-XX:SharedArchiveFile={archive}"] if usable else []
@@ -232,7 +230,7 @@ class KafkaServer:
     def _launch(self) -> None:
         command = [*self._java(), "kafka.Kafka", str(self.directory / "server.properties")]
         with self.log_file.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal reaches pytest, which then stops the broker.
+            # In its own session the broker does not receive Ctrl-C; pytest does, and then stops the broker.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -258,12 +256,12 @@ class KafkaServer:
             return log.read().decode(errors="replace")
 
     def _end(self, with_signal: signal.Signals, timeout_s: float) -> bool:
-        """Return whether the process ended within that time."""
+        """End the process with a signal; return whether it ended within ``timeout_s``."""
         process, self._process = self._process, None
         if process is None:
             return True
         in_time = True
-        process.send_signal(signal.SIGCONT)  # a frozen process would not see a SIGTERM
+        process.send_signal(signal.SIGCONT)  # a frozen process would not receive SIGTERM
         process.send_signal(with_signal)
         try:
             process.wait(timeout_s)
@@ -281,7 +279,7 @@ class KafkaServer:
 
 
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Kill ``pid`` if this process ends without stopping it, so that no broker remains."""
+    """Start a guard that kills ``pid`` if this process ends without stopping the broker."""
     script = f"read -r line || kill -9 {pid}"
     return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
 
@@ -326,7 +324,7 @@ def _main() -> None:
         raise SystemExit(reason)
     with contextlib.suppress(KeyboardInterrupt), running_kafka(jvm_options=FULL_SPEED) as server:
         print(
-            f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C ends it"
+            f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C stops it"
         )
         signal.pause()
 

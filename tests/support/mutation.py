@@ -1,10 +1,10 @@
-"""``make mutate``: changes the pure cores in small ways, one at a time, and says which changes no test notices.
+"""``make mutate`` makes small changes in the pure cores, one at a time, and lists the changes that no test notices.
 
 mutmut makes the changes and runs the tests. ``tests/mutants.toml`` lists the cores with the tests of each, and the
-survivors that are known, each with the reason why it may live. A survivor that is not listed there fails the command.
-A change counts as noticed, too, where it ends in a loop without end, or where mypy refuses it as in `make check`.
+known survivors, each with the reason why it may survive. A survivor that is not listed there fails the command.
+A change also counts as noticed if it causes an endless loop, or if mypy refuses it as in `make check`.
 
-    make mutate MODULE=iteration/progress     # all cores whose path has this in it
+    make mutate MODULE=iteration/progress     # all cores whose path contains this text
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Mutant", "main", "report"]
 ROOT: Final = Path(__file__).resolve().parents[2]
 LIST: Final = ROOT / "tests" / "mutants.toml"
 
-# The same examples each time, so that what survives does not change from run to run; none is made smaller.
+# Each run has the same examples, so that the survivors do not change; failing examples are not made smaller.
 _ENVIRONMENT: Final = {"STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprovider"]
-# A change may make tests slower without being noticed; beyond so many times their time it is a loop without end.
+# A change may make tests slower; a run of more than this many times the usual time is an endless loop.
 _TIMEOUT_FACTOR: Final = 8.0
-# The module with the most mutants takes less than half of it on two busy cores; each single mutant has its own limit.
+# The module with the most mutants takes less than half this time on two busy cores; each mutant has its own limit.
 _LONGEST_S: Final = 4 * 3600.0
 # Each changed function is a copy next to the original, so attributes are declared more than once.
 _TYPE_CHECK: Final = [
@@ -58,9 +58,7 @@ class Mutant(NamedTuple):
 
 
 def main(wanted: list[str]) -> int:
-    """Mutate the cores whose path contains one of these texts (without texts: all); return the status of the
-    command.
-    """
+    """Mutate the cores whose path contains one of these texts, or all; return the exit status."""
     listed = tomllib.loads(LIST.read_text())
     cores = [core for core in listed["core"] if not wanted or any(part in core["module"] for part in wanted)]
     if not cores:
@@ -105,9 +103,7 @@ def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[
 
 
 def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list[Mutant]]:
-    """Return the number of changes made to these functions and classes, and the changes that these tests did
-    not notice.
-    """
+    """Change these functions and classes; return the number of changes, and the unnoticed changes."""
     with TemporaryDirectory(prefix="streamiter-mutants-") as name:
         folder = Path(name)
         for part in ("streamiter", "connectors", "tests"):
@@ -163,9 +159,9 @@ def _mutmut(folder: Path, *arguments: str) -> str:
         timeout=_LONGEST_S,
     )
     if ended.returncode:
-        # Without the lines in which a sign of Braille turns while one waits.
-        told = "\n".join(line for line in ended.stdout.splitlines() if not "\u2800" <= line[:1] <= "\u28ff")
-        raise SystemExit(f"mutmut {' '.join(arguments)} failed:\n{told[-5000:]}")
+        # Remove the lines with a spinner of Braille characters.
+        shown = "\n".join(line for line in ended.stdout.splitlines() if not "\u2800" <= line[:1] <= "\u28ff")
+        raise SystemExit(f"mutmut {' '.join(arguments)} failed:\n{shown[-5000:]}")
     return ended.stdout
 
 

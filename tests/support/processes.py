@@ -1,7 +1,7 @@
-"""Processes of tests. Each has a time limit, after which it is killed with all processes that it has started, and each
-is killed when its test ends.
+"""A process of a test has a time limit, after which it is killed with all its child processes.
 
-So a read from its pipes, or a wait for its end, cannot hang: after the limit both end, and the test fails.
+Each process is also killed when its test ends. So a read from its pipes, or a wait for its end, cannot hang: after the
+limit both end, and the test fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 __all__ = ["LIMIT_S", "async_process", "kill_session", "process"]
 
 LIMIT_S: Final = 90.0
-"""Longer than a process of a test takes on a busy machine, and below the time limit of a test (120 s)."""
+"""The limit is longer than a process of a test takes on a busy machine, and below the limit of a test (120 s)."""
 
 # The kernel needs a moment to end a killed process.
 _END_S: Final = 20.0
@@ -35,9 +35,9 @@ def process(
 ) -> Iterator[subprocess.Popen[Any]]:
     """Start a process in its own session; kill it when the block ends, or after ``limit_s`` seconds.
 
-    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, whether or not it works in the
-    tests, unless ``is_sigint_ignored``, as in the background of a script. Raises AssertionError if the limit is
-    reached.
+    ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, even if the tests ignore SIGINT; with
+    ``is_sigint_ignored``, the process ignores SIGINT, as a background process of a script does. Raises AssertionError
+    if the limit is reached.
     """
     with _sigint_of_children(is_ignored=is_sigint_ignored):
         started = subprocess.Popen(command, text=text, **(options | {"start_new_session": True}))
@@ -70,7 +70,7 @@ async def async_process(
             yield started
     finally:
         async with asyncio.timeout(_END_S):
-            # Not wait(): a full pipe blocks it.
+            # wait() would hang if a pipe is full.
             await started.communicate()
 
 
@@ -102,7 +102,7 @@ def _limited(
     try:
         yield
     except BaseException as error:
-        if is_reached:  # The error follows from the kill, such as an empty line.
+        if is_reached:  # The kill caused the error, for example an empty line.
             error.add_note(message)
         raise
     finally:
@@ -113,14 +113,14 @@ def _limited(
 
 
 def kill_session(pid: int) -> None:
-    """Kill a process and its children: it leads a session, which contains them unless they left it."""
+    """Kill the leader of a session and its children, except children that have left the session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _sigint_of_children(*, is_ignored: bool) -> Iterator[None]:
-    """Set SIGINT for children: a child inherits an ignored signal; a handled one has its default effect there."""
+    """Set SIGINT for children: they inherit an ignored signal; a handled signal has its default effect there."""
     before = signal.getsignal(signal.SIGINT)
     if is_ignored == (before is signal.SIG_IGN):
         yield

@@ -1,4 +1,4 @@
-"""A small disk; ``tests/conftest.py`` makes the fixture known to all tests."""
+"""Tests can use a small disk; ``tests/conftest.py`` makes the fixture known to all tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
 
 
 def _mount(*arguments: str) -> bool:
-    """Return whether the disk was mounted."""
+    """Mount a disk in memory; return whether this worked."""
     if os.geteuid() != 0:
         return False
     return (

@@ -1,4 +1,4 @@
-"""Tests marked ``soak``: the same checks for many more seeds than in every run.
+"""Tests marked ``soak`` make the same checks as other tests, with many more seeds.
 
 ``make soak`` runs them; ``STREAMITER_SOAK_SEED`` is the first seed, ``STREAMITER_SOAK_RUNS`` the number of
 seeds. ``tests/conftest.py`` makes the fixture known to all tests.
@@ -13,9 +13,9 @@ import pytest
 
 __all__ = ["ForEachSeed", "for_each_soak_seed", "soak_header", "without_time_limits"]
 
-# Enough to see that a soak test works; ``make soak`` asks for more.
+# Enough seeds to see that a soak test works; ``make soak`` uses more.
 _RUNS = 100
-# The seeds of a test are dealt out in so many shares, which run side by side where there are cores.
+# The seeds of a test are divided into this many shares, which run in parallel on several cores.
 _SHARES = 8
 
 ForEachSeed = Callable[[Callable[[int], object]], None]
@@ -23,7 +23,7 @@ ForEachSeed = Callable[[Callable[[int], object]], None]
 
 @pytest.fixture(params=range(_SHARES), ids=lambda share: f"share {share + 1} of {_SHARES}")
 def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
-    """Call a check with each seed of this share; a failure names its seed, and how to run it alone."""
+    """Call a check with each seed of this share; a failure names its seed, and the command to run it alone."""
     first, runs = _first_seed(), _runs()
 
     def run(check: Callable[[int], object]) -> None:
@@ -38,7 +38,7 @@ def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
 
 
 def soak_header(config: pytest.Config) -> str | None:
-    """Return the seeds of this run; None if no soak tests run."""
+    """Return a line with the seeds of this run, or None if no soak tests run."""
     if config.option.markexpr != "soak":
         return None
     return f"soak: seeds {_first_seed()} to {_first_seed() + _runs() - 1}"

@@ -1,4 +1,4 @@
-"""Waiting for conditions without an event."""
+"""Tests wait for conditions that no event announces."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Callable
 __all__ = ["PATIENCE_S", "turn", "until"]
 
 PATIENCE_S = 60.0
-"""Longer than anything takes that is waited for, even beside other work; what comes to no end fails after it."""
+"""The limit is longer than any condition takes on a busy machine; a longer wait fails."""
 
-# So soon it looks again where only threads, connections or timers can change anything.
+# The interval between checks if only threads, connections or timers can change the condition.
 _LOOK_AGAIN_S = 0.001
 
 
 async def turn() -> None:
     """Let all ready tasks run once; if none is ready, wait for events from outside of this event loop.
 
-    A loop that only spins would hold the interpreter lock: a thread asks for it after each call of SQLite or
-    Ray, and gets it 5 ms later (sys.getswitchinterval). Jobs that write through threads took forty times as
-    long.
+    A loop that only spins would hold the interpreter lock: a thread requests the lock after each call of SQLite or
+    Ray, and receives it 5 ms later (sys.getswitchinterval). Jobs that write through threads took forty times as long.
     """
     await asyncio.sleep(0)
     if not getattr(asyncio.get_running_loop(), "_ready", None):
@@ -27,7 +26,7 @@ async def turn() -> None:
 
 
 async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Return in the first turn of the event loop in which it holds; raises TimeoutError if it never does."""
+    """Return in the first turn of the event loop in which the condition is true; otherwise raise TimeoutError."""
     async with asyncio.timeout(patience_s):
         while not condition():
             await turn()

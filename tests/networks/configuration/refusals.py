@@ -1,4 +1,4 @@
-"""Configurations with errors, and the expected messages."""
+"""Helpers for tests of configurations with errors, and of their messages."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def refused(source: Any) -> str:
-    """Return the text of the error."""
+    """Read an invalid configuration, and return the text of the error."""
     with pytest.raises(ConfigurationError) as caught:
         read_configuration(source)
     return str(caught.value)
@@ -37,12 +37,12 @@ def assert_refused(tmp_path: Path, change: Change, said: str) -> None:
 
 
 def case_id(value: Any) -> str:
-    """Return the expectation of the message, without the given value."""
+    """Return the part of the message in front of the given value, as the name of a case."""
     return value.partition(" given ")[0] if isinstance(value, str) else ""
 
 
 def replaced(name: str, /, **keys: Any) -> Change:
-    """Return the document with other keys of a layer; ... removes a key."""
+    """Return a change of the document that gives a layer other keys; ... removes a key."""
 
     def change(document: dict[str, Any]) -> None:
         found = layer(document, name)

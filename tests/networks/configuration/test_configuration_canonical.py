@@ -1,4 +1,4 @@
-"""The canonical form: all files with the same meaning have the same one, and it is itself such a file."""
+"""All files with the same meaning have one canonical form, which is itself a valid file."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ def form(source: Any) -> dict[str, Any]:
 
 
 def test_what_angel_saved_stays_as_it_is():
-    """graph.json is its canonical form: key for key, in this order; other programs read it, too."""
+    """graph.json is its own canonical form, key for key and in this order; other programs also read the file."""
     path = published("graph")
     saved = json.loads(path.read_text())
     assert json.dumps(form(path)) == json.dumps(saved)
@@ -24,7 +24,7 @@ def test_what_angel_saved_stays_as_it_is():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_file_loaded_and_saved_means_the_same(name):
-    """A saved model is loaded with the configuration that was saved with it."""
+    """A saved model is loaded with the configuration that was saved with the model."""
     first = read_configuration(published(name))
     again = read_configuration(canonical(first))
     assert (again.data, again.model, again.train) == (first.data, first.model, first.train)
@@ -33,7 +33,7 @@ def test_a_published_file_loaded_and_saved_means_the_same(name):
 
 
 def test_it_says_every_default():
-    """Defaults may change; the meaning of a saved file must not."""
+    """Defaults may change in a later version, but the meaning of a saved file must not."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
         "loss": {"type": "losslayer", "inputlayer": "wide"},
@@ -106,7 +106,7 @@ CASES = st.sampled_from([str.lower, str.upper, str.title])
 
 @st.composite
 def rewritten(draw: st.DrawFn) -> dict[str, Any]:
-    """Return a DeepFM, written in another way."""
+    """Return a DeepFM with the same meaning in a different notation."""
     document = deep_fm()
     for found in document["layers"]:
         found["type"] = draw(CASES)(found["type"])
@@ -132,12 +132,12 @@ def rewritten(draw: st.DrawFn) -> dict[str, Any]:
 @given(document=rewritten())
 @settings(max_examples=60, deadline=None)
 def test_files_that_mean_the_same_have_one_form(document):
-    """Models are compared, and checkpoints accepted, by it."""
+    """The canonical form decides whether two models are equal, and whether a checkpoint is accepted."""
     assert as_text(form(document)) == as_text(form(deep_fm()))
 
 
 def test_a_rate_that_stays_is_called_as_angel_calls_it():
-    """Angel's own files say ConstantLearningRate; other programs do not know the short name."""
+    """Angel's own files contain ConstantLearningRate; other programs do not know the short name."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
         "loss": {"type": "losslayer", "inputlayer": "wide"},

@@ -1,4 +1,4 @@
-"""A file that is no configuration at all."""
+"""A file that is no configuration is refused with a clear error."""
 
 import pytest
 from networks.configuration.refusals import of_file, refused
@@ -26,38 +26,38 @@ from networks.configuration.refusals import of_file, refused
     ids=["torn", "empty", "array", "null", "nan", "twice", "deep", "digits"],
 )
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, text, said):
-    """Plain JSON would silently keep the last of two layers with the same name."""
+    """Python's JSON parser would silently keep the last of two layers with the same name."""
     assert of_file(tmp_path, text) == f"net.json: {said}"
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
-    """A saved model was given instead of its configuration."""
+    """The user gave a saved model instead of its configuration."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"{\xff")
     assert refused(path) == "model.safetensors: expected JSON in UTF-8, given a wrong byte at 1"
 
 
 def test_a_file_that_is_not_there_is_named_with_its_folder(tmp_path):
-    """Most often it is the folder that is wrong."""
+    """In most cases the folder is wrong, so the error shows the whole path."""
     missing = tmp_path / "no.json"
     assert refused(missing) == f"{missing}: expected a JSON file, given No such file or directory"
     assert refused(tmp_path) == f"{tmp_path}: expected a JSON file, given Is a directory"
 
 
 def test_what_is_neither_a_path_nor_a_dict_is_refused():
-    """The text of a JSON document, or the list that json.load returned for an array."""
+    """A user may pass the list that ``json.load`` returned, or another wrong type."""
     assert refused(7) == (
         "configuration: expected the path of a JSON file, or a dict with its content, given int"
     )
 
 
 def test_a_key_that_is_no_text_is_refused():
-    """Only a dict of Python's can have one."""
+    """Only a dict from Python can have such a key."""
     assert refused({1: 2}) == "configuration: expected keys that are texts, given 1"
 
 
 @pytest.mark.parametrize("name", [1, ""])
 def test_an_object_of_layers_has_their_names_as_keys(name):
-    """Parameters are called after them."""
+    """The names of parameters are made of the names of layers."""
     said = f"configuration: key 'layers': expected the names of layers as keys, given {name!r}"
     assert refused({"layers": {name: {"type": "embedding"}}}) == said

@@ -1,4 +1,4 @@
-"""Layers that do not go together: one error that names the file, the layer and the key."""
+"""Layers that do not fit together give one error that names the file, the layer and the key."""
 
 import pytest
 from networks.configuration.refusals import added, assert_refused, case_id, refused, replaced, small
@@ -62,7 +62,7 @@ from networks.configuration.refusals import added, assert_refused, case_id, refu
     ids=case_id,
 )
 def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
-    """A cycle computes for ever, a layer that leads nowhere learns nothing."""
+    """A cycle would compute for ever, and a layer without a reader would learn nothing."""
     assert_refused(tmp_path, change, said)
 
 
@@ -228,13 +228,13 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
     ids=["embedding", "loss", "one vector", "shared", "weighted sum", "cross"],
 )
 def test_a_dimension_of_a_small_network_is_checked_too(document, said):
-    """The network has no ``numfield``, and layers that a DeepFM does not have."""
+    """A network without ``numfield``, and layers that a DeepFM does not have, are checked too."""
     assert refused(document) == f"configuration: {said}"
 
 
 @pytest.mark.parametrize("loss", ["l2loss", "logloss", "hingeloss", "crossentropyloss", "huberloss"])
 def test_every_loss_on_one_score_refuses_several(loss):
-    """Each score after the first would be left out silently."""
+    """The loss would silently ignore every score after the first."""
     document = small(
         {"name": "wide", "type": "simpleinputlayer", "outputdim": 2},
         {"name": "loss", "type": "losslayer", "lossfunc": loss, "inputlayer": "wide"},

@@ -1,4 +1,4 @@
-"""Keys that are missing, and values that they cannot have: one error that names the file, the layer and the key."""
+"""A missing key or an invalid value gives one error that names the file, the layer and the key."""
 
 import pytest
 from networks.configuration.refusals import assert_refused, at_top, case_id, replaced, within
@@ -69,7 +69,7 @@ from networks.published import layer
     ids=case_id,
 )
 def test_what_is_missing_is_named_with_what_is_there(tmp_path, change, said):
-    """The error comes before anything runs: hours later, in a worker, the line of the file would be unknown."""
+    """The error must come before anything runs: hours later, in a worker, the file and its line would be unknown."""
     assert_refused(tmp_path, change, said)
 
 
@@ -137,7 +137,7 @@ def test_what_is_missing_is_named_with_what_is_there(tmp_path, change, said):
     ids=case_id,
 )
 def test_an_unknown_name_is_reported_with_the_nearest_known_one(tmp_path, change, said):
-    """A typing error is mostly one letter."""
+    """Most typing errors are one wrong letter."""
     assert_refused(tmp_path, change, said)
 
 
@@ -224,7 +224,7 @@ def test_an_unknown_name_is_reported_with_the_nearest_known_one(tmp_path, change
     ids=case_id,
 )
 def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
-    """True had been taken for 1 epoch, and the text '5' failed in the middle of the training."""
+    """True was read as 1 epoch, and the text '5' failed in the middle of the training."""
     assert_refused(tmp_path, change, said)
 
 
@@ -270,7 +270,7 @@ def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
     ids=case_id,
 )
 def test_a_number_out_of_bounds_is_reported_with_the_bounds(tmp_path, change, said):
-    """A rate of 0 learns nothing, and says nothing."""
+    """A learning rate of 0 learns nothing, without an error."""
     assert_refused(tmp_path, change, said)
 
 
@@ -329,5 +329,5 @@ def test_a_number_out_of_bounds_is_reported_with_the_bounds(tmp_path, change, sa
     ids=case_id,
 )
 def test_keys_that_do_not_go_together_are_refused(tmp_path, change, said):
-    """Which of them counts would be a guess."""
+    """The user could not know which of two contradictory keys has an effect."""
     assert_refused(tmp_path, change, said)

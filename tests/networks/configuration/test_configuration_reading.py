@@ -1,4 +1,4 @@
-"""The meaning of a configuration file: its keys, their defaults, and equivalent forms."""
+"""The tests check the meaning of a configuration file: its keys, their defaults, and equivalent forms."""
 
 import json
 import random
@@ -35,7 +35,7 @@ LOGISTIC = [
 
 
 def wide(**document: Any) -> Any:
-    """Return the input layer of a logistic regression with these keys at the top."""
+    """Read a logistic regression with these keys, and return its input layer."""
     return read_configuration({"layers": LOGISTIC, **document}).layers[0]
 
 
@@ -52,7 +52,7 @@ def test_each_published_file_is_read_without_a_warning(name):
 
 
 def test_the_published_deep_fm_says_what_it_says():
-    """One file from end to end, so that no key is read into the wrong setting."""
+    """One whole file is checked, so that no key is read into a wrong setting."""
     read = read_configuration(published("deepfm"))
     assert read.data == DataSettings(
         "dummy", index_range=148, num_field=13, validate_ratio=0.1, sample_ratio=0.2
@@ -81,7 +81,7 @@ def test_the_published_deep_fm_says_what_it_says():
 
 
 def test_a_missing_key_has_the_published_default():
-    """Most files leave out most keys."""
+    """Most files omit most keys."""
     read = read_configuration({"layers": LOGISTIC})
     assert read.data == DataSettings(
         format="dummy",
@@ -101,7 +101,7 @@ def test_a_missing_key_has_the_published_default():
 
 
 def test_every_key_of_the_sections_is_read():
-    """A key that is accepted and ignored looks like a key that works."""
+    """A key that is accepted and then ignored looks like a key with an effect."""
     read = read_configuration(
         {
             "data": {
@@ -152,7 +152,7 @@ def test_every_key_of_the_sections_is_read():
     ],
 )
 def test_how_many_features_there_are_says_indexrange_then_modelsize_then_the_data(data, model, features):
-    """logreg.json says -1; and there are as many as the data has."""
+    """logreg.json gives -1 as the number of features, so the number comes from the data."""
     assert read_configuration({"data": data, "model": model, "layers": LOGISTIC}).features == features
 
 
@@ -185,7 +185,7 @@ def test_how_many_features_there_are_says_indexrange_then_modelsize_then_the_dat
 )
 @pytest.mark.parametrize("place", ["layer", "default"])
 def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
-    """The optimizer of a layer, or of all layers without one; Angel's AdaGrad is called RMSProp here."""
+    """The optimizer belongs to a layer, or to all layers without their own; Angel's AdaGrad is called RMSProp here."""
     train = {"lr": 0.5, "decayclass": "constant"}
     if place == "default":
         assert wide(train=train, default_optimizer=written).optimizer == optimizer
@@ -210,13 +210,13 @@ def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
     ids=str,
 )
 def test_the_learning_rate_decays_as_decayclass_says(decay, rate):
-    """All optimizers except FTRL use it."""
+    """All optimizers except FTRL use the decay."""
     assert wide(train={"lr": 0.5, **decay}).optimizer.learning_rate == rate
 
 
 @pytest.mark.parametrize("key", ["default_transfunc", "default_trandfunc"])
 def test_older_files_misspell_the_default_transfer_function(key):
-    """Such files exist, and must run without changes."""
+    """Older files have this spelling, and must run without changes."""
     layers = {
         "embedding": {"type": "embedding", "numfactors": 2, "outputdim": 6},
         "deep": {"type": "fclayer", "inputlayer": "embedding", "outputdims": [3, 1]},
@@ -233,7 +233,7 @@ def test_older_files_misspell_the_default_transfer_function(key):
 
 
 def test_whether_dropout_drops_is_not_for_the_file_to_say():
-    """Angel's ``actiontype`` says whether this is training; the network knows, and the key is no surprise."""
+    """The network itself knows whether it trains or predicts, so Angel's key ``actiontype`` is ignored."""
     layers = [
         {**LOGISTIC[0], "transfunc": {"type": "dropout", "proba": 0.1, "actiontype": "train"}},
         LOGISTIC[1],
@@ -244,7 +244,7 @@ def test_whether_dropout_drops_is_not_for_the_file_to_say():
 
 
 def test_a_loss_has_its_own_function_or_the_default():
-    """The last word is the layer's."""
+    """The loss function of a layer replaces the default."""
     document = {"default_lossfunc": {"type": "huberloss", "delta": 2}, "layers": LOGISTIC}
     loss = read_configuration(document).loss_layer.loss
     assert (loss.type, loss.parameters) == ("HuberLoss", {"delta": 2.0})
@@ -256,7 +256,7 @@ def test_a_loss_has_its_own_function_or_the_default():
 
 
 def same(first: Configuration, second: Configuration) -> bool:
-    """Return whether two configurations mean the same; their names may differ."""
+    """Return whether two configurations have the same meaning; their names may differ."""
     return canonical(first) == canonical(second) and first.layers == second.layers
 
 
@@ -270,7 +270,7 @@ def test_the_order_of_an_array_of_layers_does_not_matter(seed):
 
 
 def test_layers_may_be_an_object_by_name():
-    """Saved files of some versions are."""
+    """Some versions save the layers as an object."""
     document = deep_fm()
     expected = read_configuration(document)
     document["layers"] = {found.pop("name"): found for found in document["layers"]}
@@ -280,7 +280,7 @@ def test_layers_may_be_an_object_by_name():
 
 
 def test_the_case_of_types_and_of_functions_does_not_matter():
-    """FCLayer, fclayer: files have both."""
+    """Some files contain FCLayer, and others fclayer."""
     document = deep_fm()
     expected = read_configuration(document)
     for found in document["layers"]:
@@ -290,7 +290,7 @@ def test_the_case_of_types_and_of_functions_does_not_matter():
 
 
 def test_an_outer_cross_has_two_spellings():
-    """Published attention-FM files double a t."""
+    """Published files of attention FM spell the type with two t."""
     for spelled in ("biOuterCross", "bioutterCross"):
         document = {
             "layers": {
@@ -304,7 +304,7 @@ def test_an_outer_cross_has_two_spellings():
 
 
 def test_a_folded_layer_is_as_many_layers_as_it_has_dimensions():
-    """name_0, name_1, …, the last called name: parameters of published models are named so."""
+    """Published models name the parameters so: name_0, name_1, …, and the last part is called name."""
     document = deep_fm()
     folded = read_configuration(document)
     document["layers"].remove(layer(document, "deep"))
@@ -328,7 +328,7 @@ def test_a_folded_layer_is_as_many_layers_as_it_has_dimensions():
 
 
 def test_the_parts_of_a_folded_layer_may_be_inputs_themselves():
-    """They are layers like any other."""
+    """The parts of a folded layer are layers like any other."""
     document = deep_fm()
     document["layers"].append(
         {"name": "side", "type": "fclayer", "inputlayer": "deep_0", "outputdim": 1, "transfunc": "tanh"}
@@ -339,7 +339,7 @@ def test_the_parts_of_a_folded_layer_may_be_inputs_themselves():
 
 
 def test_the_attention_fm_as_it_was_published_is_read():
-    """Its folded layer has weight dimensions, too."""
+    """The folded layer of this file also has weight dimensions."""
     document = {
         "data": {"indexrange": 148, "numfield": 13},
         "layers": [
@@ -372,7 +372,7 @@ def test_the_attention_fm_as_it_was_published_is_read():
     read = read_configuration(document)
     shared = [(found.name, found.output_dim, found.weight_dim) for found in read.layers[2:4]]
     assert shared == [("attention_0", 780, 10), ("attention", 78, 1)]
-    # One at a time, the same layers have a weight dimension each.
+    # Written as two layers, each has its own weight dimension.
     folded = document["layers"].pop(2)
     for name, source, part in [("attention_0", "pairs", 0), ("attention", "attention_0", 1)]:
         single = {key: folded[f"{key}s"][part] for key in ("outputdim", "transfunc", "weightdim")}
@@ -383,7 +383,7 @@ def test_the_attention_fm_as_it_was_published_is_read():
 
 
 def test_a_chain_of_thousands_of_layers_is_read():
-    """Python's stack is a thousand calls deep."""
+    """Python's stack allows about a thousand nested calls."""
     depth = 3_000
     layers = [{"name": "0", "type": "simpleinputlayer", "outputdim": 1}]
     layers += [
@@ -399,7 +399,7 @@ def test_a_chain_of_thousands_of_layers_is_read():
 
 
 def test_unknown_keys_are_warnings_that_name_them_and_what_they_may_mean(tmp_path):
-    """Other versions have other keys; but a typing error must not pass in silence."""
+    """Other versions have other keys, but a typing error must not be ignored silently."""
     document = deep_fm()
     document["deafult_optimizer"] = "adam"
     document["train"]["decay"] = 0.01
@@ -430,7 +430,7 @@ def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
     ("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)]
 )
 def test_a_cross_entropy_without_a_probability_is_refused(function, is_probability):
-    """The transfer function was left at its default, and the loss was −20 and fell."""
+    """With the default transfer function, the loss was −20 and continued to fall."""
     document = {
         "default_lossfunc": "crossentropyloss",
         "layers": {

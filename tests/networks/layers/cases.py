@@ -1,4 +1,4 @@
-"""A small graph around every type of layer."""
+"""Every type of layer has a small graph around it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS = 6
 
 @dataclass
 class Nodes:
-    """A list of layers, each added behind its inputs."""
+    """A list of layers, each after its inputs."""
 
     place_holder: PlaceHolder
     layers: list[Layer] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Nodes:
         transfer: str = "identity",
         **settings: Any,
     ) -> Layer:
-        """Add a layer; its name is its type and its number."""
+        """Add a layer whose name is its type and its number."""
         layer = LAYER_TYPES[type_name].from_settings(
             LayerSettings(
                 name=f"{type_name}{len(self.layers)}",
@@ -58,7 +58,7 @@ class Nodes:
         return self.add("simpleinputlayer", output_dim, transfer="tanh")
 
     def graph(self, last: Layer, loss: NetworkLoss | None = None, type_name: str = "losslayer") -> LayerGraph:
-        """Return a graph of all layers with a loss, behind a fully connected layer if there are several outputs."""
+        """Return a graph of all layers with a loss; several outputs first pass a fully connected layer."""
         if loss is None and last.output_dim > 1:
             last = self.add("fclayer", 1, last)
         end = self.add(type_name, -1, last, loss=loss or LOSSES["l2loss"]())
@@ -115,7 +115,7 @@ CASES: dict[str, Callable[[Nodes], Layer]] = {
     "simplelosslayer": lambda nodes: nodes.hidden(1),
     "losslayer": lambda nodes: nodes.hidden(1),
 }
-"""By type: what adds one such layer, and gives the last layer before the loss."""
+"""For each type, a function that adds one such layer and returns the last layer before the loss."""
 
 
 def graph_around(type_name: str, place_holder: PlaceHolder) -> LayerGraph:

@@ -1,4 +1,4 @@
-"""The result of each layer, compared with its formula in plain loops, number by number."""
+"""The result of each layer is compared with its formula in plain loops, number by number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Lists = list[list[float]]
 
 
 def _computed(build: Callable[[Nodes], Layer], kind: str = "sparse", rows: int = 5) -> tuple[Nodes, Lists]:
-    """Return the nodes with values, and the output of the last of them."""
+    """Return the nodes with values, and the output of the last node."""
     features = FIELDS if kind == "dense" else FEATURES
     nodes = Nodes(PlaceHolder(features, "float64"))
     last = build(nodes)
@@ -46,7 +46,7 @@ def _values(nodes: Nodes, position: int) -> list:
 
 
 def _present(nodes: Nodes) -> list[list[tuple[int, float]]]:
-    """Return the features of each row, as places in the parameters, with their values."""
+    """Return the features of each row, as positions in the parameters, with their values."""
     rows = nodes.place_holder.rows
     if isinstance(rows, SparseRows):
         return [list(zip(indices, values, strict=True)) for indices, values in rows.rows()]
@@ -74,7 +74,7 @@ def test_an_input_layer_is_the_transfer_function_of_xw_and_b(kind):
 
 
 def test_an_input_layer_takes_rows_of_any_number_of_features():
-    """A row without features took over the sum of the row behind it."""
+    """A row without features got the sum of the next row."""
     rows = SparseRows.from_rows([([0, 4], [1.0, 2.0]), ([], []), ([1], [3.0]), ([], [])], FEATURES)
     nodes = Nodes(PlaceHolder(FEATURES, "float64"))
     last = nodes.add("simpleinputlayer", 2)
@@ -89,7 +89,7 @@ def test_an_input_layer_takes_rows_of_any_number_of_features():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_embedding_is_the_vectors_of_the_features_in_their_order(kind):
-    """Vectors came in the order of the row's text instead of the order of the features."""
+    """The vectors had the order of the row's text instead of the order of the features."""
     nodes, output = _computed(lambda nodes: nodes.vectors(), kind)
     (weight,) = _values(nodes, 0)
     expected = [[value * number for at, value in row for number in weight[at]] for row in _present(nodes)]
@@ -98,7 +98,7 @@ def test_an_embedding_is_the_vectors_of_the_features_in_their_order(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_k_means_layer_gives_the_squared_distance_to_each_centre(kind):
-    """A centre's numbers at features that the mini-batch does not have were left out of the distance."""
+    """The distance ignored a centre's coordinates at features that the mini-batch does not have."""
     nodes, output = _computed(lambda nodes: nodes.add("kmeansinputlayer", 3), kind, rows=2)
     (centres,) = _values(nodes, 0)
     rows, indices = nodes.place_holder.rows, nodes.place_holder.indices
@@ -112,7 +112,7 @@ def test_a_k_means_layer_gives_the_squared_distance_to_each_centre(kind):
 
 
 def test_a_fully_connected_layer_is_the_transfer_function_of_xw_and_b():
-    """The weights had been transposed, which square ones do not show."""
+    """The weights were transposed, which square weights do not show."""
     nodes, output = _computed(lambda nodes: nodes.add("fclayer", 5, nodes.vectors(), transfer="tanh"))
     weight, bias = _values(nodes, 1)
     expected = [
@@ -132,7 +132,7 @@ def _dot(first: list[float], second: list[float]) -> float:
 
 
 def test_the_inner_sum_is_that_of_all_pairs():
-    """½(‖Σu‖² − Σ‖u‖²) is a trick: it must be the sum over the pairs."""
+    """The layer computes ½(‖Σu‖² − Σ‖u‖²), which must equal the sum over the pairs."""
     _crossed(
         "biinnersumcross",
         1,
@@ -141,7 +141,7 @@ def test_the_inner_sum_is_that_of_all_pairs():
 
 
 def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():
-    """The same trick, number by number."""
+    """The layer computes ½((Σu)² − Σu²) for each number, which must equal the sum over the pairs."""
     _crossed(
         "biinteractioncross",
         FACTORS,
@@ -152,14 +152,14 @@ def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():
 
 
 def test_inner_products_stand_row_by_row_of_the_triangle():
-    """Column by column they would be the same set, and a saved model would mean another one."""
+    """Column by column the products would be the same set, but a saved model would have another meaning."""
     _crossed(
         "biinnercross", PAIRS, lambda vectors: [_dot(u, v) for u, v in itertools.combinations(vectors, 2)]
     )
 
 
 def test_outer_products_stand_row_by_row():
-    """U ⊗ v and v ⊗ u are each other's transpose."""
+    """U ⊗ v and v ⊗ u are each the transpose of the other."""
     _crossed(
         "bioutercross",
         PAIRS * FACTORS**2,
@@ -168,7 +168,7 @@ def test_outer_products_stand_row_by_row():
 
 
 def test_tiled_interactions_are_the_products_of_the_pairs_one_after_the_other():
-    """The attention over them looks at one pair at a time."""
+    """The attention layer reads one pair at a time."""
     _crossed(
         "biinteractioncrosstiled",
         PAIRS * FACTORS,
@@ -188,7 +188,7 @@ def test_tiled_interactions_are_the_products_of_the_pairs_one_after_the_other():
     ],
 )
 def test_joins_take_all_their_inputs_in_their_order(type_name, output_dim, formula):
-    """The third input had been left out of a product that was written for two."""
+    """A product that was written for two inputs ignored the third."""
     nodes, output = _computed(
         lambda nodes: nodes.add(type_name, output_dim, nodes.vectors(), nodes.hidden(12), nodes.hidden(12))
     )
@@ -197,7 +197,7 @@ def test_joins_take_all_their_inputs_in_their_order(type_name, output_dim, formu
 
 
 def test_a_cross_layer_is_x0_times_xw_and_b_and_x():
-    """x₀ and x had changed places, which the first cross layer, where they are one, does not show."""
+    """x₀ and x were exchanged, which the first cross layer does not show, because both are equal there."""
     nodes, output = _computed(lambda nodes: nodes.add("crosslayer", 12, nodes.vectors(), nodes.hidden(12)))
     weight, bias = _values(nodes, 2)
     expected = [
@@ -208,7 +208,7 @@ def test_a_cross_layer_is_x0_times_xw_and_b_and_x():
 
 
 def test_a_shared_layer_has_the_same_weights_for_each_vector():
-    """The softmax must be over all vectors of a row: over one vector of one number it is always 1."""
+    """The softmax must cover all vectors of a row: over one vector of one number it is always 1."""
     nodes, output = _computed(
         lambda nodes: nodes.add("paramsharedfc", FIELDS, nodes.vectors(), weight_dim=1, transfer="softmax")
     )
@@ -221,7 +221,7 @@ def test_a_shared_layer_has_the_same_weights_for_each_vector():
 
 
 def test_a_weighted_sum_weighs_whole_vectors():
-    """The weights are the first input, the vectors the second one."""
+    """The weights are the first input, and the vectors are the second."""
     nodes, output = _computed(
         lambda nodes: nodes.add("weightedsumlayer", FACTORS, nodes.hidden(FIELDS), nodes.vectors())
     )

@@ -1,4 +1,4 @@
-"""Every layer compared with central finite differences: accuracy alone does not show a wrong gradient."""
+"""Every layer is compared with central finite differences, because accuracy does not show a wrong gradient."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def _fed(graph: LayerGraph, kind: str, rows: int = 6, seed: int = 3) -> None:
 
 
 def test_every_type_of_layer_has_a_case():
-    """A layer was added, and its gradient was never tested."""
+    """A layer was added without a test of its gradient."""
     assert set(CASES) == set(LAYER_TYPES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_gradients_agree_with_finite_differences(type_name, kind):
-    """A way back that was wrong by a factor, or for dense rows only, trained to nearly the same accuracy."""
+    """A gradient that was wrong by a factor, or wrong for dense rows only, trained to nearly the same accuracy."""
     _fed(graph_around(type_name, PlaceHolder(_features(kind), "float64")), kind)
 
 
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_a_batch_of_one_row_has_the_right_gradients(type_name):
-    """Reshaping by -1, and products that drop an axis, go wrong for one row first."""
+    """A reshape by -1, or a product that drops an axis, fails for one row first."""
     _fed(graph_around(type_name, PlaceHolder(9, "float64")), "sparse", rows=1)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense with zeros"])
 def test_several_consumers_of_one_layer_have_their_gradients_summed(kind):
-    """Only the last consumer's gradient had come back to the embedding."""
+    """The embedding received the gradient of the last consumer only."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     vectors = nodes.vectors()
     parts = [
@@ -64,7 +64,7 @@ def test_several_consumers_of_one_layer_have_their_gradients_summed(kind):
 
 
 def test_a_layer_may_be_an_input_of_another_one_twice():
-    """The first of the two had its gradient counted twice, or the second none."""
+    """The gradient of the first input was counted twice, or the second input had none."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     hidden = nodes.hidden(3)
     joined = nodes.add("mulpooling", 3, hidden, hidden, hidden)
@@ -72,7 +72,7 @@ def test_a_layer_may_be_an_input_of_another_one_twice():
 
 
 def test_a_diamond_of_layers_has_the_right_gradients():
-    """Gradients that return on two paths of different length were summed before the longer path had finished."""
+    """Gradients of two paths of different length were added before the longer path had finished."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     top = nodes.hidden(4)
     longer = top
@@ -82,7 +82,7 @@ def test_a_diamond_of_layers_has_the_right_gradients():
 
 
 def test_a_chain_of_50_layers_has_the_right_gradients():
-    """A recursion for each layer of the graph, or a scale that shrinks with the depth, shows in deep chains only."""
+    """Only a deep chain shows a recursion for each layer, or a scale that shrinks with the depth."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     last = nodes.hidden(2)
     for _ in range(50):
@@ -95,7 +95,7 @@ def test_a_chain_of_50_layers_has_the_right_gradients():
         graph.feed_data(rows, labels, training=True)
 
     feed()
-    # Turns of the plane, so that after 50 layers something of the input is left.
+    # The weights rotate the plane, so that 50 layers do not shrink the input to 0.
     give_values(graph, generator, scale=0.1)
     for parameter in graph.parameters:
         if parameter.shape == (2, 2):
@@ -114,25 +114,25 @@ def gradients_of_first(graph: LayerGraph) -> np.ndarray:
 
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_a_last_short_batch_has_its_own_gradients(type_name):
-    """A layer kept an array of the size of the batch before, with its sums."""
+    """A layer kept an array with the size and the sums of the previous mini-batch."""
     place_holder = PlaceHolder(9, "float64")
-    graph, anew = graph_around(type_name, place_holder), graph_around(type_name, PlaceHolder(9, "float64"))
+    graph, other = graph_around(type_name, place_holder), graph_around(type_name, PlaceHolder(9, "float64"))
     generator = np.random.default_rng(7)
     rows, labels = rows_of("sparse", 8, 9, FIELDS, generator), generator.normal(size=8)
     graph.feed_data(rows[:6], labels[:6], training=True)
     give_values(graph, generator)
     gradients_of(graph)
-    for one in (graph, anew):
+    for one in (graph, other):
         one.feed_data(rows[6:], labels[6:], training=True)
         give_values(one, np.random.default_rng(8))
-    short, alone = gradients_of(graph), gradients_of(anew)
+    short, alone = gradients_of(graph), gradients_of(other)
     for name, gradient in alone.items():
         np.testing.assert_array_equal(short[name], gradient, err_msg=name)
 
 
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_sparse_and_dense_rows_give_the_same(type_name):
-    """Dense rows with a 0 in them had one vector more than the same rows given sparse."""
+    """A dense row with a 0 had one vector more than the same row in sparse form."""
     graph = graph_around(type_name, PlaceHolder(9, "float64"))
     generator = np.random.default_rng(11)
     sparse, labels = rows_of("sparse", 12, 9, FIELDS, generator), generator.normal(size=12)
@@ -149,7 +149,7 @@ def test_sparse_and_dense_rows_give_the_same(type_name):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("type_name", list(CASES))
 def test_float32_is_close_to_float64_and_stays_float32(type_name, kind):
-    """One array of float64 on the way made all that follows float64, at half the speed."""
+    """One float64 array made all later arrays float64, at half the speed."""
     found = []
     for dtype in ("float64", "float32"):
         graph = graph_around(type_name, PlaceHolder(_features(kind), dtype))
@@ -169,7 +169,7 @@ def test_float32_is_close_to_float64_and_stays_float32(type_name, kind):
 
 
 def test_no_layer_changes_what_it_was_given():
-    """Two layers read one output: the relu of the first had been done in place, and the other one read it."""
+    """Two layers read one output, and the relu of the first changed the output in place."""
     generator = np.random.default_rng(17)
     for type_name in CASES:
         graph = graph_around(type_name, PlaceHolder(9, "float64"))

@@ -1,4 +1,4 @@
-"""Settings that do not fit the inputs: each error names the layer, the expectation and the given value."""
+"""A setting that does not fit the inputs gives an error with the layer, the expectation and the given value."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", list(WRONG))
 def test_settings_that_do_not_fit_are_refused(nodes, wrong):
-    """Numpy's own words about shapes name neither the layer nor the key."""
+    """Numpy's error about shapes names neither the layer nor the key."""
     build, message = WRONG[wrong]
     with pytest.raises(ConfigurationError, match=message):
         build(nodes)
@@ -116,7 +116,7 @@ def test_settings_that_do_not_fit_are_refused(nodes, wrong):
     "type_name", ["simpleinputlayer", "embedding", "fclayer", "crosslayer", "paramsharedfc"]
 )
 def test_a_layer_that_learns_needs_an_optimizer(nodes, type_name):
-    """Its parameters would be pulled, and never change."""
+    """Without an optimizer, the parameters would be pulled but would never change."""
     source = nodes.vectors()
     inputs = {"fclayer": [source], "paramsharedfc": [source], "crosslayer": [source, source]}.get(
         type_name, []
@@ -128,7 +128,7 @@ def test_a_layer_that_learns_needs_an_optimizer(nodes, type_name):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_of_another_number_of_features_than_fields_is_named(nodes, dense):
-    """The vectors of such a row shifted those of all rows behind it."""
+    """The vectors of such a row shifted the vectors of all later rows."""
     graph = nodes.graph(nodes.vectors())
     rows = SparseRows.from_rows([([0, 2, 5, 8], [1.0] * 4), ([0, 2, 5], [1.0] * 3)], 9)
     graph.feed_data(rows.to_dense() if dense else rows)
@@ -142,7 +142,7 @@ def test_a_row_of_another_number_of_features_than_fields_is_named(nodes, dense):
 
 
 def test_dimensions_that_follow_from_the_inputs_need_not_be_given(nodes):
-    """Saved files have −1 there."""
+    """Saved files contain −1 for such dimensions."""
     assert nodes.add("biinnersumcross", -1, nodes.vectors()).output_dim == 1
     assert nodes.add("sumpooling", -1, nodes.hidden(5), nodes.hidden(5)).output_dim == 5
 
@@ -156,7 +156,7 @@ def test_vectors_stay_vectors_through_layers_that_keep_them(nodes):
 
 
 def test_all_types_are_known_by_the_names_of_the_files():
-    """A type that files have was missing from the table."""
+    """The table lacked a type that published files use."""
     assert set(LAYER_TYPES) >= {
         "simpleinputlayer",
         "embedding",

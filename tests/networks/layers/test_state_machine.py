@@ -1,4 +1,4 @@
-"""Null → Forward → Backward → Gradient → Update: once each, in this order."""
+"""A layer passes Null, Forward, Backward, Gradient and Update once each, in this order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = ["cal_output", "cal_backward", "cal_gradients", "update"]
 
 
 class _Counting:
-    """Counts how often a layer computes."""
+    """Records the computing steps of a layer."""
 
     def __init__(self, layer) -> None:
         self.calls: list[str] = []
@@ -49,7 +49,7 @@ def _feed(graph: LayerGraph) -> None:
 
 
 def test_each_step_is_done_once_and_called_again_gives_what_it_gave():
-    """A layer with two consumers computed its output twice, and its gradient, too."""
+    """A layer with two consumers computed its output and its gradient twice."""
     graph, nodes = _graph()
     counting = _Counting(nodes.layers[0])
     _feed(graph)
@@ -74,7 +74,7 @@ def test_a_step_of_the_whole_graph_computes_each_layer_once():
 
 @pytest.mark.parametrize(("done", "step"), list(itertools.product(range(5), range(4))))
 def test_a_step_out_of_order_is_an_error_that_names_layer_status_and_the_one_needed(done, step):
-    """Gradients of the mini-batch before were pushed again, for nothing said that there were none yet."""
+    """The gradients of the previous mini-batch were pushed again, because no error reported the missing step."""
     graph, nodes = _graph()
     _feed(graph)
     layer = nodes.layers[0]
@@ -115,7 +115,7 @@ def test_data_that_is_fed_sets_all_layers_to_null(done):
 
 
 def test_a_step_that_failed_leaves_the_layer_where_it_was():
-    """A layer without values counted as done, and the next call gave nothing."""
+    """A layer without values counted as computed, and the next call returned nothing."""
     graph, nodes = _graph()
     _feed(graph)
     weight = nodes.layers[0].parameters[0]
@@ -130,7 +130,7 @@ def test_a_step_that_failed_leaves_the_layer_where_it_was():
 
 
 def test_a_way_back_before_the_way_there_is_over_names_the_layer_in_question():
-    """The first layer had run, the layer that reads its output had not: the backward pass began with nothing."""
+    """The first layer had run, but its consumer had not, so the backward pass began without a gradient."""
     graph, nodes = _graph()
     _feed(graph)
     nodes.layers[0].cal_output()
@@ -142,7 +142,7 @@ def test_a_way_back_before_the_way_there_is_over_names_the_layer_in_question():
 
 
 def test_a_layer_without_a_reader_has_no_gradient():
-    """It would wait for one without end, or take 0 for it."""
+    """The layer would wait for a gradient for ever, or use 0 as its gradient."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     layer = nodes.hidden(2)
     nodes.place_holder.feed_data(rows_of("sparse", 4, 9, 4, np.random.default_rng(1)))
@@ -156,5 +156,5 @@ def test_a_layer_without_a_reader_has_no_gradient():
 
 
 def test_statuses_are_called_as_the_documents_call_them():
-    """Messages said Status.NULL."""
+    """Error messages contained Status.NULL instead of Null."""
     assert [str(status) for status in Status] == ["Null", "Forward", "Backward", "Gradient", "Update"]

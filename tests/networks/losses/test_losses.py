@@ -1,4 +1,4 @@
-"""Every loss: its formula, its slope, its predictions, its limits."""
+"""Every loss is checked: its formula, its slope, its predictions and its limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMULAS = {
     "huberloss": lambda f, y: _huber(f[0], y),
     "kmeansloss": lambda f, y: min(f),
 }
-"""Of the scores of a row, and its label."""
+"""Each formula gets the scores of a row and its label."""
 
 NAMES = list(LOSSES)
 CLASSIFIERS = ["logloss", "hingeloss", "crossentropyloss", "softmaxloss"]
@@ -50,14 +50,14 @@ def _given(name: str, rows: int = 7, dtype: str = "float64") -> tuple[np.ndarray
 
 
 def test_every_loss_has_a_formula_here():
-    """One was added, and nothing looked at it."""
+    """A loss was added without a test of its formula."""
     assert set(FORMULAS) == set(LOSSES)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_is_the_mean_of_its_formula(name, rows):
-    """The sum instead of the mean makes the learning rate one of the batch size."""
+    """A sum instead of the mean would make the learning rate depend on the batch size."""
     scores, labels = _given(name, rows)
     expected = [FORMULAS[name](f, y) for f, y in zip(scores.tolist(), labels.tolist(), strict=True)]
     loss = LOSSES[name]()
@@ -68,7 +68,7 @@ def test_the_loss_is_the_mean_of_its_formula(name, rows):
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_its_gradient_agrees_with_finite_differences(name, rows):
-    """A gradient of the sum, or one of the wrong sign, still trains for a while."""
+    """A gradient of the sum, or of the wrong sign, still trains for some steps."""
     scores, labels = _given(name, rows)
     loss = LOSSES[name]()
     expected = differences(lambda: loss.mean(scores, labels), scores)
@@ -80,7 +80,7 @@ def test_its_gradient_agrees_with_finite_differences(name, rows):
 
 @pytest.mark.parametrize("delta", [0.3, 2.0])
 def test_the_huber_loss_turns_at_its_delta(delta):
-    """δ|d| − ½δ² with a δ of 1 in one of both places."""
+    """The formula δ|d| − ½δ² used a δ of 1 in one of its two places."""
     scores, labels = np.array([[delta * 0.5], [delta * 4], [-delta * 4]]), np.zeros(3)
     loss = HuberLoss(delta=delta)
     straight = delta * delta * 4 - 0.5 * delta**2
@@ -93,7 +93,7 @@ def test_the_huber_loss_turns_at_its_delta(delta):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_stays_in_the_dtype_of_its_scores(name, dtype):
-    """A gradient of float64 made the whole way back float64."""
+    """A float64 gradient made the whole backward pass float64."""
     scores, labels = _given(name, dtype=dtype)
     loss = LOSSES[name]()
     assert loss.losses(scores, labels).dtype == dtype
@@ -106,7 +106,7 @@ def test_it_stays_in_the_dtype_of_its_scores(name, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_scores_that_are_surely_wrong_have_a_finite_loss(name, dtype):
-    """e^1000 is infinite; and 1 − 1e-9 is 1 in float32, so that a clipped probability's loss was infinite, too."""
+    """e^1000 is infinite, and 1 − 1e-9 is 1 in float32, so the loss of a clipped probability was infinite too."""
     large = (
         [[1000.0, -1000.0]] if name == "softmaxloss" else [[1.0 if name == "crossentropyloss" else 1000.0]]
     )
@@ -120,7 +120,7 @@ def test_scores_that_are_surely_wrong_have_a_finite_loss(name, dtype):
 
 
 def test_the_log_loss_predicts_score_probability_and_sign():
-    """Accuracy and AUC are made of these."""
+    """Accuracy and AUC are computed from these predictions."""
     predictions = LOSSES["logloss"]().predictions(np.array([[0.0], [2.0], [-1.0]]))
     assert predictions.value.tolist() == [0.0, 2.0, -1.0]
     np.testing.assert_allclose(predictions.probability, [0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.e)])
@@ -128,7 +128,7 @@ def test_the_log_loss_predicts_score_probability_and_sign():
 
 
 def test_the_hinge_loss_predicts_score_and_sign():
-    """It knows no probability."""
+    """The hinge loss has no probability."""
     predictions = LOSSES["hingeloss"]().predictions(np.array([[0.5], [-2.0]]))
     assert predictions.value.tolist() == [0.5, -2.0]
     assert predictions.probability is None
@@ -136,7 +136,7 @@ def test_the_hinge_loss_predicts_score_and_sign():
 
 
 def test_the_softmax_loss_predicts_the_class_and_its_probability():
-    """The probability was that of class 0."""
+    """The loss returned the probability of class 0."""
     predictions = LOSSES["softmaxloss"]().predictions(np.array([[0.0, 1.0, 0.0], [3.0, 1.0, 2.0]]))
     assert predictions.label.tolist() == [1.0, 0.0]
     np.testing.assert_allclose(
@@ -146,7 +146,7 @@ def test_the_softmax_loss_predicts_the_class_and_its_probability():
 
 @pytest.mark.parametrize("name", ["l2loss", "huberloss"])
 def test_regressions_predict_the_value(name):
-    """There is no accuracy of a regression."""
+    """A regression has no accuracy."""
     loss = LOSSES[name]()
     predictions = loss.predictions(np.array([[0.5], [-2.0]]))
     assert predictions.value.tolist() == [0.5, -2.0]
@@ -155,7 +155,7 @@ def test_regressions_predict_the_value(name):
 
 
 def test_the_cross_entropy_predicts_the_probability():
-    """Labels of 0 and 1 were compared with predictions of −1 and 1, and counted as wrong."""
+    """Labels of 0 and 1 were compared with predictions of −1 and 1, and were counted as wrong."""
     loss = LOSSES["crossentropyloss"]()
     predictions = loss.predictions(np.array([[0.2], [0.9]]))
     assert predictions.probability.tolist() == [0.2, 0.9]
@@ -164,7 +164,7 @@ def test_the_cross_entropy_predicts_the_probability():
 
 
 def test_k_means_predicts_the_cluster_and_the_distance():
-    """Clusters are no classes: there is no accuracy."""
+    """Clusters are not classes, so the loss has no accuracy."""
     loss = LOSSES["kmeansloss"]()
     predictions = loss.predictions(np.array([[3.0, 1.0], [0.5, 2.0]]))
     assert predictions.label.tolist() == [1.0, 0.0]
@@ -174,7 +174,7 @@ def test_k_means_predicts_the_cluster_and_the_distance():
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_what_is_predicted_right_is_counted(name):
-    """A score that has the label's sign, or is the label's class."""
+    """A prediction is right if the score has the label's sign, or if the class equals the label."""
     scores, labels = _given(name, rows=50)
     loss = LOSSES[name]()
     right = loss.correct(loss.predictions(scores), labels)
@@ -217,7 +217,7 @@ def test_what_is_predicted_right_is_counted(name):
     ],
 )
 def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
-    """A log loss over labels 0 and 1 learned from half of the rows, and said nothing."""
+    """A log loss with labels 0 and 1 learned from half of the rows, without an error."""
     with pytest.raises(BadRows, match=message) as bad:
         LOSSES[name]().check_labels("layer 'end'", np.array(labels, dtype=float), CLASSES)
     assert bad.value.rows == (1,)
@@ -225,12 +225,12 @@ def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_that_it_knows_are_taken(name):
-    """The check must accept the labels that the formula is for."""
+    """The check must accept the labels that the formula is made for."""
     LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, math.nan])
 def test_a_delta_that_is_none_is_refused(delta):
-    """A δ of 0 is a loss of 0."""
+    """With a δ of 0 the loss is always 0."""
     with pytest.raises(ConfigurationError, match=r"huberloss\(delta=\): expected a number above 0"):
         HuberLoss(delta=delta)

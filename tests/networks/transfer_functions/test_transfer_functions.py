@@ -1,4 +1,4 @@
-"""Every transfer function: its formula, its slope, its limits, and that dropout is neither lost nor scaled twice."""
+"""Every transfer function is checked: its formula, its slope, its limits, and the scale of dropout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMULAS = {
     "sigmoidwithdropout": lambda row: [_sigmoid(x) for x in row],
     "tanhwithdropout": lambda row: [math.tanh(x) for x in row],
 }
-"""Of a row, in prediction."""
+"""Each formula is the prediction for a row."""
 
 NAMES = list(TRANSFER_FUNCTIONS)
 WITH_DROPOUT = [name for name in NAMES if "dropout" in name]
@@ -42,13 +42,13 @@ def _values(rows: int = 4, columns: int = 5) -> np.ndarray:
 
 
 def test_every_transfer_function_has_a_formula_here():
-    """One was added, and nothing looked at it."""
+    """A transfer function was added without a test of its formula."""
     assert set(FORMULAS) == set(TRANSFER_FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_prediction_it_is_its_formula(name):
-    """Dropout dropped in prediction, too, so that predictions differed from call to call."""
+    """Dropout was active in prediction too, so predictions differed from call to call."""
     values = _values()
     output = TRANSFER_FUNCTIONS[name]().forward(values.copy(), None).output
     np.testing.assert_allclose(output, [FORMULAS[name](row) for row in values.tolist()], rtol=1e-13)
@@ -58,7 +58,7 @@ def test_in_prediction_it_is_its_formula(name):
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_its_slope_agrees_with_finite_differences(name, rows, training):
-    """The slope of a dropout that had been scaled once in the output and twice on the way back."""
+    """The output of dropout was scaled once, but its gradient was scaled twice."""
     function, values = TRANSFER_FUNCTIONS[name](), _values(rows)
     shares = np.random.default_rng(1).normal(size=values.shape)
 
@@ -74,7 +74,7 @@ def test_its_slope_agrees_with_finite_differences(name, rows, training):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_stays_in_the_dtype_of_its_input(name, dtype):
-    """A scale of float64 made a network of float32 one of float64."""
+    """A float64 scale made a float32 network compute in float64."""
     values = _values().astype(dtype)
     function = TRANSFER_FUNCTIONS[name]()
     for generator in (None, np.random.default_rng(0)):
@@ -86,7 +86,7 @@ def test_it_stays_in_the_dtype_of_its_input(name, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_large_numbers_overflow_nowhere(name, dtype):
-    """The softmax of scores of 1000 was NaN, for it was not shifted; the sigmoid warned for each batch."""
+    """The softmax of scores of 1000 was NaN, because the scores were not shifted; the sigmoid warned for each batch."""
     values = np.array([[1000.0, -1000.0, 0.0]], dtype=dtype)
     function = TRANSFER_FUNCTIONS[name]()
     applied = function.forward(values, None)
@@ -95,7 +95,7 @@ def test_large_numbers_overflow_nowhere(name, dtype):
 
 
 def test_a_softmax_does_not_change_with_what_all_scores_have_in_common():
-    """Rows of large scores must give the same result as the same rows shifted to 0."""
+    """A row of large scores must give the same result as the same row shifted to 0."""
     values, function = _values(), TRANSFER_FUNCTIONS["softmax"]()
     shifted = function.forward(values + 500.0, None).output
     np.testing.assert_allclose(shifted, function.forward(values, None).output, rtol=1e-10)
@@ -104,7 +104,7 @@ def test_a_softmax_does_not_change_with_what_all_scores_have_in_common():
 
 @pytest.mark.parametrize("proba", [0.2, 0.5, 0.9])
 def test_dropout_leaves_out_its_share_and_keeps_the_mean(proba):
-    """Scaled in training and in prediction, outputs were too small by 1 − proba."""
+    """Dropout scaled in training and in prediction, so outputs were too small by the factor 1 − proba."""
     ones = np.ones((1000, 100))
     output = Dropout(proba).forward(ones.copy(), np.random.default_rng(0)).output
     assert (output == 0).mean() == pytest.approx(proba, abs=0.01)
@@ -113,7 +113,7 @@ def test_dropout_leaves_out_its_share_and_keeps_the_mean(proba):
 
 
 def test_dropout_of_nothing_changes_nothing():
-    """Proba 0 is a setting of files that switch it off."""
+    """Some files switch dropout off with proba 0."""
     values = _values()
     np.testing.assert_array_equal(
         Dropout(0.0).forward(values.copy(), np.random.default_rng(0)).output, values
@@ -122,7 +122,7 @@ def test_dropout_of_nothing_changes_nothing():
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_same_seed_leaves_out_the_same(name):
-    """A run could not be repeated."""
+    """Without this, a run could not be repeated."""
     function: TransferFunction = TRANSFER_FUNCTIONS[name](proba=0.5)
     first, again, other = (
         function.forward(_values(), np.random.default_rng(seed)).output for seed in (3, 3, 4)
@@ -133,13 +133,13 @@ def test_the_same_seed_leaves_out_the_same(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_those_with_dropout_say_that_they_draw(name):
-    """A graph makes a generator for each mini-batch and layer that draws, and for no other."""
+    """A graph makes a generator for each mini-batch and each layer that draws, but not for other layers."""
     assert TRANSFER_FUNCTIONS[name].draws == ("dropout" in name)
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 @pytest.mark.parametrize("proba", [1.0, -0.1, math.nan])
 def test_a_probability_that_is_none_is_refused(name, proba):
-    """Proba 1 divides by 0."""
+    """A proba of 1 divides by 0."""
     with pytest.raises(ConfigurationError, match=r"dropout\(proba=\): expected a number from 0 to below 1"):
         TRANSFER_FUNCTIONS[name](proba=proba)
