@@ -26,7 +26,7 @@ def test_the_axis_ends_above_where_lines_are_cut_off() -> None:
     assert "<polyline" in inside.split("</g>")[0]
 
 
-def test_two_panels_are_not_cut_off_at_the_place_of_one_of_them() -> None:
+def test_each_panel_has_its_own_frame() -> None:
     """With one name for both of their frames, the second panel was empty."""
     panel = Panel("Loss", "epoch", [Line("loss", [0.0, 1.0], [2.0, 1.0])], cut_above=1.5)
     clips = re.findall(r'<clipPath id="(\w+)"><path d="M(\d+),', chart([panel, panel]))

@@ -77,7 +77,7 @@ def enumerated(
     parallelism=st.integers(1, 3),
     seed=st.integers(0, 100),
 )
-def test_it_finds_what_enumeration_finds(
+def test_apriori_equals_plain_enumeration(
     transactions: list[list[Any]], percent: int, maximum_size: int | None, parallelism: int, seed: int
 ) -> None:
     """Joining and pruning must lose no item set, under any schedule and with workers without a transaction."""
@@ -130,7 +130,7 @@ def test_the_textbook_answer_of_the_grocer() -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 26))
-def test_a_share_that_is_a_count_over_all_is_that_count(count: int) -> None:
+def test_a_share_of_exactly_one_count_includes_that_count(count: int) -> None:
     """In floating point (7 / 25) · 25 is more than 7, so an item of exactly 7 transactions was not frequent."""
     transactions = [["always", "some"] if row < count else ["always"] for row in range(25)]
     assert (("some",), count) in found_in(transactions, count / 25)
@@ -154,7 +154,7 @@ def test_a_transaction_may_be_any_collection(transactions: Any) -> None:
     assert all(type(item) is int for items, _ in found for item in items)
 
 
-def test_of_no_transactions_there_are_none() -> None:
+def test_no_transactions_give_no_item_sets() -> None:
     """The share of an empty set of transactions is undefined and must not become an error."""
     assert found_in([], 0.5) == []
     assert found_in([[], []], 0.5) == []
@@ -185,7 +185,7 @@ def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, giv
 
 
 @pytest.mark.parametrize("support", [0, -0.1, 1.01, 2, float("nan"), "0.5", None, True])
-def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
+def test_an_invalid_minimum_support_is_refused(support: Any) -> None:
     """Other libraries read 2 as a count; here 2 would be a share that no item set reaches."""
     with pytest.raises(
         GraphError, match=r"apriori\(minimum_support=\): expected a share .* count / transactions"
@@ -194,7 +194,7 @@ def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_a_size_that_is_none_is_refused(size: Any) -> None:
+def test_an_invalid_maximum_size_is_refused(size: Any) -> None:
     """A size of 0 could be read as "no limit"."""
     with pytest.raises(GraphError, match=r"apriori\(maximum_size=\): expected a whole number of at least 1"):
         found_in([["a"]], 0.5, maximum_size=size)
@@ -286,7 +286,7 @@ def test_lift_is_against_chance() -> None:
 
 @settings(max_examples=40)
 @given(transactions=TRANSACTIONS, percent=st.integers(0, 100))
-def test_rules_are_what_counting_gives(transactions: list[list[Any]], percent: int) -> None:
+def test_rules_equal_counted_shares(transactions: list[list[Any]], percent: int) -> None:
     """The counts of parts are looked up by item set; a wrong lookup gives a wrong confidence or lift."""
     held = [set(each) for each in transactions]
 
@@ -325,7 +325,7 @@ def test_rules_are_what_counting_gives(transactions: list[list[Any]], percent: i
         ),
     ],
 )
-def test_what_rules_cannot_be_made_of_is_refused(item_sets: Any, options: Any, message: str) -> None:
+def test_rules_refuse_incomplete_item_sets(item_sets: Any, options: Any, message: str) -> None:
     """Rules that are made of only some of the item sets have wrong confidences."""
     with pytest.raises(ModelError, match=message):
         association_rules(item_sets, **options)

@@ -118,7 +118,7 @@ def small_tables(draw: st.DrawFn) -> tuple[Any, Any]:
     task=st.sampled_from(["classification", "regression"]),
     parallelism=st.integers(1, 3),
 )
-def test_every_split_is_a_best_one_and_every_leaf_has_none(
+def test_every_split_is_a_best_split_and_no_leaf_has_a_split_with_gain(
     table: tuple[Any, Any], maximum_depth: int, minimum_rows: int, task: Any, parallelism: int
 ) -> None:
     """The test searches all splits of all nodes again, exactly, in fractions."""
@@ -153,7 +153,7 @@ def test_every_split_is_a_best_one_and_every_leaf_has_none(
 
 @settings(max_examples=30)
 @given(table=small_tables(), task=st.sampled_from(["classification", "regression"]), data=st.data())
-def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_none(
+def test_a_row_of_weight_two_counts_as_two_rows_and_weight_zero_as_no_row(
     table: tuple[Any, Any], task: Any, data: st.DataObject
 ) -> None:
     """Weights that count in the splits must also count in the leaves."""
@@ -167,7 +167,7 @@ def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_none(
     assert (weighted.depth, weighted.leaves) == (repeated.depth, repeated.leaves)
 
 
-def test_between_values_that_a_node_does_not_have_the_cut_is_in_the_middle() -> None:
+def test_the_threshold_is_the_middle_of_two_values_of_the_node() -> None:
     """Rows of 1 and 5 were divided at 1.5, because another row has a 2, so 2.4 went to the side of 5."""
     features = [[0, 1], [0, 5], *([1, value] for value in range(1, 6))]
     fitted = DecisionTree().fit(features, [0, 1, 2, 2, 2, 2, 2])
@@ -243,7 +243,7 @@ def test_steps_are_found_by_regression() -> None:
     assert fitted.predict([[0], [50], [1e9]]).tolist() == [3.0, -7.0, 1000.0]
 
 
-def test_census_incomes_are_predicted_as_well_as_by_others() -> None:
+def test_census_incomes_are_predicted_as_well_as_by_scikit_learn() -> None:
     """Scikit-learn's tree of the same depth has an accuracy of 0.8397 on the test file, and as many leaves."""
     features, labels = census("a9a_123d_train.libsvm")
     fitted = DecisionTree(maximum_depth=8).fit(features, labels, parallelism=2)
@@ -266,7 +266,7 @@ def census(name: str) -> tuple[Any, Any]:
 # -- when it ends --------------------------------------------------------------------------------------------
 
 
-def test_what_no_single_question_improves_is_a_leaf() -> None:
+def test_a_node_that_no_split_improves_is_a_leaf() -> None:
     """No split improves an exclusive or; equal proportions on both sides must not gain 1e-16 by rounding."""
     fitted = DecisionTree().fit([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0])
     assert str(fitted) == "0 (4 rows, 50%)"
@@ -275,7 +275,7 @@ def test_what_no_single_question_improves_is_a_leaf() -> None:
     assert str(fitted) == "2 (15 rows, 60%)"
 
 
-def test_leaves_that_cannot_be_divided_are_not_looked_at_again() -> None:
+def test_no_round_is_spent_on_leaves_without_a_split() -> None:
     """Every tree ended with a round over all rows that learned nothing."""
     flow = Flow("tree")
     features, label = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0.0, 0.0, 1.0, 1.0]
@@ -364,7 +364,7 @@ def test_no_schedule_changes_the_tree(seed: int) -> None:
     assert same(*results)
 
 
-def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
+def test_a_tree_restored_from_a_snapshot_equals_an_uninterrupted_one() -> None:
     """A restored job could add up rows twice, or send them down the tree twice."""
     flow, grown = growing()
     run(flow)
@@ -389,7 +389,7 @@ def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
     assert sum(running) > 10
 
 
-def test_stopped_early_it_is_the_tree_so_far() -> None:
+def test_a_fit_stopped_early_gives_the_complete_levels() -> None:
     """Ctrl-C ends the loop with the current round; the result has all complete levels, if all rows were read."""
     flow, grown = growing()
     run(flow)
@@ -419,7 +419,7 @@ def test_stopped_early_it_is_the_tree_so_far() -> None:
     assert len(depths) > 2
 
 
-def test_stopped_before_there_is_a_tree_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_stopped_before_its_first_tree_keeps_the_old_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree without rows would replace the fitted tree and predict only NaN."""
 
     def stopped_at_once(flow: Flow, **_: Any) -> None:
@@ -450,7 +450,7 @@ def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: py
 # -- bins ----------------------------------------------------------------------------------------------------
 
 
-def test_of_many_values_the_cuts_are_quantiles() -> None:
+def test_the_cuts_of_many_values_are_quantiles() -> None:
     """Bins of equal width would put almost all of these rows into one bin."""
     x = np.exp(np.linspace(-300, 300, 1_001))
     fitted = DecisionTree("regression", maximum_bins=4, maximum_depth=2).fit(
@@ -506,7 +506,7 @@ GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
         ("classification", {"sample_weights": [0, 0]}, "a sample weight above 0, given none"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, Any], message: str) -> None:
+def test_invalid_rows_are_refused(task: Any, changed: dict[str, Any], message: str) -> None:
     """NaN is on no side of a threshold; after the error, the tree of the previous fit is still in use."""
     fitted = DecisionTree(task).fit([[0], [1]], [3, 4])
     with pytest.raises(ModelError, match=f"DecisionTree: .*{message}"):
@@ -526,7 +526,7 @@ def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, An
         ({"maximum_bins": 100_000}, r"maximum_bins=\): .* given 100000"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     """The call must fail at once, and not after the tree has grown."""
     with pytest.raises(ConfigurationError, match=f"DecisionTree.*{message}"):
         DecisionTree(**options)

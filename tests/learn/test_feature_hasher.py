@@ -188,7 +188,7 @@ def test_no_records_give_no_rows():
         ([{**RECORDS[0], "price": [1.0]}], (0,), r"numeric field 'price', given \[1.0\]"),
     ],
 )
-def test_values_that_cannot_be_are_refused_by_row_and_field(records, rows, message):
+def test_invalid_values_are_refused_by_row_and_field(records, rows, message):
     """One bad value must cost one record, not the whole job."""
     with pytest.raises(BadRows, match=message) as caught:
         hasher().rows(records)
@@ -242,7 +242,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     """Python iterates over a text letter by letter, so each letter would become a field."""
     with pytest.raises(ConfigurationError, match=message):
         make()
@@ -296,7 +296,7 @@ def test_a_field_without_a_table_stays_where_it_was() -> None:
         lambda made: made.index(("city", "rush"), ("Bern", 1)),
     ],
 )
-def test_a_field_that_is_not_there_has_no_places(ask) -> None:
+def test_an_unknown_field_is_refused(ask) -> None:
     """A misspelt field gave the shared places, so l2 was set for every feature except the intended one."""
     given = r"expected one of 'city', 'hour', 'rush', 'price', \('city', 'hour'\), given .*"
     with pytest.raises(ConfigurationError, match=given):

@@ -71,7 +71,7 @@ each_model = pytest.mark.parametrize(("fitted", "extract"), MODELS, ids=NAMES)
 
 @each_model
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_topic_comes_to_what_arrays_come_to(
+def test_a_topic_gives_the_same_model_as_arrays(
     fitted: Callable[..., Any], extract: Callable[[Any], Any], parallelism: int
 ) -> None:
     expected = fitted(POINTS, LABELS).predict(POINTS)
@@ -80,9 +80,7 @@ def test_a_topic_comes_to_what_arrays_come_to(
 
 
 @each_model
-def test_values_are_read_as_the_decoder_says(
-    fitted: Callable[..., Any], extract: Callable[[Any], Any]
-) -> None:
+def test_every_fit_accepts_a_decoder(fitted: Callable[..., Any], extract: Callable[[Any], Any]) -> None:
     """One model accepted a decoder, and the others read JSON only."""
     expected = fitted(POINTS, LABELS).predict(POINTS)
     read = fitted(
@@ -116,7 +114,7 @@ def test_with_a_topic_arrays_are_refused(
 
 @each_model
 @pytest.mark.parametrize("parallelism", [0, 1.5, True])
-def test_a_parallelism_that_cannot_be_is_refused(
+def test_an_invalid_parallelism_is_refused(
     fitted: Callable[..., Any], extract: Any, parallelism: Any
 ) -> None:
     with pytest.raises(GraphError, match="fit': expected a parallelism of at least 1"):
@@ -124,7 +122,7 @@ def test_a_parallelism_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
-def test_progress_is_shown_where_it_is_asked_for(
+def test_progress_is_shown_on_request(
     fitted: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each model had its own option for progress."""
@@ -210,7 +208,7 @@ def test_weights_of_a_topic_count(weighted: bool) -> None:
     assert grown.predict([[0.0]]).tolist() == ["b" if weighted else "a"]
 
 
-def test_interrupted_while_it_reads_a_tree_stays_what_it_was() -> None:
+def test_an_interrupt_during_reading_keeps_the_old_tree() -> None:
     """A tree of only the first rows of a topic would replace the fitted tree."""
     grown = DecisionTree().fit(POINTS, LABELS)
     before = str(grown)

@@ -239,7 +239,7 @@ def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> 
 
 
 @pytest.mark.parametrize("rounds_before", [0, 1, 4])
-async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_before: int) -> None:
+async def test_a_restored_job_gives_the_same_model_as_an_uninterrupted_one(rounds_before: int) -> None:
     """The stored points, the current round and the partial sums are restored, so all bits are equal."""
     points = blobs(2_000)
     options = KMeansOptions(clusters=5, rounds=12)
@@ -271,7 +271,7 @@ async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_be
     ("scale", "offset"), [(1.0, 0.0), (1.0, 1e8), (1e-6, 1.0), (1e100, 0.0), (1e-100, 0.0), (1.0, -3e5)]
 )
 @pytest.mark.parametrize("clusters", [1, 2, 10])
-def test_the_nearest_centroid_is_that_of_plain_differences(
+def test_the_nearest_centroid_equals_the_one_by_plain_differences(
     scale: float, offset: float, clusters: int
 ) -> None:
     """Far from zero, c·x − |c|²/2 is the difference of two large numbers and loses its digits."""
@@ -366,7 +366,7 @@ def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
     assert (update.records, update.metrics) == (6, {"move": 0.0, "inertia": pytest.approx(0.6)})
 
 
-def test_interrupted_it_has_learned_what_it_could() -> None:
+def test_an_interrupted_fit_keeps_the_learned_model() -> None:
     """An hour of rounds was lost when a user stopped the training before the next round."""
     interrupted: list[int] = []
 
@@ -416,9 +416,7 @@ def test_two_of_them_in_one_flow_with_names() -> None:
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_runs(
-    options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
     options = {"clusters": 2, "rounds": 2, **options}
     with pytest.raises(GraphError, match=message):
         k_means(Flow("k-means").from_items(TWO_CLUSTERS), **options)
@@ -449,7 +447,7 @@ def test_an_unbounded_stream_is_refused() -> None:
         (Columns({"x": [1.0, 2.0]}), "expected points as arrays of numbers, given Columns.*np.column_stack"),
     ],
 )
-def test_points_that_are_none_end_the_job_and_are_named(points: Any, message: str, initial: Any) -> None:
+def test_invalid_points_end_the_job_and_are_named(points: Any, message: str, initial: Any) -> None:
     with pytest.raises(JobFailed, match=message):
         fitted(points, clusters=2, rounds=2, initial=initial)
 
@@ -472,7 +470,7 @@ def test_points_of_two_lengths_end_the_job() -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_without_points_there_is_nothing_to_choose_among(
+def test_without_points_the_choice_of_centroids_fails_clearly(
     parallelism: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error showed a record that was never written, after a warning about another mistake."""

@@ -72,7 +72,7 @@ def test_the_first_version_of_the_known_case():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_ftrl_steps_are_those_written_out_in_plain_python(weighted):
+def test_ftrl_steps_equal_steps_in_plain_python(weighted):
     """The gradient is a weighted mean, the slots cover many steps, and the intercept is not regularized."""
     model = LogisticRegression(6, optimizer=FTRL(0.2, 0.5, l1=0.05, l2=0.3))
     weights, z, n = [0.0] * 7, [0.0] * 7, [0.0] * 7
@@ -133,7 +133,7 @@ def test_gradients_are_the_slopes_of_the_loss(model_type):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_row_of_weight_2_is_two_rows_and_one_of_weight_0_is_none(optimizer, sparse):
+def test_a_row_of_weight_2_counts_as_two_rows_and_weight_0_as_no_row(optimizer, sparse):
     """Sample weights were accepted and then ignored on one of the paths."""
     as_features = SparseRows.from_dense if sparse else np.asarray
     weighted, repeated = (LogisticRegression(6, optimizer=optimizer) for _ in range(2))
@@ -154,7 +154,7 @@ def test_weights_count_in_proportion_not_in_size():
     assert one.weights.tobytes() == two.weights.tobytes()
 
 
-def test_without_weight_there_is_no_step():
+def test_rows_without_weight_make_no_step():
     """A mean over nothing is NaN, and a version without learning misleads its readers."""
     model = LogisticRegression(2)
     model.learn(ROWS, LABELS, np.zeros(10))
@@ -260,7 +260,7 @@ def test_dense_and_sparse_learn_the_same(optimizer):
     )
 
 
-def test_sparse_sgd_shrinks_only_what_the_mini_batch_names():
+def test_sparse_sgd_shrinks_only_weights_of_the_mini_batch():
     """The documentation states the difference: sparse SGD does not regularize features that a mini-batch lacks."""
     optimizer = SGD(0.1, l2=1.0)
     models = [LogisticRegression(3, optimizer=optimizer, initial_weights=[1.0, 1.0, 1.0]) for _ in range(3)]
@@ -522,7 +522,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD_CALLS)
-def test_what_does_not_fit_is_refused_with_both_numbers(call, message):
+def test_wrong_shapes_are_refused_with_both_numbers(call, message):
     """The error of numpy for wrong shapes does not say what to change."""
     model = LogisticRegression(2)
     with pytest.raises(ModelError, match=f"LogisticRegression: {message}|LogisticRegression: .*{message}"):
@@ -567,7 +567,7 @@ def test_many_bad_rows_are_counted_not_listed():
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_weights_that_run_away_are_an_error_before_they_are_infinite(rows):
+def test_diverging_weights_are_an_error_before_they_are_infinite(rows):
     """With a learning rate that is too high, the model keeps its last finite weights, and the error names the cause."""
     model = LinearRegression(1, optimizer=SGD(10.0))
     features, targets = np.full((rows, 1), 100.0), np.ones(rows)
@@ -624,7 +624,7 @@ def test_a_gradient_from_elsewhere_is_checked():
         ),
     ],
 )
-def test_a_model_that_cannot_be_is_refused(make, message):
+def test_an_invalid_model_is_refused(make, message):
     """The error must come at the start, and not with the first record hours later."""
     with pytest.raises((ModelError, ConfigurationError), match=message):
         make()

@@ -117,7 +117,7 @@ def test_nothing_is_shown_without_a_terminal(
     assert capfd.readouterr() == ("", "")
 
 
-def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_are_shown_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     """A log needs plain lines; the last line names the round in which the training ended."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=True)
     lines = capfd.readouterr().err.splitlines()
@@ -220,7 +220,7 @@ def lines_of(rows: SparseRows, targets: Any, kind: str) -> str:
 
 @pytest.mark.parametrize("options", [{}, {"mini_batch": 60, "parallelism": 3}, {"replay": True}], ids=str)
 @pytest.mark.parametrize("kind", ["libsvm", "dummy"])
-def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_gives_the_same_model_as_its_rows(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """The labels −1 and 1 of the file are translated, and workers get its rows as they get rows of arrays."""
     rows, targets = sparse_case()
     path = tmp_path / f"examples.{kind}"
@@ -233,7 +233,7 @@ def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any]
     assert (of_file.version, of_file.records) == (30, of_arrays.records)
 
 
-def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -> None:
+def test_any_topic_works_with_a_function_that_makes_examples(tmp_path: Path) -> None:
     """The records may have any form, and a topic that can grow is read up to its present end."""
     path = tmp_path / "examples.jsonl"
     path.write_text("".join(f'{{"a": {x}, "b": {2 * x + 1}, "n": 2}}\n' for x in range(5)))
@@ -256,7 +256,7 @@ def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -
         ("", "expected examples to learn from, given none"),
     ],
 )
-def test_a_file_that_cannot_be_learned_from_says_why(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_file_fails_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
     """The error must name the reason, and the model must stay unchanged."""
     path = tmp_path / "examples.libsvm"
     path.write_text(text)

@@ -112,7 +112,7 @@ def by_hand(
 @CASES
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_twenty_rounds_come_to_the_known_weights(
+def test_twenty_rounds_give_the_known_weights(
     kind: str, rows: Columns, expected: list[float], workers: int, replay: bool
 ) -> None:
     """The weights are known from Flink ML; they depend on sample weights, but not on the worker of a gradient."""
@@ -122,7 +122,7 @@ def test_twenty_rounds_come_to_the_known_weights(
 
 @CASES
 @pytest.mark.parametrize("parallelism", [1, 4])
-def test_fit_comes_to_the_known_weights(
+def test_fit_gives_the_known_weights(
     kind: str, rows: Columns, expected: list[float], parallelism: int
 ) -> None:
     """``fit`` must give the same weights as the flow."""
@@ -175,7 +175,7 @@ def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
     )
 
 
-def test_sparse_rows_come_to_the_same_as_dense_ones() -> None:
+def test_sparse_rows_give_the_same_model_as_dense_rows() -> None:
     """Penalties must act on every weight in each round, whichever features the rows have."""
     generator = np.random.default_rng(5)
     features = generator.normal(size=(60, 8)) * (generator.random((60, 8)) < 0.2)
@@ -200,7 +200,7 @@ def test_long_trainings_go_through_several_blocks() -> None:
     assert weights_of(rows, rounds=3, mini_batch=100_000) == pytest.approx(mini_batches, rel=1e-10)
 
 
-def test_any_optimizer_will_do() -> None:
+def test_any_optimizer_works() -> None:
     """The optimizer computes the step; the loop must not assume a rule."""
     rows = made_up(40)
     twin = LogisticRegression(3, intercept=False, optimizer=SGD(0.3, l2=0.1))
@@ -236,7 +236,7 @@ def test_the_loss_is_the_mean_before_the_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=lambda loss: loss.link)
-def test_the_sum_of_losses_is_that_of_each(loss: LinearLoss) -> None:
+def test_the_total_loss_equals_the_sum_of_the_losses(loss: LinearLoss) -> None:
     """The sum is computed by a faster formula, which must also be right for a completely wrong prediction."""
     predictions = np.array([0.0, 0.0, 1e-20, 1e-9, 0.25, 0.5, 1.0 - 1e-12, 1.0, 1.0])
     targets = np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
@@ -393,7 +393,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
         (np.zeros((0, 2)), [], None, "LogisticRegression.fit: expected rows to learn from, given none"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused_before_anything_runs(
+def test_invalid_examples_are_refused_before_anything_runs(
     features: Any, targets: Any, weights: Any, message: str
 ) -> None:
     """The error names the row, and the model stays unchanged."""
@@ -439,7 +439,7 @@ def test_weights_that_diverge_are_reported() -> None:
         ({"parallelism": 0}, "parallelism of at least 1, given 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_of_fit_are_refused(options: dict[str, Any], message: str) -> None:
     """The error must come before anything runs."""
     with pytest.raises((GraphError, ConfigurationError), match=message):
         LogisticRegression(1).fit([[1.0]], [1.0], **options)

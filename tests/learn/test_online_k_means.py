@@ -77,7 +77,7 @@ def test_without_decay_a_centroid_is_the_mean_of_all_its_points() -> None:
     assert model.parameters["centroids"] == pytest.approx(points.mean(axis=0)[np.newaxis], rel=1e-10)
 
 
-def test_a_centroid_that_no_point_is_near_stays_and_becomes_light() -> None:
+def test_a_centroid_without_points_stays_and_loses_weight() -> None:
     """A division by the weight 0 would give NaN, which cannot be published."""
     far = [[0.0], [1e6]]
     models = followed([[1.0]] * 30, clusters=2, decay=0.0, initial=far, weights=[1, 1], mini_batch=10)
@@ -92,7 +92,7 @@ def test_without_initial_centroids_it_begins_with_the_first_mini_batch() -> None
     assert np.sort(models[-1].parameters["centroids"][:, 0]) == pytest.approx([4.0, 24.0], abs=1.0)
 
 
-def test_where_batches_are_cut_and_who_is_faster_change_nothing() -> None:
+def test_neither_cuts_nor_the_schedule_change_the_result() -> None:
     points = drifting(100).tolist()
     expected = centroids_of(followed(points, clusters=2, mini_batch=7))
     for seed in range(5):
@@ -121,7 +121,7 @@ def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
     assert second.to_update().records == 60
 
 
-async def test_a_job_restored_publishes_what_the_uninterrupted_one_does() -> None:
+async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one() -> None:
     """The restored job must not start again from the initial centroids, and must not count a point twice."""
     points = drifting(90).tolist()
 
@@ -191,14 +191,12 @@ def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
         ({"mini_batch": 0}, "expected a number of records of at least 1, given 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_runs(
-    options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         online_k_means(Flow("follow").from_items(BATCH), **{"clusters": 2, **options})
 
 
-def test_a_start_that_is_none_ends_the_job() -> None:
+def test_an_invalid_start_ends_the_job() -> None:
     for start, message in [
         ([{"weights": np.ones(2)}], "expected parameters with centroids, given weights"),
         ([np.ones((3, 2))], "expected 2 initial centroids, given 3"),

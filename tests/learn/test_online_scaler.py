@@ -94,7 +94,7 @@ def test_records_that_are_no_rows_are_skipped_and_the_others_count() -> None:
         models_of(rows, window=4)
 
 
-def test_what_cannot_be_learned_from_is_refused_and_changes_nothing() -> None:
+def test_invalid_rows_are_refused_and_change_nothing() -> None:
     scaler = StandardScaler()
     with pytest.raises(ModelError, match="given none so far"):
         scaler.parameters()

@@ -37,7 +37,9 @@ class SlowThird(ParameterServerWorker):
 @pytest.mark.parametrize(
     ("how", "ahead"), [(BSP(), 0), (SSP(staleness=0), 0), (SSP(staleness=3), 3), (ASP(), None)]
 )
-async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahead: int | None) -> None:
+async def test_workers_wait_for_a_slow_worker_as_the_consistency_requires(
+    how: Any, ahead: int | None
+) -> None:
     """No worker may start a mini-batch more clocks ahead of the slowest worker than the consistency allows."""
     flow, clock = Flow("stragglers"), VirtualClock()
     training = train_on_parameter_server(
@@ -54,13 +56,15 @@ async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahe
     done = asyncio.ensure_future(job.wait())
     while not done.done():
         await clock.advance(5.0)
-    told = losses.items
+    reports = losses.items
     # The losses arrive in the order of their clocks.
     lead, clocks = 0, dict.fromkeys(range(WORKERS), 0)
-    for each in told:
+    for each in reports:
         clocks[each["worker"]] = each["clock"]
         lead = max(lead, max(clocks.values()) - min(clocks.values()))
-    waited = [sum(each["waited_s"] for each in told if each["worker"] == worker) for worker in range(WORKERS)]
+    waited = [
+        sum(each["waited_s"] for each in reports if each["worker"] == worker) for worker in range(WORKERS)
+    ]
     if ahead is None:
         assert lead >= 8
         assert waited == [0.0] * WORKERS

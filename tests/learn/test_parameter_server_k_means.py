@@ -169,7 +169,7 @@ def test_rows_that_are_no_points_are_left_out() -> None:
     assert model.records == len(POINTS)
 
 
-def test_without_points_the_job_fails_and_says_so() -> None:
+def test_without_points_the_job_fails_with_a_clear_error() -> None:
     """The initial centroids were published as if they had been learned."""
     with pytest.raises(
         JobFailed, match="k_means_on_parameter_server: expected examples to learn from, given none"
@@ -196,7 +196,7 @@ def test_points_of_another_length_fail_the_job_and_name_it() -> None:
         ({"consistency": None}, r"\(consistency=\): expected BSP\(\)"),
     ],
 )
-def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, Any], message: str) -> None:
     """An error at run time names no line of the user's program."""
     settings: dict[str, Any] = {"initial": [[0.0]], "consistency": BSP()} | options
     with pytest.raises(GraphError, match=f"k_means_on_parameter_server.*{message}"):

@@ -48,7 +48,7 @@ def test_each_subtask_sees_its_records_in_the_same_order_in_every_pass(seed: int
     assert by_subtask(seen.items) == [[*range(0, 21, 2)] * 3, [*range(1, 21, 2)] * 3]
 
 
-def test_arrays_are_as_they_were_when_they_come_from_disk() -> None:
+def test_arrays_from_disk_equal_the_stored_arrays() -> None:
     """Mini-batches are arrays, and must keep their shape and values on disk."""
     arrays = [np.full((2, 3), float(number)) for number in range(5)]
     flow, seen = passing(arrays, memory_bytes=1, passes=2)

@@ -32,7 +32,7 @@ EVERY = pytest.mark.parametrize("how", ALL)
 
 
 @EVERY
-def test_on_a9a_four_workers_learn_what_linear_models_are_known_to_reach_there(how: str) -> None:
+def test_on_a9a_four_workers_reach_the_known_quality(how: str) -> None:
     """Linear models reach .848 accuracy and .900 area; stale or lost gradients, or a wrong mean, would lower both."""
     train = data_file("a9a/a9a_123d_train.libsvm")
     flow = Flow("read")
@@ -246,7 +246,7 @@ def test_sample_weights_count_rows_twice_or_not_at_all() -> None:
     assert model.records == 3 * 40 == sum(each["records"] for each in losses)
 
 
-def test_a_step_changes_only_weights_whose_features_are_there() -> None:
+def test_a_step_changes_only_weights_of_present_features() -> None:
     """With l2, every mini-batch of every worker would otherwise shrink the whole sparse model."""
     rows = made_up_rows(60)
     optimizer = SGD(0.5, l2=0.1)
@@ -282,7 +282,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() ->
     assert model.records == 2 * 38
 
 
-def test_without_examples_the_job_fails_and_says_so() -> None:
+def test_without_examples_the_job_fails_with_a_clear_error() -> None:
     """A model of zeros would be published and served."""
     with pytest.raises(
         JobFailed, match="train_on_parameter_server: expected examples to learn from, given none"
@@ -290,7 +290,7 @@ def test_without_examples_the_job_fails_and_says_so() -> None:
         trained([], BSP())
 
 
-def test_weights_that_run_away_end_the_job_and_say_what_to_do() -> None:
+def test_diverging_weights_end_the_job_with_a_remedy() -> None:
     """NaN in a weight makes every later prediction NaN."""
     rows = [{"label": 1.0, "indices": [0], "values": [1e200]}]
     with pytest.raises(JobFailed, match="lower the learning rate, or scale the features"):
@@ -333,7 +333,7 @@ class Endless(Source):
         ({"worker": print}, r"\(worker=\): expected a class derived from ParameterServerWorker"),
     ],
 )
-def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, Any], message: str) -> None:
     """An error at run time names no line of the user's program."""
     settings: dict[str, Any] = {"server": ParameterServer(), "features": 3, "consistency": BSP()} | options
     with pytest.raises(GraphError, match=f"train_on_parameter_server.*{message}"):

@@ -61,7 +61,7 @@ async def test_versions_are_published_and_served(how: str) -> None:
         assert prediction.value == pytest.approx(1 / (1 + np.exp(-margin)))
 
 
-def versions_of(told: list[dict[str, Any]], consistency: Any) -> list[tuple[int | None, float]]:
+def versions_of(messages: list[dict[str, Any]], consistency: Any) -> list[tuple[int | None, float]]:
     """Return records and loss of each version that the messages of two workers produce."""
     learner = LinearLearner(
         matrix="w",
@@ -76,35 +76,35 @@ def versions_of(told: list[dict[str, Any]], consistency: Any) -> list[tuple[int 
     )
     versions, out, made = Versions(learner, ParameterServer(), 2, "train"), Output(), []
     out.connect(made.extend, None)
-    for message in told:
+    for message in messages:
         versions.process(message, out)
     out.flush()
     return [(version.records, version.metrics["loss"]) for version in made]
 
 
-def told_by(worker: int, clock: int) -> dict[str, Any]:
+def message_of(worker: int, clock: int) -> dict[str, Any]:
     return {"worker": worker, "clock": clock, "records": 10, "loss": 10.0 * clock + worker, "waited_s": 0.0}
 
 
 @pytest.mark.parametrize("late", range(4))
-def test_in_step_a_version_counts_what_all_had_learned_from_at_its_clock(late: int) -> None:
+def test_in_step_a_version_counts_the_rows_of_all_workers_at_its_clock(late: int) -> None:
     """The message of a worker arrived later and counted for the next version, so two runs gave different counts."""
-    told = [told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}, told_by(0, 3)]
-    others = [told_by(1, 1), told_by(1, 2), told_by(1, 3)]
+    messages = [message_of(0, 1), message_of(0, 2), {"clock": 2, "parameters": {}}, message_of(0, 3)]
+    others = [message_of(1, 1), message_of(1, 2), message_of(1, 3)]
     for place, message in enumerate(others):
-        told.insert(late + 2 * place, message)
-    assert versions_of(told, BSP()) == [(40, 62.0 / 40)]
+        messages.insert(late + 2 * place, message)
+    assert versions_of(messages, BSP()) == [(40, 62.0 / 40)]
 
 
-def test_in_step_a_version_does_not_wait_for_who_has_ended() -> None:
+def test_in_step_a_version_does_not_wait_for_ended_workers() -> None:
     """The version came only with the last version, at the end of the job."""
-    told = [told_by(1, 1), told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}]
-    assert versions_of(told, BSP()) == []
-    assert versions_of([*told, {"worker": 1, "ended": True}], BSP()) == [(30, 41.0 / 30)]
+    messages = [message_of(1, 1), message_of(0, 1), message_of(0, 2), {"clock": 2, "parameters": {}}]
+    assert versions_of(messages, BSP()) == []
+    assert versions_of([*messages, {"worker": 1, "ended": True}], BSP()) == [(30, 41.0 / 30)]
 
 
-def test_out_of_step_a_version_counts_what_was_heard_of() -> None:
+def test_out_of_step_a_version_counts_the_reported_rows() -> None:
     """The clock of one worker does not say which rows another worker has learned from."""
-    assert versions_of([told_by(1, 7), told_by(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [
+    assert versions_of([message_of(1, 7), message_of(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [
         (20, 81.0 / 20)
     ]

@@ -62,7 +62,7 @@ def stream(seed, count, *, spread=1.0):
 
 @settings(deadline=None)
 @given(rows)
-def test_metrics_are_what_they_are_defined_to_be(rows):
+def test_metrics_equal_their_definitions(rows):
     """The rows have weights, ties and predictions of 0 and 1; the window contains all rows."""
     predictions, targets, weights = zip(*rows, strict=True)
     validation = ProgressiveValidation(window=100)
@@ -213,7 +213,7 @@ def test_state_holds_only_bins_in_use():
         ([0.5], [0, 1], None, None, r"expected 2 predictions, one for each row, given shape \(1,\)"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_counted(predictions, targets, weights, rows, message):
+def test_invalid_rows_are_refused_and_not_counted(predictions, targets, weights, rows, message):
     """One NaN would make every later total NaN."""
     validation = ProgressiveValidation()
     validation.update([0.5], [1])
@@ -225,7 +225,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_counted(predictions, targets, 
     assert validation.metrics() == before
 
 
-def test_settings_and_states_that_cannot_be_are_refused():
+def test_invalid_settings_and_states_are_refused():
     """The state of the other kind has other sums under the same names."""
     with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
         ProgressiveValidation(window=0)

@@ -122,7 +122,7 @@ uses = pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 
 @libraries
 @uses
-def test_the_rows_of_a_table_are_those_of_its_matrix(use: Make, table: Make, column: Make) -> None:
+def test_a_table_is_read_as_its_matrix(use: Make, table: Make, column: Make) -> None:
     """A user who has a table has no reason to convert it to arrays."""
     assert list(use(table(X), column(Y))) == list(use(MATRIX, np.array(Y)))  # type: ignore[call-arg]
 
@@ -132,7 +132,7 @@ def test_the_rows_of_a_table_are_those_of_its_matrix(use: Make, table: Make, col
     [use for use in USES if use is not validation],
     ids=lambda use: use.__name__,
 )
-def test_a_column_that_is_none_of_numbers_is_named(use: Make) -> None:
+def test_a_column_without_numbers_is_named(use: Make) -> None:
     """Texts of digits were read as numbers, and timestamps became numbers of 1e18."""
     times = pandas.DataFrame({"a": [0.0, 1.0], "at": pandas.to_datetime(["2024-01-01", "2024-01-02"])})
     for table, name, kind in (
@@ -146,7 +146,7 @@ def test_a_column_that_is_none_of_numbers_is_named(use: Make) -> None:
 
 
 @uses
-def test_a_query_is_refused_with_what_to_do(use: Make) -> None:
+def test_a_lazy_query_is_refused_with_a_remedy(use: Make) -> None:
     """A lazy query has no rows yet."""
     query = polars.DataFrame(X).lazy()
     with pytest.raises(ModelError, match=r"a query of them, a polars.LazyFrame; write ….collect\(\)"):
@@ -183,7 +183,7 @@ def test_a_hasher_takes_a_table_as_records(table: Make, column: Make) -> None:
         ([{"a": 1}, "b"], "expected records with fields, given str in row 1"),
     ],
 )
-def test_what_are_no_records_is_refused_by_a_hasher(given: Any, message: str) -> None:
+def test_a_hasher_refuses_input_that_is_no_list_of_records(given: Any, message: str) -> None:
     """The usual mistake is one record without a list."""
     with pytest.raises(ModelError, match=message):
         FeatureHasher(["a"]).rows(given)

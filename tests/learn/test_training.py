@@ -113,7 +113,7 @@ def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
 @pytest.mark.parametrize("seed", range(3))
-def test_in_step_with_one_worker_it_is_the_loop_written_out(optimizer: Any, seed: int) -> None:
+def test_in_step_with_one_worker_training_equals_a_plain_loop(optimizer: Any, seed: int) -> None:
     """The engine must neither add nor omit a step, for any cut of batches: every version is equal to the bit."""
     rows = clicks(500)
     flow = Flow("f")
@@ -275,7 +275,7 @@ def test_a_bad_question_or_answer_is_left_out_and_the_rest_is_learned(bad: dict[
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
+def test_the_initial_stream_has_exactly_one_record(mode: Any, count: int) -> None:
     """Without an initial record the job waited for ever; with two, owner and workers used different ones."""
     flow = Flow("f")
     train_online(
@@ -290,7 +290,7 @@ def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
         run(flow)
 
 
-def test_a_start_may_come_in_a_flow_with_parallel_steps() -> None:
+def test_an_initial_model_works_in_a_flow_with_parallel_steps() -> None:
     """The initial model got the parallelism of the flow, so the loop was refused."""
     flow = Flow("f", parallelism=2)
     training = train_online(
@@ -341,9 +341,7 @@ def test_workers_of_a_wide_model_are_not_flooded_with_its_versions() -> None:
         ({"x": [1e200, 2.0, 3.0], "y": 1.0}, r"step 'train' .*too large to compute with"),
     ],
 )
-def test_a_row_that_cannot_be_learned_from_ends_the_job_with_its_reason(
-    mode: Any, bad: dict[str, Any], message: str
-) -> None:
+def test_an_invalid_row_ends_the_job_with_its_reason(mode: Any, bad: dict[str, Any], message: str) -> None:
     """NaN in a gradient makes every weight, and every later prediction, NaN."""
     flow = Flow("f")
     training = train_online(
@@ -372,7 +370,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
     assert np.isfinite([model.parameters["weights"] for model in models.items]).all()
 
 
-async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
+async def test_suspending_does_not_spoil_an_asynchronous_model() -> None:
     """New parameters waited behind the barrier, so the model learned from eighty mini-batches with the same old
     parameters, and the last published version predicted 100 % or 0 %.
     """
@@ -394,7 +392,7 @@ async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
     assert 20 <= len(published) <= 20 + 2 * 8
 
 
-def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:
+def test_with_late_labels_the_first_prediction_is_validated() -> None:
     """A prediction after learning from other answers would make the model look better than it was."""
     rate = SGD(0.3)
     flow = Flow("f")

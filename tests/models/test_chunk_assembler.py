@@ -64,7 +64,7 @@ def test_chunks_that_contradict_each_other_are_refused() -> None:
         assembler.add(headers(1, Chunk(1, 4, "00")), b"b")
 
 
-def test_closed_chunks_are_those_of_updates_whose_last_chunk_is_there() -> None:
+def test_closed_chunks_belong_to_updates_whose_last_chunk_has_arrived() -> None:
     """An update that is still being written must not start a search for older chunks."""
     assembler = ChunkAssembler()
     add(assembler, 1, bytes(35), 0, 1)

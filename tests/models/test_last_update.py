@@ -131,7 +131,7 @@ async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
         await asking
 
 
-async def test_the_last_update_comes_whole_with_its_contents(make_topic: MakeTopic) -> None:
+async def test_the_last_update_is_complete(make_topic: MakeTopic) -> None:
     """The warm start must begin with exactly the published parameters."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), large_update((1, 2)), update_of((7, 1), model="spam"))

@@ -48,7 +48,7 @@ def test_weights_of_other_types_are_computed_with_64_bits() -> None:
 @given(
     npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)), st.sampled_from(["identity", "logit"])
 )
-def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
+def test_sparse_rows_give_the_same_predictions_as_dense_rows(rows: Any, link: str) -> None:
     """A consumer may send sparse or dense rows."""
     predict = LinearPredictor(
         {"weights": np.array([1.0, -2.0, 0.5, 0.0, 4.0]), "intercept": -0.5, "link": link}
@@ -59,7 +59,7 @@ def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
 
 
 @given(npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)))
-def test_sparse_rows_of_a_hasher_give_what_their_single_rows_give(matrix: Any) -> None:
+def test_rows_of_a_hasher_give_the_same_predictions_as_single_rows(matrix: Any) -> None:
     """Such rows were refused, and a list of tuples took a hundred times as long."""
     predict = LinearPredictor(
         {"weights": np.array([0.1, -0.2, 0.3, 0.0, 0.7]), "intercept": -0.5, "link": "logit"}

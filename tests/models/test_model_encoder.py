@@ -42,7 +42,7 @@ def test_epoch_of_a_snapshot_goes_before_the_epoch_of_the_call() -> None:
     assert decoded(encoder().encode([np.zeros(1)]))[0].epoch is None
 
 
-def test_creation_time_is_that_of_the_given_clock() -> None:
+def test_the_creation_time_comes_from_the_given_clock() -> None:
     """The age of a model is computed from this time, and a simulated run must not read the machine's clock."""
     clock = ManualClock(now_s=12.5)
     assert decoded(encoder(clock=clock).encode([np.zeros(1)]))[0].created_at_ms == 12_500
@@ -152,7 +152,7 @@ def test_the_chunks_of_an_update_are_deleted_behind_the_next_one() -> None:
     assert one.encode([np.zeros(1)]).keys == [b"ctr"]
 
 
-def test_a_limit_too_small_for_the_headers_says_so() -> None:
+def test_a_limit_too_small_for_the_headers_is_refused() -> None:
     """A very small record limit must not give an endless number of empty chunks."""
     with pytest.raises(ConfigurationError, match="expected a topic that takes records of more than"):
         encoder(record_bytes_max=100).encode([np.zeros(100)])

@@ -89,7 +89,7 @@ FORMS: list[Literal["json", "safetensors"]] = ["json", "safetensors"]
 
 
 @random_examples(lambda random: (parameters(random), random.choice(FORMS)))
-def test_parameters_of_every_type_come_back_bit_for_bit(
+def test_parameters_of_every_type_are_read_bit_for_bit(
     example: tuple[Any, Literal["json", "safetensors"]],
 ) -> None:
     """A float32 model that is read as float64, or −0.0 that is read as 0.0, differs from the trained model."""
@@ -190,7 +190,7 @@ def test_arrays_whose_paths_read_the_same_do_not_overwrite_each_other() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "safetensors"])
-def test_arrays_of_text_come_back(form: Any) -> None:
+def test_arrays_of_text_are_read_unchanged(form: Any) -> None:
     """The class names are published with the model that predicts them."""
     published = {"classes": np.array([["yes", "naïve"]], dtype="<U9")}
     [update] = decoded(encoder(format=form).encode([published]))

@@ -41,7 +41,7 @@ async def soon(updates: Any) -> ModelUpdate:
     return update
 
 
-async def test_updates_come_in_order_with_their_contents(make_topic: MakeTopic) -> None:
+async def test_updates_arrive_in_order_with_their_contents(make_topic: MakeTopic) -> None:
     """Without any fault, the reader must return every update in order."""
     topic = await make_topic()
     await write(topic, encoder().encode([np.array([1.0]), np.array([2.0])]))
@@ -233,7 +233,7 @@ async def test_latest_model_begins_with_the_newest_update_and_follows(make_topic
         assert updates.statistics() == UpdateStatistics(updates=2, older=1)
 
 
-async def test_latest_model_finishes_an_update_whose_first_chunks_were_there_before(
+async def test_latest_model_finishes_an_update_that_was_partly_written(
     make_topic: MakeTopic,
 ) -> None:
     """A consumer that started during the write of a large update missed the update."""
@@ -260,7 +260,7 @@ async def test_latest_model_gives_the_last_good_update_before_the_error_behind_i
         assert (await soon(updates)).rank == (1, 3)
 
 
-async def test_other_starts_are_those_of_any_topic(make_topic: MakeTopic) -> None:
+async def test_every_start_of_a_topic_is_accepted(make_topic: MakeTopic) -> None:
     """With an offset or a time, a user can read the same updates again that a consumer read."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), update_of((1, 2)))
@@ -290,7 +290,7 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic, start: Any) ->
         await anext(model_updates(topic, "ctr", start=start))
 
 
-async def test_waiting_can_be_cancelled_and_taken_up_again(make_topic: MakeTopic) -> None:
+async def test_waiting_can_be_cancelled_and_repeated(make_topic: MakeTopic) -> None:
     """A consumer waits with a time limit, does other work, and waits again."""
     topic = await make_topic()
     async with model_updates(topic, "ctr") as updates:
@@ -340,7 +340,7 @@ class _CountedReader(TopicReader):
         await self._reader.close()
 
 
-async def test_a_loop_left_by_break_lets_go_of_its_reader() -> None:
+async def test_a_loop_left_by_break_closes_its_reader() -> None:
     """Each loop that a break had left kept a connection to the broker until the process ended."""
     plain = MemoryBroker().topic("models")
     await plain.create()

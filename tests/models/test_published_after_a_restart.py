@@ -121,7 +121,7 @@ async def test_half_an_update_is_later_than_the_restored_one(make_topic: MakeTop
 
 
 @pytest.mark.parametrize("delivery", [None, "at_least_once"])
-async def test_no_chunks_are_left_of_what_a_restart_supersedes(
+async def test_no_chunks_are_left_of_updates_that_a_restart_supersedes(
     delivery: str | None, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     """Each restore of an older checkpoint left one large model in the compacted topic for ever."""

@@ -108,7 +108,7 @@ async def test_rows_wait_for_the_first_model(make_topic: MakeTopic) -> None:
         assert served.statistics().waiting == 0
 
 
-async def test_before_the_first_model_predict_says_so_at_once() -> None:
+async def test_before_the_first_model_predict_raises_at_once() -> None:
     """A caller that does not wait must get an error of a class of its own."""
     topic = await memory_topic()
     served = ServedModel(topic, "ctr")
@@ -163,7 +163,7 @@ async def test_waiting_ends_when_the_model_is_closed() -> None:
         await waiting
 
 
-async def test_a_predictor_of_ones_own_gets_parameters_and_rows() -> None:
+async def test_a_users_predictor_gets_parameters_and_rows() -> None:
     """k-means is not linear, so it needs the user's predictor."""
     topic = await memory_topic()
     await write(topic, encoder().encode([{"centroids": np.array([0.0, 10.0])}]))

@@ -54,6 +54,6 @@ def published(name: str) -> Path:
     path = _FOLDER / f"{name}.json"
     if not path.exists():
         pytest.skip(
-            f"needs {path.name} among the published configurations, in {_FOLDER.name}/ beside the repository"
+            f"needs {path.name} among the published configurations, in {_FOLDER.name}/ next to the repository"
         )
     return path

@@ -129,7 +129,7 @@ def test_only_the_features_of_the_mini_batch_have_values_and_gradients():
     assert gradients["simpleinputlayer1.weight"].shape == (present, 12)
 
 
-def test_loss_and_predictions_are_there_after_every_step():
+def test_loss_and_predictions_are_available_after_every_step():
     """The scores are read again for the report, after the gradients have been pushed."""
     graph = _deep_fm()
     rows, labels = _rows()
@@ -155,7 +155,7 @@ def test_dropout_leaves_predictions_as_they_are():
     assert (scores[2] != scores[0]).any()
 
 
-def test_what_is_left_out_depends_on_the_seed_and_the_mini_batch_only():
+def test_dropout_depends_only_on_the_seed_and_the_mini_batch():
     """After a restore, dropout omitted other numbers than in the run without an interruption."""
     rows, labels = _rows()
 
@@ -289,7 +289,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
         finite_loss(graph)
 
 
-def test_layers_must_stand_behind_their_inputs_and_the_loss_at_the_end():
+def test_layers_must_follow_their_inputs_and_the_loss_must_be_last():
     """The backward pass ignored a layer that was listed too late."""
     graph = _deep_fm()
     layers = graph.layers

@@ -47,19 +47,19 @@ def dense(data: LabelledRows) -> Any:
         ("a.data", "dense", ["1 1 0 1", "-1,0,1,0"]),
     ],
 )
-def test_a_file_is_read_as_its_name_says_else_as_the_network_says(
+def test_the_format_of_a_file_follows_its_name_or_the_configuration(
     tmp_path: Path, name: str, form: Any, lines: list[str]
 ) -> None:
     """a9a has a training file in libsvm format and a test file in dummy format, with one configuration."""
     path = file_with(tmp_path, name, *lines)
-    told = form if name == "a.data" else name[2:]
-    for source in (path, str(path), topic(f"file:{path}", format="txt" if told == "dense" else told)):
+    ending = form if name == "a.data" else name[2:]
+    for source in (path, str(path), topic(f"file:{path}", format="txt" if ending == "dense" else ending)):
         data = read_rows(source, DataSettings(format=form), owner="test")
         assert dense(data).tolist() == [[1, 0, 1], [0, 1, 0]]
         assert data.labels.tolist() == [1, -1]
 
 
-def test_rows_that_are_none_and_features_beyond_the_range_are_named(tmp_path: Path) -> None:
+def test_invalid_rows_and_features_beyond_the_range_are_named(tmp_path: Path) -> None:
     """The wrong line is one of millions, so the error must name it."""
     with pytest.raises(JobFailed, match=r"value 1 .*expected a label and 2 numbers, given 1 number"):
         read_rows(file_with(tmp_path, "a.txt", "1 2 3", "1 2"), DataSettings(format="dense"), owner="test")
@@ -107,7 +107,7 @@ def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> N
 
 
 @pytest.mark.parametrize("ratio", [-0.5, 1.0, float("nan")])
-def test_a_share_for_validation_that_is_none_is_refused(ratio: float) -> None:
+def test_an_invalid_share_for_validation_is_refused(ratio: float) -> None:
     """A share of −0.5 took every second row, counted from the end; a share of 1 left no rows for training."""
     with pytest.raises(
         ConfigurationError, match=r"part\(validate_ratio=\): expected a number from 0 to below 1, given"
@@ -150,9 +150,7 @@ def test_a_share_for_validation_that_is_none_is_refused(ratio: float) -> None:
         ),
     ],
 )
-def test_what_are_no_rows_with_labels_is_refused_where_they_are_made(
-    given: Any, labels: Any, message: str
-) -> None:
+def test_invalid_labelled_rows_are_refused_when_they_are_made(given: Any, labels: Any, message: str) -> None:
     """Lists were accepted, and the training ended with numpy's AttributeError."""
     with pytest.raises(ModelError, match=f"^LabelledRows: expected {message}"):
         LabelledRows(given, labels)
@@ -222,7 +220,7 @@ def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
 @pytest.mark.parametrize(
     ("ratio", "positive", "negative"), [(1.0, 20, 20), (0.5, 20, 40), (0.1, 8, 80), (1e-320, 1, 80)]
 )
-def test_kinds_are_drawn_in_the_ratio_that_is_asked_for(ratio: float, positive: int, negative: int) -> None:
+def test_kinds_are_drawn_in_the_configured_ratio(ratio: float, positive: int, negative: int) -> None:
     """With one click in a thousand rows, a network learns to predict no clicks."""
     data = LabelledRows(np.zeros((100, 2)), np.where(np.arange(100) % 5 == 0, 1.0, -1.0))
     made = TrainingSteps(data, updates=1, features=2, settings=DataSettings(pos_neg_ratio=ratio), seed=1)

@@ -67,7 +67,7 @@ def test_without_a_finite_epoch_there_is_no_model() -> None:
     assert caught.value.trained is None
 
 
-def test_rows_for_validation_may_be_the_first_that_show_it() -> None:
+def test_rows_for_validation_may_show_the_divergence_first() -> None:
     """The training returned the model of an epoch that could not be evaluated."""
     far = LabelledRows(np.full((1, 2), 1e12), np.zeros(1))
     with pytest.raises(
@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         fit_network(made, rows, start=start, progress=False)
 
 
-def test_the_last_version_is_finite_or_none() -> None:
+def test_a_last_version_that_is_not_finite_is_an_error() -> None:
     """No step computes with the last version, so NaN in a saved model would be found weeks later."""
     data = LabelledRows(np.full((4, 2), 1e12), np.ones(4))
     with pytest.raises(
@@ -112,7 +112,7 @@ def test_the_last_version_is_finite_or_none() -> None:
 
 
 @pytest.mark.parametrize("how", [BSP(), ASP()], ids=repr)
-def test_a_flow_of_ones_own_fails_with_the_place(how: Any) -> None:
+def test_a_users_flow_fails_with_the_epoch_and_the_step(how: Any) -> None:
     """A version that is not finite must not be published."""
     flow = Flow("training")
     training = train_network(flow, unscaled(100), steep(), ParameterServer(), consistency=how)
@@ -124,7 +124,7 @@ def test_a_flow_of_ones_own_fails_with_the_place(how: Any) -> None:
     assert len(models.items) == 4
 
 
-def test_on_a_stream_it_says_the_mini_batch_and_the_worker() -> None:
+def test_on_a_stream_the_error_names_the_mini_batch_and_the_worker() -> None:
     """A stream has no epochs, so the error names the mini-batch and the worker."""
     flow, data = Flow("online"), rows(400)
     made = Network.from_json(

@@ -37,7 +37,7 @@ flowchart LR
 """
 
 
-def test_mermaid_shows_layers_and_what_goes_between_them():
+def test_mermaid_shows_layers_and_their_links():
     """Mermaid is the default format, for use in documents."""
     network = Network.from_json(deep_fm())
     assert network.draw() == network.draw("mermaid") == network.draw(format="mermaid") == DEEP_FM
@@ -84,14 +84,14 @@ def test_an_input_that_is_taken_twice_is_two_links():
     assert Network.from_json(document).draw().count("s2 -->|104| s3\n") == 2
 
 
-def test_without_the_number_of_features_the_picture_says_so():
+def test_a_picture_shows_that_the_number_of_features_is_unknown():
     """A guessed number would look like a number from the file."""
     drawn = Network.from_json(published("logreg")).draw()
     assert "mini-batch<br>libsvm, features from the data" in drawn
     assert "features + 1 parameters" in drawn
 
 
-def test_a_format_that_is_none_is_refused():
+def test_an_unknown_format_of_a_picture_is_refused():
     """The error lists the known formats."""
     with pytest.raises(ConfigurationError) as caught:
         Network.from_json(deep_fm()).draw("jpeg")

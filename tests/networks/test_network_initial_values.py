@@ -90,7 +90,7 @@ def test_layers_of_one_shape_begin_differently():
     ("name", "fan_in", "fan_out"),
     [("deep_0.weight", 104, 100), ("deep_1.weight", 100, 100), ("embedding.weight", 148, 104)],
 )
-def test_xavier_keeps_the_variance_of_what_passes_through(name, fan_in, fan_out):
+def test_xavier_keeps_the_variance_of_the_values(name, fan_in, fan_out):
     """Values are uniform in ±√(6/(fan_in + fan_out)), with variance 2/(fan_in + fan_out): Glorot and Bengio 2010."""
     values = network().initial_parameters(7, "float64")[name]
     limit = math.sqrt(6 / (fan_in + fan_out))
@@ -100,7 +100,7 @@ def test_xavier_keeps_the_variance_of_what_passes_through(name, fan_in, fan_out)
     assert abs(values.mean()) < 4 * values.std() / math.sqrt(values.size)
 
 
-def test_angels_way_is_there_under_its_name():
+def test_initial_values_of_angel_are_available_by_name():
     """Runs of Angel must be repeatable: its values are normal, with a standard deviation of 1e-4."""
     begun = start(7, init="angel")
     assert begun["deep_0.weight"].std() == pytest.approx(1e-4, rel=0.05)
@@ -124,7 +124,7 @@ def test_biases_begin_with_zero(way):
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
-def test_a_seed_that_is_none_is_refused(seed):
+def test_an_invalid_seed_is_refused(seed):
     """With None the seed would differ in every run."""
     with pytest.raises(ConfigurationError) as caught:
         start(seed)

@@ -36,7 +36,7 @@ def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_network_computes_what_it_learns_from(name):
+def test_a_published_network_computes_its_loss_and_gradients(name):
     """All published networks must run without changes."""
     network = Network.from_json(published(name))
     network = network if network.features is not None else network.with_features(123)
@@ -88,7 +88,7 @@ def test_settings_of_the_file_reach_the_layers():
     assert [built.name for built in by_name["sum"].inputs] == ["wide", "cross", "deep"]
 
 
-def test_the_model_type_says_the_dtype_unless_another_is_asked_for():
+def test_the_model_type_gives_the_default_dtype():
     """Gradients are checked in float64, for any dtype in the file."""
     single = Network.from_json(logistic(data={"indexrange": 3}))
     double = Network.from_json(logistic(data={"indexrange": 3}, model={"modeltype": "T_DOUBLE_SPARSE"}))
@@ -121,7 +121,7 @@ def test_the_number_of_features_may_come_from_the_data():
         network.with_features(0)
 
 
-def test_unknown_keys_are_warned_of_where_the_file_is_loaded():
+def test_unknown_keys_are_warnings_at_the_line_that_loads_the_file():
     """The warning must come once, and must show the line of the user's program that loads the file."""
     with pytest.warns(ConfigurationWarning) as caught:
         Network.from_json(logistic(trian={"lr": 1}))
@@ -131,7 +131,7 @@ def test_unknown_keys_are_warned_of_where_the_file_is_loaded():
     assert caught[0].filename == __file__
 
 
-def test_what_was_left_out_is_not_warned_of_again():
+def test_a_saved_network_gives_no_second_warning():
     """A network that was saved and loaded again has no unknown keys."""
     with pytest.warns(ConfigurationWarning):
         network = Network.from_json(logistic(colour="blue"))
@@ -160,6 +160,6 @@ def test_a_layer_that_cannot_be_built_is_reported_with_the_file(tmp_path, monkey
     assert str(caught.value) == "net.json: layer 'wide': expected something else"
 
 
-def test_it_shows_what_it_is():
+def test_the_representation_shows_layers_and_dtype():
     """The representation is shown in notebooks and in messages."""
     assert repr(Network.from_json(deep_fm())) == "Network('configuration', 8 layers, float32)"

@@ -117,8 +117,8 @@ MODELS: dict[str, list[dict[str, Any]]] = {
         embedding(),
         embedding("other"),
         several("added", "SumPooling", ["embedding", "other"], WIDTH),
-        several("beside", "ConcatLayer", ["embedding", "added"], 2 * WIDTH),
-        one("cross", "BiInnerSumCross", "beside", 1),
+        several("joined", "ConcatLayer", ["embedding", "added"], 2 * WIDTH),
+        one("cross", "BiInnerSumCross", "joined", 1),
         loss("cross", "hingeloss"),
     ],
 }

@@ -107,7 +107,7 @@ async def test_a_new_run_resumes_from_the_version_published_last() -> None:
     assert then[-1].metrics["loss"] < first[0].metrics["loss"]
 
 
-async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> None:
+async def test_each_invalid_row_is_skipped_alone() -> None:
     """One event without its fields must neither end the training nor remove other events."""
     events, _ = await topics()
     good = records(rows(50))
@@ -130,7 +130,7 @@ async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> No
     assert sum(step.counts.rejected for task in statistics.tasks for step in task.steps) == 3
 
 
-def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> None:
+def test_each_dense_row_that_does_not_fit_an_embedding_is_skipped_alone() -> None:
     """One row with a missing field ended the job, in spite of on_error."""
     data = rows(12)
     x = data.rows.to_dense()  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> 
     assert models.items[-1].records == 11
 
 
-def test_records_of_another_form_are_put_aside_and_rows_without_features_are_learned_from() -> None:
+def test_records_of_another_form_are_skipped_and_rows_without_features_are_learned() -> None:
     """One record without its keys, or one row with an empty list, ended the job, as if all records were wrong."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
@@ -204,7 +204,7 @@ def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> N
         network_of_version(version, "served")
 
 
-def test_a_stream_cannot_tell_how_many_features_there_are() -> None:
+def test_a_stream_needs_a_configured_number_of_features() -> None:
     """Features with higher numbers may come next year."""
     flow = Flow("f")
     with pytest.raises(GraphError, match=r"given indexrange -1, which a stream cannot tell; set indexrange"):

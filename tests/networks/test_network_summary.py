@@ -61,7 +61,7 @@ def test_a_transfer_function_is_shown_with_its_parameters():
     assert Network.from_json(document).summary().rows[4].type == "FCLayer, Dropout(proba 0.1)"
 
 
-def test_a_graph_at_work_shows_how_far_each_layer_is():
+def test_a_running_graph_shows_the_status_of_each_layer():
     """If a user forgets a step, the table shows which layer waits for it."""
     network = Network.from_json(deep_fm())
     graph = network.graph()

@@ -116,10 +116,10 @@ def test_the_same_seed_gives_the_same_model_to_the_last_bit() -> None:
     def run(seed: int) -> Any:
         return trained(Network.from_json(changed), rows(100), consistency=BSP(), seed=seed)
 
-    (first, told), (again, told_again), (other, _) = run(3), run(3), run(4)
+    (first, losses), (again, losses_again), (other, _) = run(3), run(3), run(4)
     for name, array in arrays_of(first[-1]).items():
         assert array.tobytes() == arrays_of(again[-1])[name].tobytes()
-    assert [each["loss"] for each in told] == [each["loss"] for each in told_again]
+    assert [each["loss"] for each in losses] == [each["loss"] for each in losses_again]
     assert any((array != arrays_of(other[-1])[name]).any() for name, array in arrays_of(first[-1]).items())
 
 
@@ -153,7 +153,7 @@ def test_training_resumes_from_given_parameters() -> None:
         assert then[0].metrics["validation_loss"] < end + 0.2 * (begin - end), optimizer
 
 
-def test_only_the_parameters_of_features_that_are_there_change() -> None:
+def test_only_parameters_of_present_features_change() -> None:
     """A mini-batch has a few of a million features; other parameters, and their optimizer state, must not change."""
     data = rows(60)
     seen = np.flatnonzero(data.rows.to_dense().any(axis=0))  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def test_the_deep_branch_learns() -> None:
 # -- real data -----------------------------------------------------------------------------------------------
 
 
-def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_be() -> None:
+def test_the_published_logistic_regression_reaches_its_known_quality_on_a9a() -> None:
     """The results must be .339, .842 and .901 in validation, and .325, .852 and .902 on the test file, to .003."""
     made = Network.from_json(published("logreg"))
     settings = made.configuration.data
@@ -319,7 +319,7 @@ def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_b
     ("name", "known"),
     [("logreg", (0.330, 0.850, 0.901)), ("deepfm", (0.331, 0.850, 0.900)), ("daw", (0.315, 0.851, 0.909))],
 )
-def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
+def test_the_published_networks_reach_their_known_quality_on_census(
     name: str, known: tuple[float, float, float]
 ) -> None:
     """The results must be as good as those of an independent implementation, to .003."""
@@ -341,7 +341,7 @@ def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
     ("name", "consistency"),
     [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())],
 )
-def test_the_networks_of_the_examples_are_as_good_on_census_as_they_say(name: str, consistency: Any) -> None:
+def test_the_networks_of_the_examples_reach_their_documented_quality(name: str, consistency: Any) -> None:
     """A working deep branch reaches .907 on the test file; logistic regression reaches .911."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -365,7 +365,7 @@ def test_the_published_networks_run_as_they_are(name: str) -> None:
 # -- errors --------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
+def test_invalid_rows_are_refused_before_anything_runs() -> None:
     """An error after an hour of training is too late."""
     made, data = network(), rows(20)
     server = ParameterServer()

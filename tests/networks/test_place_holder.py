@@ -38,7 +38,7 @@ def test_rows_count_the_features_that_are_there(rows, width):
 
 
 @given(ROWS)
-def test_what_layers_ask_of_sparse_rows_is_that_of_this_mini_batch(rows):
+def test_sparse_rows_have_the_values_of_the_current_mini_batch(rows):
     """The place holder returned the values and the features per row of the previous mini-batch."""
     place_holder = PlaceHolder(20, "float32")
     place_holder.feed_data(_sparse([{1: 1.0, 2: 1.0}], 20))

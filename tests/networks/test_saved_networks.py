@@ -50,9 +50,9 @@ def test_other_programs_can_read_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "m" / "network.json").read_text()) == made.to_json()
     arrays = safetensors.numpy.load_file(tmp_path / "m" / "parameters.safetensors")
     assert arrays["embedding.weight"].shape == (24, 3)
-    told = json.loads((tmp_path / "m" / "results.json").read_text())
-    assert told[0]["validation"] == {"rows": 10, "loss": 0.4, "accuracy": 0.8, "auc": 0.9}
-    assert told[1] == {"epoch": 2, "training_loss": 0.4, "validation": None}
+    stored = json.loads((tmp_path / "m" / "results.json").read_text())
+    assert stored[0]["validation"] == {"rows": 10, "loss": 0.4, "accuracy": 0.8, "auc": 0.9}
+    assert stored[1] == {"epoch": 2, "training_loss": 0.4, "validation": None}
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "n").exists()
 
 
-def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -> None:
+def test_a_failed_save_names_the_folder(tmp_path: Path) -> None:
     """After the training, the error was an Errno that did not mention the model."""
     made = network()
     (tmp_path / "file").write_text("mine")
@@ -114,7 +114,7 @@ def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -
         save_network("/proc/m", made, made.initial_parameters(seed=1))
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_the_training() -> None:
+def test_an_unwritable_folder_is_refused_before_the_training() -> None:
     """An hour of training was lost: ``os.access`` tells root that every folder is writable, even below /proc."""
     with pytest.raises(
         ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"

@@ -16,7 +16,7 @@ COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
 
 
 @pytest.mark.parametrize("result", [[1, 2], np.zeros((3, 2)), COLUMNS, []])
-def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
+def test_map_batch_emits_the_result_of_the_function(result: Any) -> None:
     """The result may have any length and type, and must not be copied."""
     driven = Driven(MapBatch(lambda batch: result)).feed([1])
     assert all(batch is result for batch in driven.batches)

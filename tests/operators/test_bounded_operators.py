@@ -21,7 +21,7 @@ NUMBERS = st.lists(st.integers(-5, 5), max_size=40)
 
 @thorough
 @given(words=st.lists(st.text("ab", max_size=2)), places=cuts(20))
-def test_reduce_all_gives_one_record_of_all_or_none_of_none(words: list[str], places: list[int]) -> None:
+def test_reduce_all_gives_one_record_or_none_without_input(words: list[str], places: list[int]) -> None:
     """The records must be reduced in order, because the function need not be commutative."""
     driven = Driven(ReduceAll(lambda joined, word: joined + "," + word)).feed(*pieces_of(words, places))
     assert driven.records == []
@@ -77,7 +77,7 @@ def test_sort_takes_the_name_of_a_field() -> None:
     assert Driven(Sort("x")).feed(rows).finish().records[0]["name"] == "a"
 
 
-def test_sort_lets_go_of_its_records_in_pieces() -> None:
+def test_sort_emits_its_records_in_pieces() -> None:
     """One batch with all records would fill the channels after the step."""
     driven = Driven(Sort()).feed(np.arange(20_000)[::-1]).finish()
     assert [len(batch) for batch in driven.batches] == [8192, 8192, 3616]
@@ -136,7 +136,7 @@ def test_join_takes_a_field_or_a_pair_for_left_and_right() -> None:
     assert [left["name"] for left, _ in both.records] == ["ann", "bob"]
 
 
-def test_join_pairs_none_with_none_and_nan_with_nothing() -> None:
+def test_join_pairs_none_with_none_but_never_nan() -> None:
     """A dict finds NaN by identity, so NaN matched before a restart but not after it."""
     nan = math.nan
     driven = Driven(Join(lambda record: record)).feed([nan, None], to="left").feed([nan, None], to="right")
@@ -161,13 +161,13 @@ def test_join_refuses_a_record_whose_key_is_missing_or_cannot_be_hashed(side: st
 
 
 @pytest.mark.parametrize("on", [3, ("a",), ("a", "b", "c"), ("a", 3), None])
-def test_join_says_what_on_may_be(on: Any) -> None:
+def test_join_refuses_an_invalid_on(on: Any) -> None:
     """A user gave the names of two fields of one record, which look like a pair for left and right."""
     with pytest.raises(ConfigurationError, match=r"Join\(on\)"):
         Join(on)
 
 
 @pytest.mark.parametrize("operator", [ReduceAll(max), Sort(), Join("x")])
-def test_without_input_nothing_comes_out(operator: Operator) -> None:
+def test_without_input_no_record_is_emitted(operator: Operator) -> None:
     """An empty table is valid input and gives no records."""
     assert Driven(operator).finish().records == []

@@ -84,7 +84,7 @@ def test_a_failure_names_the_record(f: Any) -> None:
     assert failure.value.record == 2
 
 
-def test_of_a_refused_record_no_item_goes_out() -> None:
+def test_no_item_of_a_refused_record_is_emitted() -> None:
     """If half of a record's items were emitted, they would count twice after its dead letter is sent again."""
     driven = Driven(FlatMap(halting), policy="dead_letter").feed([1, 2, 3])
     assert driven.records == [1, 1, 3, 3]

@@ -28,7 +28,7 @@ def test_each_record_gives_the_reduction_of_its_key_so_far(words: list[str]) -> 
     ]
 
 
-def test_none_is_a_value_like_any_other() -> None:
+def test_none_is_a_valid_value() -> None:
     """None was treated as a missing value, and the reduction started again."""
     driven = Driven(KeyedReduce(lambda record: 0, lambda value, record: (value, record)))
     assert driven.feed([None, None, 1]).records == [None, (None, None), ((None, None), 1)]
@@ -59,7 +59,7 @@ def test_the_initial_state_is_the_one_given_when_the_step_was_made() -> None:
 
 
 @pytest.mark.parametrize("result", [5, None, (1, 2, 3), (1,)])
-def test_what_is_not_state_and_output_is_named(result: Any) -> None:
+def test_a_result_that_is_not_state_and_output_is_named(result: Any) -> None:
     """Python's "cannot unpack" is raised in a line that the user never wrote."""
     driven = Driven(StatefulMap(lambda record: 0, lambda state, record: result))
     with pytest.raises(RecordFailure) as failure:
@@ -69,7 +69,7 @@ def test_what_is_not_state_and_output_is_named(result: Any) -> None:
     assert repr(result) in str(failure.value.__cause__)
 
 
-def test_an_error_of_the_users_own_stays_what_it_is() -> None:
+def test_an_error_of_the_users_function_is_kept() -> None:
     """A TypeError inside the function was reported as a wrong result of the function."""
     driven = Driven(StatefulMap(lambda record: 0, lambda state, record: len(record)))
     with pytest.raises(RecordFailure) as failure:

@@ -214,7 +214,7 @@ def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> Non
 @pytest.mark.parametrize(
     "keys", [[1, 2], np.array([1.0, 2.0]), np.array([True, False]), np.array([1]), np.array([[1], [2]]), None]
 )
-def test_keys_that_are_none_are_refused(keys: Any) -> None:
+def test_invalid_keys_are_refused(keys: Any) -> None:
     """Floats and booleans equal integers, so they would share the integers' states."""
     with pytest.raises(FunctionResultError, match="keys_of"):
         Driven(KeyedReduceBatch(lambda batch: keys, np.add)).feed(np.array([1, 2]))

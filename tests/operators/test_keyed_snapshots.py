@@ -153,7 +153,7 @@ def test_batches_between_two_slices_are_not_in_the_snapshot(
 
 
 @pytest.mark.parametrize("time_to_live_s", [None, TIME_TO_LIVE_S])
-def test_keys_come_back_in_the_order_in_which_they_were(time_to_live_s: float | None) -> None:
+def test_keys_are_restored_in_their_order(time_to_live_s: float | None) -> None:
     """A step that iterates over its keys would use another order after a restore."""
     clock = ManualClock()
     state = keyed_state(clock, time_to_live_s)
@@ -172,7 +172,7 @@ def test_keys_come_back_in_the_order_in_which_they_were(time_to_live_s: float | 
     )
 
 
-def test_a_time_to_live_may_come_and_go_between_two_runs() -> None:
+def test_a_time_to_live_may_be_added_or_removed_between_two_runs() -> None:
     """A flow that gains or loses its time to live must still start from its stored state."""
     clock = ManualClock()
     without, with_one = keyed_state(clock), keyed_state(clock, TIME_TO_LIVE_S)
@@ -185,7 +185,7 @@ def test_a_time_to_live_may_come_and_go_between_two_runs() -> None:
     assert (without.get("a"), with_one.get("a")) == (1, {})
 
 
-def test_the_states_of_a_restore_are_dealt_out_by_key() -> None:
+def test_the_states_of_a_restore_are_distributed_by_key() -> None:
     """With another parallelism, a subtask receives some keys of each earlier subtask."""
     state = keyed_state(ManualClock(), TIME_TO_LIVE_S)
     for key in range(40):
@@ -210,7 +210,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("touched", [False, True])
     @pytest.mark.parametrize("value", [{1, 2}, threading.Lock()], ids=["copyable", "not copyable"])
-    def test_what_is_not_plain_data_is_named_with_step_and_key(self, value: Any, touched: bool) -> None:
+    def test_state_that_is_not_plain_data_is_named_with_step_and_key(self, value: Any, touched: bool) -> None:
         """One of a million keys had a set in its state, and the error "cannot serialize" did not name the key."""
         snapshot = self.snapshot_of({"tags": value}, touched=touched)
         assert snapshot.name == "count"
@@ -238,7 +238,7 @@ class TestErrors:
             list(driven.operator.snapshot().frames())
 
 
-def test_a_released_snapshot_keeps_nothing_any_more_and_cannot_be_taken_for_whole(
+def test_a_released_snapshot_keeps_no_state_and_cannot_be_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A snapshot that was released before its end was stored as if it were complete, and still copied every state."""
@@ -266,7 +266,7 @@ def test_a_snapshot_that_is_done_costs_nothing_more() -> None:
     assert state._unfinished == []
 
 
-def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
+def test_large_states_that_are_encoded_are_not_copied() -> None:
     """All large states were in memory twice, although most of them were already encoded."""
     state = keyed_state(ManualClock())
     for key in range(30):
@@ -285,7 +285,7 @@ def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
     assert {float(entry["weights"].sum()) for _, entry in items_of(frames)} == {0.0}
 
 
-def test_copies_are_given_back_once_they_are_encoded() -> None:
+def test_copies_are_freed_once_they_are_encoded() -> None:
     """All states were in memory twice until the last slice; freeing them all at once then took long."""
     state = keyed_state(ManualClock())
     for key in range(20_000):

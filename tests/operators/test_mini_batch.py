@@ -69,7 +69,7 @@ def test_every_n_records_of_an_epoch_make_one(
     assert frozen(dict(sorted(emitted.items()))) == frozen(dict(sorted(expected(stream, n).items())))
 
 
-def test_an_epochs_end_sends_out_what_is_left_of_it_and_of_no_later_one() -> None:
+def test_an_epochs_end_emits_the_remainder_of_that_epoch_only() -> None:
     """Records kept until the next epoch would count in it; records kept for ever would block the loop."""
     driven = Driven(MiniBatch(10), in_iteration=True)
     driven.feed([1], epoch=0).feed([3], epoch=2).feed([2], epoch=1)
@@ -79,7 +79,7 @@ def test_an_epochs_end_sends_out_what_is_left_of_it_and_of_no_later_one() -> Non
     assert driven.finish().records == [[1], [2], [3]]
 
 
-def test_outside_an_iteration_epochs_play_no_part() -> None:
+def test_outside_an_iteration_epochs_are_ignored() -> None:
     """A watermark must not shorten a mini-batch."""
     driven = Driven(MiniBatch(2)).feed([1], epoch=0).watermark(0)
     assert driven.feed([2], epoch=1).records == [[1, 2]]
@@ -109,7 +109,7 @@ def test_whole_mini_batches_of_an_array_are_not_copied(kind: str) -> None:
         (Columns({"x": [1]}), np.array([2])),
     ],
 )
-def test_records_of_different_kinds_meet_in_a_list_unchanged(first: Any, second: Any) -> None:
+def test_records_of_different_kinds_form_a_list_unchanged(first: Any, second: Any) -> None:
     """A concatenation would change the type of the records."""
     [record] = Driven(MiniBatch(2)).feed(first, second).records
     assert type(record) is list
@@ -133,7 +133,7 @@ def test_a_timer_of_records_that_have_gone_out_does_not_cut_the_next_ones_short(
     assert driven.wait(0.2).records == [[1, 2], [3]]
 
 
-def test_timers_do_not_pile_up_under_load() -> None:
+def test_timers_do_not_accumulate_under_load() -> None:
     """A timer for each batch with a remainder would mean thousands of timers within a long timeout."""
     driven = Driven(MiniBatch(2, timeout_s=1000))
     for _ in range(50):
@@ -165,7 +165,7 @@ def test_a_step_given_a_timeout_later_takes_the_state_of_one_without() -> None:
     assert with_timer.restarted(MiniBatch(5)).wait(2).finish().records == [[1]]
 
 
-def test_what_is_emitted_does_not_change_afterwards() -> None:
+def test_an_emitted_mini_batch_does_not_change_later() -> None:
     """The next records were added to the list that had just been emitted."""
     driven = Driven(MiniBatch(2)).feed([1], [2], [3], [4], [5])
     assert driven.finish().records == [[1, 2], [3, 4], [5]]

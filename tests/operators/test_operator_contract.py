@@ -137,7 +137,7 @@ def test_a_restored_instance_resumes_as_if_nothing_had_happened(
 @every_operator
 @quick
 @given(before=NUMBERS, after=NUMBERS)
-def test_a_snapshot_stays_as_it_was_taken(
+def test_a_snapshot_does_not_change_later(
     make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
 ) -> None:
     """A snapshot is written while the operator continues, and later changes belong to the next snapshot."""
@@ -184,7 +184,7 @@ def test_an_empty_batch_gives_nothing(make: Callable[[], Operator], kind: str) -
 
 
 @every_operator
-def test_what_goes_out_at_the_end_goes_out_once(make: Callable[[], Operator], kind: str) -> None:
+def test_results_at_the_end_are_emitted_once(make: Callable[[], Operator], kind: str) -> None:
     """A checkpoint that was taken after the end must not emit the results again."""
     driven = Driven(make()).feed(as_kind(kind, [1, 2, 3])).finish()
     emitted = len(driven.records)

@@ -47,7 +47,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
     ("StampsItsState", NUMBERS, {}, ["called twice in a row", "state[0]: expected"]),
     ("UsesTheWallClock", NUMBERS, {}, ["two runs from the beginning differ", "take time from context.clock"]),
     ("UsesMonotonicTime", NUMBERS, {}, ["monotonic_s starts at 0 in each process"]),
-    ("GoesThroughASet", WORDS, {}, ["restored in a fresh process: output 'output', record"]),
+    ("IteratesOverASet", WORDS, {}, ["restored in a fresh process: output 'output', record"]),
     ("UsesHash", [*WORDS, *WORDS], {}, ["Restored in this process it is equal", "hash(), id()"]),
     (
         "KeepsASet",
@@ -88,13 +88,13 @@ def test_a_fault_is_found_and_reported(
 @pytest.mark.parametrize(
     ("factory", "records"), [(Momentum, NUMBERS), (Gathers, NUMBERS), (ResumesAtItsPositions, None)]
 )
-def test_a_sound_one_passes(factory: Any, records: Any, restore_process: RestoreProcess) -> None:
+def test_a_sound_operator_passes(factory: Any, records: Any, restore_process: RestoreProcess) -> None:
     """A check with false alarms gets switched off."""
     check_restore(factory, records, process=restore_process)
     check_restore(factory, records, fresh_process=False)
 
 
-def test_what_only_a_fresh_process_shows_is_not_found_in_this_one() -> None:
+def test_some_faults_are_found_only_in_a_fresh_process() -> None:
     """Hashes are constant within one process, so this fault shows only in a fresh process."""
     check_restore(UsesHash, [*WORDS, *WORDS], fresh_process=False)
 

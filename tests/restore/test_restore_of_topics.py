@@ -30,7 +30,7 @@ from streamiter_files.topic import FilesReader
 from streamiter_sqlite.topic import SqliteReader
 
 
-def test_an_sqlite_topic_is_read_on(
+def test_reading_an_sqlite_topic_resumes(
     tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stored positions counted records that were only read ahead, and these records were lost."""
@@ -50,7 +50,7 @@ FILES: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_files_are_read_on(
+def test_reading_files_resumes(
     kind: str, tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of several files is longer than a batch, so positions are inside a file and between files."""

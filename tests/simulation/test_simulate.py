@@ -93,7 +93,7 @@ class Leaking(Remembering):
         self.task = asyncio.create_task(asyncio.sleep(1e9))
 
 
-def test_state_that_a_restart_forgets_is_found_and_the_message_says_how_to_see_it_again() -> None:
+def test_state_that_a_restart_forgets_is_found_with_a_message_to_repeat_it() -> None:
     """A failure without its seed cannot be repeated."""
     found = failure(flow_of(Forgetful))
     text = str(found)
@@ -118,7 +118,7 @@ def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_named() -> 
     assert "Hanging.process (test_simulate.py:" in found.what
 
 
-def test_a_failure_that_no_fault_has_led_to_is_found() -> None:
+def test_a_failure_that_no_fault_caused_is_found() -> None:
     """Restarts could hide a flow that fails after every restart."""
     found = failure(flow_of(Failing))
     assert "fails, and no fault has led to that" in found.what
@@ -132,7 +132,7 @@ def test_a_task_that_outlives_its_job_is_found() -> None:
     assert "run 1 has ended and leaves tasks behind" in found.what
 
 
-def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
+def test_a_users_check_is_called_after_every_commit() -> None:
     """A condition that must hold at any time has no expected output for a comparison."""
     lengths = []
 
@@ -149,7 +149,7 @@ def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
     assert len(set(lengths)) > 5
 
 
-def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None:
+def test_outputs_written_at_once_may_be_repeated_but_not_lost() -> None:
     """A missing record violates at-least-once delivery too."""
 
     def at_once(simulation: Simulation, **output: Any) -> Flow:
@@ -250,7 +250,7 @@ def test_a_name_is_taken_once() -> None:
         simulate(twice, 0)
 
 
-async def test_a_simulation_leaves_the_event_loop_alone_that_it_is_called_in() -> None:
+async def test_a_simulation_does_not_change_the_current_event_loop() -> None:
     """A test that is a coroutine continues to use its event loop after the simulation."""
     around = asyncio.get_running_loop()
     run(running_totals, 1)

@@ -66,7 +66,7 @@ def test_without_a_window_the_order_is_that_of_asyncio() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_callbacks_keep_their_order_and_a_task_begins_before_what_was_asked_for_after_it(seed: int) -> None:
+def test_callbacks_keep_their_order_and_a_task_starts_before_later_requests(seed: int) -> None:
     """Asyncio promises both, and code relies on them: a task that was cancelled before its start closed nothing."""
 
     async def main(run: Run) -> None:
@@ -89,7 +89,7 @@ def test_callbacks_keep_their_order_and_a_task_begins_before_what_was_asked_for_
     assert run.noted == list(range(10))
 
 
-def test_time_jumps_where_all_wait_and_timers_come_in_their_order() -> None:
+def test_time_jumps_if_all_tasks_wait_and_timers_keep_their_order() -> None:
     """An hour of simulated waiting must cost nothing."""
 
     async def main(run: Run) -> float:
@@ -120,7 +120,7 @@ def test_functions_for_threads_run_in_this_thread() -> None:
     assert Run().main(main) == [threading.get_ident(), (3, 1)]
 
 
-def test_a_deadlock_is_found_and_says_where_tasks_wait() -> None:
+def test_a_deadlock_is_found_with_the_places_where_tasks_wait() -> None:
     """A simulation that hangs gives no information about its cause."""
 
     async def main(run: Run) -> None:
@@ -143,7 +143,7 @@ def test_a_deadlock_is_found_and_says_where_tasks_wait() -> None:
     drop_all(run.loop)
 
 
-def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
+def test_a_dropped_task_takes_no_turn_and_gives_no_warning() -> None:
     """A crash must leave no task that Python closes, or warns of, in the middle of the next run."""
     reached: list[str] = []
 

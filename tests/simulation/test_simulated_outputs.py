@@ -57,7 +57,7 @@ EXPECTED = records("0 a 1", "0 b 2", "1 a 3", "0 a 4")
         ("partition", "at_least_once", ["1 a 1"], "expected no such record", "expected"),
     ],
 )
-def test_a_part_may_lack_its_end_only_and_the_whole_nothing(
+def test_a_part_may_lack_only_its_end_and_the_whole_must_be_complete(
     order: Order, delivery: Delivery, given: list[str], part: str | None, whole: str | None
 ) -> None:
     """A check that accepts a gap or a repeated record misses the bugs that it must find."""

@@ -45,7 +45,7 @@ async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
     assert await store.list("clicks") == []
 
 
-async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
+async def test_a_save_fails_before_or_after_the_snapshot_is_stored() -> None:
     """A snapshot that was saved in spite of an error is unused, and the next number must differ from its number."""
     seen = set()
     for seed in range(40):

@@ -79,7 +79,7 @@ async def test_a_batch_is_cut_anywhere_and_nothing_of_it_is_lost() -> None:
     assert {1, 2, 3} < sizes
 
 
-async def test_a_call_fails_before_or_after_it_took_effect() -> None:
+async def test_a_call_fails_before_or_after_its_effect() -> None:
     """If failed commits were never committed, the simulation would miss jobs that do not check for them."""
     seen = set()
     for seed in range(40):
@@ -98,7 +98,7 @@ async def test_a_call_fails_before_or_after_it_took_effect() -> None:
     assert seen == {("committed", 1), ("failed", 0), ("failed", 1)}
 
 
-async def test_what_is_written_outside_transactions_may_be_there_twice() -> None:
+async def test_records_written_outside_transactions_may_be_repeated() -> None:
     """At-least-once delivery permits repetitions, so the simulation must find a sink that forbids them."""
     made = Made(replace(CALM, duplicates=1.0))
     topic = made.topic("t")
@@ -107,7 +107,7 @@ async def test_what_is_written_outside_transactions_may_be_there_twice() -> None
     assert await made.stored() == [b"a", b"b", b"a", b"b"]
 
 
-async def test_calls_that_are_stuck_come_back_when_the_network_heals() -> None:
+async def test_stuck_calls_return_when_the_network_heals() -> None:
     """The job must make progress after the last fault, so every stuck call must end."""
     made = Made(replace(CALM, stuck=1.0, stuck_s_max=1e9))
     calls = [asyncio.create_task(made.topic("t").create()) for _ in range(3)]

@@ -15,7 +15,7 @@ def form(source: Any) -> dict[str, Any]:
     return canonical(read_configuration(source))
 
 
-def test_what_angel_saved_stays_as_it_is():
+def test_a_file_saved_by_angel_is_its_own_canonical_form():
     """graph.json is its own canonical form, key for key and in this order; other programs also read the file."""
     path = published("graph")
     saved = json.loads(path.read_text())
@@ -32,7 +32,7 @@ def test_a_published_file_loaded_and_saved_means_the_same(name):
     assert canonical(again) == canonical(first)
 
 
-def test_it_says_every_default():
+def test_the_canonical_form_contains_every_default():
     """Defaults may change in a later version, but the meaning of a saved file must not."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},
@@ -89,7 +89,7 @@ def test_paths_and_another_way_of_initial_values_are_kept():
     assert form(saved) == saved
 
 
-def test_the_text_is_read_as_what_it_was_made_of(tmp_path):
+def test_the_saved_text_is_read_as_the_same_document(tmp_path):
     """Names may contain characters that are not ASCII."""
     document = deep_fm()
     layer(document, "wide")["name"] = "größe"
@@ -136,7 +136,7 @@ def test_files_that_mean_the_same_have_one_form(document):
     assert as_text(form(document)) == as_text(form(deep_fm()))
 
 
-def test_a_rate_that_stays_is_called_as_angel_calls_it():
+def test_a_constant_rate_has_the_name_that_angel_uses():
     """Angel's own files contain ConstantLearningRate; other programs do not know the short name."""
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1},

@@ -25,7 +25,7 @@ from networks.configuration.refusals import of_file, refused
     ],
     ids=["torn", "empty", "array", "null", "nan", "twice", "deep", "digits"],
 )
-def test_a_file_that_is_no_json_object_is_refused(tmp_path, text, said):
+def test_a_file_without_a_json_object_is_refused(tmp_path, text, said):
     """Python's JSON parser would silently keep the last of two layers with the same name."""
     assert of_file(tmp_path, text) == f"net.json: {said}"
 
@@ -37,14 +37,14 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     assert refused(path) == "model.safetensors: expected JSON in UTF-8, given a wrong byte at 1"
 
 
-def test_a_file_that_is_not_there_is_named_with_its_folder(tmp_path):
+def test_a_missing_file_is_named_with_its_folder(tmp_path):
     """In most cases the folder is wrong, so the error shows the whole path."""
     missing = tmp_path / "no.json"
     assert refused(missing) == f"{missing}: expected a JSON file, given No such file or directory"
     assert refused(tmp_path) == f"{tmp_path}: expected a JSON file, given Is a directory"
 
 
-def test_what_is_neither_a_path_nor_a_dict_is_refused():
+def test_only_a_path_or_a_dict_is_accepted():
     """A user may pass the list that ``json.load`` returned, or another wrong type."""
     assert refused(7) == (
         "configuration: expected the path of a JSON file, or a dict with its content, given int"

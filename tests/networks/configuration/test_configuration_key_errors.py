@@ -68,7 +68,7 @@ from networks.published import layer
     ],
     ids=case_id,
 )
-def test_what_is_missing_is_named_with_what_is_there(tmp_path, change, said):
+def test_a_missing_key_is_named_with_the_given_keys(tmp_path, change, said):
     """The error must come before anything runs: hours later, in a worker, the file and its line would be unknown."""
     assert_refused(tmp_path, change, said)
 

@@ -51,7 +51,7 @@ def test_each_published_file_is_read_without_a_warning(name):
     assert configuration.loss_layer.loss.type == "LogLoss"
 
 
-def test_the_published_deep_fm_says_what_it_says():
+def test_every_key_of_the_published_deep_fm_is_read():
     """One whole file is checked, so that no key is read into a wrong setting."""
     read = read_configuration(published("deepfm"))
     assert read.data == DataSettings(
@@ -151,7 +151,7 @@ def test_every_key_of_the_sections_is_read():
         ({}, {}, None),
     ],
 )
-def test_how_many_features_there_are_says_indexrange_then_modelsize_then_the_data(data, model, features):
+def test_the_number_of_features_is_indexrange_or_modelsize_or_from_the_data(data, model, features):
     """logreg.json gives -1 as the number of features, so the number comes from the data."""
     assert read_configuration({"data": data, "model": model, "layers": LOGISTIC}).features == features
 
@@ -209,7 +209,7 @@ def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
     ],
     ids=str,
 )
-def test_the_learning_rate_decays_as_decayclass_says(decay, rate):
+def test_decayclass_chooses_the_decay_of_the_learning_rate(decay, rate):
     """All optimizers except FTRL use the decay."""
     assert wide(train={"lr": 0.5, **decay}).optimizer.learning_rate == rate
 
@@ -232,7 +232,7 @@ def test_older_files_misspell_the_default_transfer_function(key):
     ]
 
 
-def test_whether_dropout_drops_is_not_for_the_file_to_say():
+def test_the_key_actiontype_of_dropout_is_ignored():
     """The network itself knows whether it trains or predicts, so Angel's key ``actiontype`` is ignored."""
     layers = [
         {**LOGISTIC[0], "transfunc": {"type": "dropout", "proba": 0.1, "actiontype": "train"}},
@@ -318,13 +318,13 @@ def test_a_folded_layer_is_as_many_layers_as_it_has_dimensions():
     ]
     written_out = read_configuration(document)
 
-    def told(configuration: Configuration) -> list[Any]:
+    def described(configuration: Configuration) -> list[Any]:
         return [
             (found.name, found.output_dim, found.inputs, found.transfer_function, found.optimizer)
             for found in configuration.layers
         ]
 
-    assert told(written_out) == told(folded)
+    assert described(written_out) == described(folded)
 
 
 def test_the_parts_of_a_folded_layer_may_be_inputs_themselves():
@@ -398,7 +398,7 @@ def test_a_chain_of_thousands_of_layers_is_read():
 # ---- unknown keys
 
 
-def test_unknown_keys_are_warnings_that_name_them_and_what_they_may_mean(tmp_path):
+def test_an_unknown_key_is_a_warning_with_the_nearest_known_key(tmp_path):
     """Other versions have other keys, but a typing error must not be ignored silently."""
     document = deep_fm()
     document["deafult_optimizer"] = "adam"

@@ -131,7 +131,7 @@ def _dot(first: list[float], second: list[float]) -> float:
     return sum(a * b for a, b in zip(first, second, strict=True))
 
 
-def test_the_inner_sum_is_that_of_all_pairs():
+def test_the_inner_sum_adds_the_products_of_all_pairs():
     """The layer computes ½(‖Σu‖² − Σ‖u‖²), which must equal the sum over the pairs."""
     _crossed(
         "biinnersumcross",
@@ -151,14 +151,14 @@ def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():
     )
 
 
-def test_inner_products_stand_row_by_row_of_the_triangle():
+def test_inner_products_are_ordered_by_the_rows_of_the_triangle():
     """Column by column the products would be the same set, but a saved model would have another meaning."""
     _crossed(
         "biinnercross", PAIRS, lambda vectors: [_dot(u, v) for u, v in itertools.combinations(vectors, 2)]
     )
 
 
-def test_outer_products_stand_row_by_row():
+def test_outer_products_are_ordered_by_rows():
     """U ⊗ v and v ⊗ u are each the transpose of the other."""
     _crossed(
         "bioutercross",

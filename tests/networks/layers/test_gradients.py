@@ -168,7 +168,7 @@ def test_float32_is_close_to_float64_and_stays_float32(type_name, kind):
         np.testing.assert_allclose(found[1][name], expected, rtol=1e-3, atol=1e-5 * scale, err_msg=name)
 
 
-def test_no_layer_changes_what_it_was_given():
+def test_no_layer_changes_its_inputs():
     """Two layers read one output, and the relu of the first changed the output in place."""
     generator = np.random.default_rng(17)
     for type_name in CASES:

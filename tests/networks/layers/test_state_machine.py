@@ -48,7 +48,7 @@ def _feed(graph: LayerGraph) -> None:
     give_values(graph, generator)
 
 
-def test_each_step_is_done_once_and_called_again_gives_what_it_gave():
+def test_a_repeated_step_returns_its_first_result():
     """A layer with two consumers computed its output and its gradient twice."""
     graph, nodes = _graph()
     counting = _Counting(nodes.layers[0])
@@ -129,7 +129,7 @@ def test_a_step_that_failed_leaves_the_layer_where_it_was():
     assert nodes.layers[0].cal_output().shape == (4, 3)
 
 
-def test_a_way_back_before_the_way_there_is_over_names_the_layer_in_question():
+def test_a_backward_pass_before_the_end_of_the_forward_pass_names_the_layer():
     """The first layer had run, but its consumer had not, so the backward pass began without a gradient."""
     graph, nodes = _graph()
     _feed(graph)

@@ -173,7 +173,7 @@ def test_k_means_predicts_the_cluster_and_the_distance():
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_what_is_predicted_right_is_counted(name):
+def test_right_predictions_are_counted(name):
     """A prediction is right if the score has the label's sign, or if the class equals the label."""
     scores, labels = _given(name, rows=50)
     loss = LOSSES[name]()
@@ -224,13 +224,13 @@ def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_labels_that_it_knows_are_taken(name):
+def test_valid_labels_are_accepted(name):
     """The check must accept the labels that the formula is made for."""
     LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, math.nan])
-def test_a_delta_that_is_none_is_refused(delta):
+def test_an_invalid_delta_is_refused(delta):
     """With a δ of 0 the loss is always 0."""
     with pytest.raises(ConfigurationError, match=r"huberloss\(delta=\): expected a number above 0"):
         HuberLoss(delta=delta)

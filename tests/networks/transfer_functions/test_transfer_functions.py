@@ -94,7 +94,7 @@ def test_large_numbers_overflow_nowhere(name, dtype):
     assert np.isfinite(applied.backward(np.ones_like(values))).all()
 
 
-def test_a_softmax_does_not_change_with_what_all_scores_have_in_common():
+def test_a_softmax_ignores_a_common_shift_of_all_scores():
     """A row of large scores must give the same result as the same row shifted to 0."""
     values, function = _values(), TRANSFER_FUNCTIONS["softmax"]()
     shifted = function.forward(values + 500.0, None).output
@@ -132,14 +132,14 @@ def test_the_same_seed_leaves_out_the_same(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_those_with_dropout_say_that_they_draw(name):
+def test_only_functions_with_dropout_draw_random_numbers(name):
     """A graph makes a generator for each mini-batch and each layer that draws, but not for other layers."""
     assert TRANSFER_FUNCTIONS[name].draws == ("dropout" in name)
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 @pytest.mark.parametrize("proba", [1.0, -0.1, math.nan])
-def test_a_probability_that_is_none_is_refused(name, proba):
+def test_an_invalid_probability_is_refused(name, proba):
     """A proba of 1 divides by 0."""
     with pytest.raises(ConfigurationError, match=r"dropout\(proba=\): expected a number from 0 to below 1"):
         TRANSFER_FUNCTIONS[name](proba=proba)
