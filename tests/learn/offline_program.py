@@ -1,7 +1,7 @@
-"""Run by tests in a process of its own: a training that only Ctrl-C ends.
+"""Tests run this program in its own process: a training that only Ctrl-C ends.
 
-Arguments: ``script``, or ``event loop`` to call it from a coroutine, as notebooks do; ``fit``, or ``hang`` for one
-whose second round waits for ever.
+The first argument is ``script``, or ``event loop`` for a call from a coroutine, as in notebooks; the second is ``fit``,
+or ``hang`` for a training whose second round waits for ever.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Shared code of the tests of training on a parameter server."""
+"""Tests of training on a parameter server share this code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(
     server: ParameterServer | None = None,
     **options: Any,
 ) -> Any:
-    """Return the versions and losses of a training; with a ``seed``, under a random schedule."""
+    """Return the versions and losses of a training; with a ``seed``, the job runs under a random schedule."""
     flow = Flow("training")
     given = flow.from_items(rows) if seed is None else cut_items(flow, rows, seed=seed)
     settings = {"features": 40, "workers": WORKERS, "batch": 10, "epochs": 3} | options

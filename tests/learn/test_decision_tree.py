@@ -263,7 +263,7 @@ def census(name: str) -> tuple[Any, Any]:
     return features, np.array([record["label"] for record in rows.items])
 
 
-# -- when it ends --------------------------------------------------------------------------------------------
+# -- the end of the growth -----------------------------------------------------------------------------------
 
 
 def test_a_node_that_no_split_improves_is_a_leaf() -> None:
@@ -555,7 +555,7 @@ def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> No
             attempt()
 
 
-# -- keeping it ----------------------------------------------------------------------------------------------
+# -- parameters and a second fit -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], ["a", "b", "c"], [True, False, True], [-1.0, 1.0, 3.0]])

@@ -170,7 +170,7 @@ def test_progress_counts_the_rounds_that_were_asked_for(capfd: pytest.CaptureFix
     assert last.startswith("KMeans.fit: round 3 of 3, inertia ")
 
 
-# -- trees, which need all rows before they begin ------------------------------------------------------------
+# -- trees, which need all rows before the first split -------------------------------------------------------
 
 
 def test_a_tree_grows_from_a_file_of_which_the_first_rows_lack_a_feature(tmp_path: Path) -> None:

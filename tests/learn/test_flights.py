@@ -1,4 +1,4 @@
-"""The flights as a stream, and how well they can be predicted with labels at once."""
+"""The flights arrive as a stream whose labels are known at once, and a model predicts their delays."""
 
 import subprocess
 import sys
@@ -31,18 +31,18 @@ def flights():
 
 @pytest.fixture(scope="module")
 def first(flights):
-    """The flights until April: enough to tell a good model from one that is a little worse."""
+    """Return the flights until April, which are enough to distinguish a good model from a slightly worse one."""
     return flights[:100_000]
 
 
 @pytest.fixture(scope="module")
 def rows(first):
-    """The features of the first flights, with 18 bits."""
+    """Return the features of the first flights, with 18 bits."""
     return flight_features().rows(first)
 
 
 def test_all_flights_with_a_known_delay_are_there_in_scheduled_order(flights):
-    """A flight that comes before its time would let the model look ahead."""
+    """A flight that arrives before its time would let the model look ahead."""
     assert len(flights) == 327_346
     departure = [flights[name].astype(np.int64) for name in ("month", "day", "sched_dep_time")]
     at = departure[0] * 10**6 + departure[1] * 10**4 + departure[2]

@@ -159,7 +159,7 @@ def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, 
 def test_the_inertia_is_the_sum_of_the_squared_distances(
     parallelism: int, initial: slice | None, offset: float
 ) -> None:
-    """The inertia shows which of two results is better."""
+    """A user compares two results by their inertia."""
     points = blobs(20_000) + offset
     first = None if initial is None else points[initial]
     model = KMeans(clusters=5, initial=first).fit(points, parallelism=parallelism)
@@ -193,7 +193,7 @@ def test_its_parameters_are_its_own() -> None:
         KMeans(clusters=2).parameters()
 
 
-# -- what does not matter ------------------------------------------------------------------------------------
+# -- schedule, order and restore -----------------------------------------------------------------------------
 
 
 def test_the_result_does_not_depend_on_the_schedule_or_on_where_batches_are_cut() -> None:
@@ -312,7 +312,7 @@ def test_first_centroids_are_distinct_points_even_where_differences_vanish() -> 
     assert sorted(chosen.ravel().tolist()) == points.ravel().tolist()
 
 
-# -- as an object, and with topics ---------------------------------------------------------------------------
+# -- as an estimator, and with topics ------------------------------------------------------------------------
 
 
 def test_it_predicts_the_nearest_centroid() -> None:

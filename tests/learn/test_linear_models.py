@@ -418,7 +418,7 @@ def test_a_gradient_does_not_change_the_model():
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_learning_does_not_change_its_inputs(sparse):
-    """Batches are shared between the consumers of a stream."""
+    """The consumers of a stream share its batches."""
     features, targets, weights = next(batches(12, 1))
     rows = SparseRows.from_dense(features) if sparse else features
     copies = copy.deepcopy((features, targets, weights))

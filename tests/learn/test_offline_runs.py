@@ -195,7 +195,7 @@ def test_a_topic_whose_weights_are_all_0_is_refused(mode: Any, tmp_path: Path) -
     assert (model.version, model.records) == (0, 0)
 
 
-# -- where the examples come from --------------------------------------------------------------------------------
+# -- the source of the examples ----------------------------------------------------------------------------------
 
 
 def sparse_case(count: int = 300) -> tuple[SparseRows, Any]:

@@ -366,7 +366,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
             assert model.records == expected.records, turns
 
 
-# -- what cannot be learned from ------------------------------------------------------------------------------
+# -- refused input --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
 def test_invalid_examples_are_refused_before_anything_runs(
     features: Any, targets: Any, weights: Any, message: str
 ) -> None:
-    """The error names the row, and the model stays unchanged."""
+    """The error must name the row, and the model must stay unchanged."""
     model = LogisticRegression(2)
     with pytest.raises(ModelError, match=message):
         model.fit(features, targets, weights)

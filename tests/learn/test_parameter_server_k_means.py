@@ -77,7 +77,7 @@ def test_a_centroid_without_points_stays_where_it_is(how: str) -> None:
 
 @pytest.mark.parametrize("how", ALL)
 def test_the_number_of_shards_changes_nothing(how: str) -> None:
-    """The results are equal bit for bit."""
+    """The results must be equal bit for bit."""
     results = [
         clustered(POINTS, ALL[how], shards=shards, batch=15, decay=0.9, epochs=2)[0][-1].parameters
         for shards in (1, 2, 3)

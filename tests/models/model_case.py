@@ -22,7 +22,7 @@ MakeTopic = Callable[..., Awaitable[Topic]]
 
 
 class ManualClock:
-    """A clock that advances only when a test says so."""
+    """A clock that advances only when a test advances it."""
 
     def __init__(self, now_s: float = 1_700_000_000.0) -> None:
         self._now_s = now_s

@@ -144,7 +144,7 @@ async def test_the_last_update_is_complete(make_topic: MakeTopic) -> None:
 
 
 async def test_a_long_history_is_not_read() -> None:
-    """Restart time grew with the age of the topic: after a month a warm start took an hour."""
+    """The time of a restart grew with the age of the topic: after a month, a warm start took an hour."""
     topic = await memory_topic()
     one = encoder()
     for start_ms in range(0, 20_000, 1000):

@@ -393,7 +393,7 @@ async def test_the_age_is_never_negative() -> None:
 
 
 async def test_an_error_of_the_body_is_not_hidden_by_the_end() -> None:
-    """The service must see the error that it raised itself."""
+    """The service must see its own error, and not the error about the deleted topic."""
     topic = await memory_topic()
 
     async def serve() -> None:

@@ -89,7 +89,7 @@ def test_settings_of_the_file_reach_the_layers():
 
 
 def test_the_model_type_gives_the_default_dtype():
-    """Gradients are checked in float64, for any dtype in the file."""
+    """Tests compute gradients in float64, for any dtype in the file."""
     single = Network.from_json(logistic(data={"indexrange": 3}))
     double = Network.from_json(logistic(data={"indexrange": 3}, model={"modeltype": "T_DOUBLE_SPARSE"}))
     assert (single.dtype, double.dtype) == (np.float32, np.float64)

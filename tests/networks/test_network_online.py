@@ -52,7 +52,7 @@ def online(flow: Flow, events: Topic, made: Network, *, stop: Any = None, **opti
 
 
 async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
-    """A reader that knows only the name of the topic gets a prediction of an existing version."""
+    """A reader that knows only the name of the topic must get a prediction of an existing version."""
     events, updates = await topics()
     made, flow, data = network(), Flow("online"), rows(2_000)
     online(flow, events, made, publish_every=10).models.publish_model(updates, model="pairs")

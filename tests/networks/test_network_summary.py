@@ -24,7 +24,7 @@ loss       SimpleLossLayer, LogLoss    sum                (rows, 1)             
 
 
 def test_the_table_of_a_deep_fm():
-    """A user sees the structure of the network at a glance."""
+    """A user must see the structure of the network at a glance."""
     summary = Network.from_json(deep_fm()).summary()
     assert str(summary) == repr(summary) == DEEP_FM
 

@@ -1,4 +1,4 @@
-"""Shared code of the tests of training networks."""
+"""Tests of training networks share this code."""
 
 from __future__ import annotations
 

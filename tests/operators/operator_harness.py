@@ -18,7 +18,7 @@ from streamiter.records import Batch, Columns
 
 
 class ManualClock:
-    """A clock that advances only when a test says so."""
+    """A clock that advances only when a test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 1_000_000.0

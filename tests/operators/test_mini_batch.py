@@ -117,7 +117,7 @@ def test_records_of_different_kinds_form_a_list_unchanged(first: Any, second: An
 
 
 def test_the_timeout_counts_from_the_first_record_left_over() -> None:
-    """A slow stream must not keep its last records for ever."""
+    """A slow stream must not hold its last records for ever."""
     driven = Driven(MiniBatch(3, timeout_s=10))
     driven.feed([1]).wait(6).feed([2]).wait(3.9)
     assert driven.records == []

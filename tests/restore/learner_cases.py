@@ -96,7 +96,7 @@ def regression() -> LinearModel:
     return LinearRegression(3, optimizer=SGD(InverseSquareRoot(0.2), l2=0.01))
 
 
-# -- models in operators of one's own --------------------------------------------------------------------------
+# -- models in users' operators --------------------------------------------------------------------------------
 
 
 class Learns(Operator):

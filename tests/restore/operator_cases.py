@@ -161,7 +161,7 @@ def keyed_over_two_subtasks(flow: Flow) -> Stream:
     return words.key_by(lambda word: word).process(CountsWithTimers, name="count", parallelism=2)
 
 
-# -- held until there is enough, or the end --------------------------------------------------------------------
+# -- records held until a batch is full, or until the end ------------------------------------------------------
 
 
 def mini_batches(flow: Flow) -> dict[str, Stream]:

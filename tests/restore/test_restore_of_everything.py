@@ -39,9 +39,7 @@ CASES: list[Case] = [
 def test_a_restored_run_equals_the_undisturbed_run(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs, weights, optimizer state, versions, epochs and callbacks are compared, because missing state is
-    silent.
-    """
+    """The check compares outputs, weights, optimizer state, versions, epochs and callbacks of both runs."""
     calls = {kind: count_calls(kind, monkeypatch) for kind in case.covers}
     check_flow_restore(case.build, process=restore_process, **case.options)
     assert [kind.__name__ for kind, counted in calls.items() if not counted] == []

@@ -105,7 +105,7 @@ CASES = [
 ]
 
 
-# -- topics that outlive a process: the tests make them ---------------------------------------------------------
+# -- topics that outlive a process, made by the tests -----------------------------------------------------------
 
 
 def stored_source(url: str, flow: Flow) -> Stream:

@@ -1,4 +1,4 @@
-"""Flows that train a model and publish it."""
+"""These flows train a model and publish it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows with loops: synchronous, asynchronous, bounded, with replay, rounds and feedback in a topic."""
+"""These flows have loops: synchronous, asynchronous, bounded, with replay, rounds or feedback in a topic."""
 
 from __future__ import annotations
 

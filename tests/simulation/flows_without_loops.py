@@ -1,4 +1,4 @@
-"""Flows without loops have keyed state, timers, partitions, mini-batches, side outputs, or inputs read in turn."""
+"""These flows have keyed state, timers, partitions, mini-batches, side outputs, or inputs read in turn."""
 
 from __future__ import annotations
 

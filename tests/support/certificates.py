@@ -34,7 +34,7 @@ class Authority:
         )
 
     def sign(self, name: str, alternative_names: str) -> tuple[Path, Path]:
-        """Return the files with the certificate and the private key of ``name``."""
+        """Sign a certificate for ``name``; return the files of the certificate and of its private key."""
         request, key, certificate, extensions = (
             self._directory / f"{name}.{suffix}" for suffix in ("csr", "key", "pem", "ext")
         )

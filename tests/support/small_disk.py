@@ -15,7 +15,7 @@ __all__ = ["small_disk"]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """Return a disk of 3 MiB, and a function that makes it larger."""
+    """Return the folder of a disk of 3 MiB, and a function that enlarges the disk."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if not _mount("-o", "size=3m", "tmpfs", str(disk)):

@@ -79,7 +79,7 @@ def test_the_canonical_form_contains_every_default():
 
 
 def test_paths_and_another_way_of_initial_values_are_kept():
-    """Angel does not save them, so the canonical form has them only if the file has them."""
+    """Angel does not save these settings, so the canonical form has them only if the file has them."""
     document = deep_fm()
     document["data"]["path"] = "rows"
     document["model"] |= {"loadpath": "before", "savepath": "after", "init": "angel"}

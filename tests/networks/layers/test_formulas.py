@@ -60,7 +60,7 @@ def _equal(given: Lists, expected: Lists) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_input_layer_is_the_transfer_function_of_xw_and_b(kind):
-    """Values of sparse rows other than 1 were left out of the product."""
+    """The product ignored values of sparse rows other than 1."""
     nodes, output = _computed(lambda nodes: nodes.add("simpleinputlayer", 3, transfer="sigmoid"), kind)
     weight, bias = _values(nodes, 0)
     expected = [

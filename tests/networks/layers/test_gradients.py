@@ -186,6 +186,6 @@ def test_no_layer_changes_its_inputs():
 
 
 def test_an_embedding_has_as_many_vectors_as_there_are_fields():
-    """The cases depend on the number of fields."""
+    """The cases of the tests need one vector for each field."""
     nodes = Nodes(PlaceHolder(9, "float64"))
     assert nodes.vectors().output_dim == FIELDS * FACTORS

@@ -97,7 +97,7 @@ def test_a_step_out_of_order_is_an_error_that_names_layer_status_and_the_one_nee
 
 @pytest.mark.parametrize("done", range(5))
 def test_data_that_is_fed_sets_all_layers_to_null(done):
-    """A layer continued with the output of the mini-batch before."""
+    """A layer continued with the output of the previous mini-batch."""
     graph, nodes = _graph()
     _feed(graph)
     for step in [graph.forward, graph.backward, graph.gradients, graph.update][:done]:
