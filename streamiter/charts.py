@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-# Numbers at a distance that people count in.
+# Distances between ticks that people count in.
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _INTERVALS: Final = 5
 """The approximate number of ticks; rounding may double it."""
@@ -146,7 +146,7 @@ def text(x: float, y: float, words: str, colour: str, *, anchor: str = "middle",
 
 _LEGEND_WIDTH: Final = 116
 _LEGEND_LINE: Final = 20
-# Closer together, the marks would hide the line that joins them.
+# Marks that are closer together would hide the line that joins them.
 _DISTANCE_OF_MARKS: Final = 8
 
 
@@ -213,7 +213,7 @@ class Panel:
             yield text(start + 32, y + 4, line.name, TEXT, anchor="start")
 
 
-# Of the place that a bar has, at either side of it.
+# The share of a bar's place that stays empty, on each side of the bar.
 _MARGIN: Final = 0.22
 # The number above a bar has room below the highest line of the grid, or is little above it.
 _ROOM_ABOVE: Final = 1.08

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
 
-# Every whole number with at most so many digits fits into 64 bits.
+# Every whole number with at most this many digits fits into 64 bits.
 _DIGITS: Final = 18
 
 

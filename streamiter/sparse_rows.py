@@ -1,4 +1,4 @@
-"""Sparse rows: rows that name only some of their features, such as rows of hashed features. The others are 0.
+"""Sparse rows: rows that name only some of their features, such as rows of hashed features. All other features are 0.
 
 >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([], []), ([5, 5], [1.0, 1.0])], width=8)
 >>> rows
@@ -36,7 +36,7 @@ class SparseRows:
     not name are 0. Within a row the columns ascend, and none occurs twice: rows given in another order are sorted, and
     values of one column are added. A column that is named with the value 0 stays named.
 
-    ``rows[3]`` is the fourth row, the tuple ``(indices, values)``, and iterating gives such a tuple for each row.
+    ``rows[3]`` is the fourth row, the tuple ``(indices, values)``, and iterating yields such a tuple for each row.
     ``rows[2:5]``, ``rows[[3, 1]]`` and ``rows[mask]`` are ``SparseRows``. A choice of rows by positions or mask is a
     copy, the others are views. Predictors take ``SparseRows`` or these tuples.
 
@@ -204,7 +204,7 @@ class SparseRows:
         return sums_by(self.indices, self.values * by_row[self.row_of_value], self.width)
 
     def rows(self) -> Iterable[tuple[list[int], list[float]]]:
-        """Give indices and values of each row as lists, for arithmetic in plain Python."""
+        """Yield indices and values of each row as lists, for arithmetic in plain Python."""
         bounds, indices, values = self.indptr.tolist(), self.indices.tolist(), self.values.tolist()
         for start, stop in pairwise(bounds):
             yield indices[start:stop], values[start:stop]

@@ -38,8 +38,8 @@ Floats = npt.NDArray[np.float64]
 # Floats hold all integers up to this one exactly.
 _EXACT_IN_FLOATS: Final = 2**53
 
-# An array of texts has room for the longest text in each row. It is used if it takes at most so many times the room
-# of a list: there a text takes 49 bytes and its reference 8, which is the room of 14 characters in an array.
+# An array of texts has room for the longest text in each row. The array is used if it takes at most this many times the
+# room of a list: in a list a text takes 49 bytes and its reference 8, which is the room of 14 characters in an array.
 _CHARACTERS_AT_LEAST: Final = 64
 _TIMES_THE_TEXTS: Final = 8
 
@@ -72,9 +72,9 @@ def rows_of_table(
 
 
 def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
-    """Return the columns of a table of pandas, polars or Arrow, those of objects included; None for other objects.
+    """Return the columns of a table of pandas, polars or Arrow, also columns of objects; None for other objects.
 
-    Raises ``error`` for any other kind of table, since iterating over most tables gives column names and not rows.
+    Raises ``error`` for any other kind of table, since iterating over most tables yields column names and not rows.
     Raises it also for columns that are not plain data, and for columns without distinct names.
     """
     if (tables := _loaded("pandas", "DataFrame")) and isinstance(given, tables):
@@ -137,7 +137,7 @@ def array_of(owner: str, given: Any) -> Array:
 
 
 def _numbers(where: str, given: Any) -> Any:
-    """Return a table as a matrix of numbers, a column as a vector of numbers, and other objects as they are."""
+    """Return a table as a matrix of numbers, a column as a vector of numbers, and other objects unchanged."""
     if isinstance(given, (np.ndarray, list, tuple)):
         return given
     columns = columns_of_table(where, given, ModelError)
@@ -200,7 +200,7 @@ def _array(where: str, column: Any, error: type[StreamiterError]) -> Array:
 
 def _of_pandas(column: Any) -> _Column:
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufcmM":
-        return _Column(column.to_numpy(), np.zeros(0, dtype=np.bool_))  # NaN and NaT are in it.
+        return _Column(column.to_numpy(), np.zeros(0, dtype=np.bool_))  # The array contains NaN and NaT.
     missing = np.asarray(column.isna(), dtype=np.bool_)
     present = column[~missing]
     if getattr(getattr(present, "dt", None), "tz", None) is not None:
@@ -217,7 +217,7 @@ def _of_polars(column: Any) -> _Column:
 
 
 def _is_matrix(column: Any) -> bool:
-    """Return whether it is a column of arrays of one length, without missing numbers."""
+    """Return whether the column has arrays of one length, without missing numbers."""
     shape = getattr(column.dtype, "shape", None)
     return (
         shape is not None

@@ -5,8 +5,8 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
-Each module imports from those before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher`` and
-``served``.
+Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``
+and ``served``.
 """
 
 from streamiter.models.publisher import (

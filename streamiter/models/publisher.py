@@ -108,7 +108,7 @@ class ModelPublisher(TopicSink):
                 *restored,
                 self._fresh.generation,
             )
-            return  # The encoder stays as ``open`` made it, with the chunks to delete that are in the topic now.
+            return  # Keep the encoder of ``open``, with the chunks to delete that are in the topic now.
         self._updates.restore(state)
 
 
@@ -194,11 +194,11 @@ class EncoderState(TypedDict):
 class ModelUpdateEncoder:
     """Turns models into update records of consecutive versions.
 
-    A model is an array, a dict of names to arrays, numbers and strings, or a
-    :class:`~streamiter.models.ModelSnapshot`. All records go to one ``partition``, in order. ``format`` is ``"json"``,
-    ``"safetensors"`` or ``"auto"``: safetensors for arrays of more than ``json_bytes_max`` bytes in total. An update
-    whose record would be larger than ``record_bytes_max`` is written in chunks. Each update deletes the chunks of the
-    update before; ``leftovers`` names the chunks of an earlier run.
+    A model is an array, a dict of names to arrays, numbers and strings, or a :class:`~streamiter.models.ModelSnapshot`.
+    All records go to one ``partition``, in order. ``format`` is ``"json"``, ``"safetensors"`` or ``"auto"``:
+    safetensors for arrays of more than ``json_bytes_max`` bytes in total. An update whose record would be larger than
+    ``record_bytes_max`` is written in chunks. Each update deletes the chunks of the previous update; ``leftovers``
+    names the chunks of an earlier run.
 
     >>> import numpy as np
     >>> from streamiter.clock import SystemClock
@@ -267,7 +267,7 @@ class ModelUpdateEncoder:
         }
 
     def restore(self, state: EncoderState) -> None:
-        """Take on a snapshot: continue its generation with the next version."""
+        """Restore a snapshot: continue its generation with the next version."""
         self.generation = state["generation"]
         self.next_version = state["next_version"]
         self._leftovers = [(generation, version, count) for generation, version, count in state["leftovers"]]
@@ -315,7 +315,7 @@ class _UpdateRecords:
             yield key, part, self._headers(content_type, chunk).encoded()
 
     def deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
-        """Give the records that delete the chunks of an earlier update: their keys without a value."""
+        """Yield the records that delete the chunks of an earlier update: their keys without a value."""
         generation, version, count = chunk_set
         rank = (generation, version)
         headers = deletion_headers(self.document.model, rank)

@@ -33,18 +33,10 @@ from streamiter.models.update import (
     model_of,
 )
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
-from streamiter.topics.topic import (
-    ReadRequest,
-    StartPosition,
-    Topic,
-    TopicBatch,
-    TopicReader,
-    TopicRecord,
-)
+from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
 
 OnError = Literal["fail", "skip"]
-"""What happens to an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts
-it."""
+"""For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
 
 UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
 """Where reading starts: as for any topic, or at the newest complete update (``"latest_model"``)."""
@@ -61,9 +53,9 @@ def model_updates(
 ) -> ModelUpdates:
     """Return an async iterator over the updates of ``model`` in ``topic``; it connects at the first ``anext``.
 
-    ``async with`` connects at once. ``start="latest_model"`` starts with the newest complete update, whatever its age,
-    and continues with the updates that follow; the other starts are as for any topic. With ``follow=False`` it ends
-    where the topic ended when it was opened.
+    ``async with`` connects at once. ``start="latest_model"`` starts with the newest complete update of any age, and
+    continues with the updates that follow; the other starts are as for any topic. With ``follow=False`` it ends where
+    the topic ended when it was opened.
 
     Generation and version never decrease: older updates and repetitions are skipped and counted, and so are updates
     with missing chunks. Records of other models are ignored. A record that claims to be of this model and cannot be
@@ -137,8 +129,7 @@ class ModelUpdates:
             raise StopAsyncIteration
         reader = self._reader if self._reader is not None else await self._open()
         while True:
-            update = self._next_at_hand()
-            if update is not None:
+            if (update := self._next_at_hand()) is not None:
                 return update
             batch = await reader.read()
             if batch is None:
@@ -163,8 +154,7 @@ class ModelUpdates:
         await self.aclose()
 
     async def _open(self) -> TopicReader:
-        request = await self._request()
-        self._reader = await self._topic.open_reader(request)
+        self._reader = await self._topic.open_reader(await self._request())
         # After `break` nothing awaits the closing of the reader. A suspended async generator is closed by the event
         # loop: when it is garbage-collected, and at the latest when the loop ends.
         self._closer = _closes(self._reader)
@@ -173,27 +163,18 @@ class ModelUpdates:
 
     async def _request(self) -> ReadRequest:
         stop: Literal["latest"] | None = None if self._follow else "latest"
+        request = ReadRequest(stop=stop, max_records=READ_RECORDS, clock=self._clock)
         if self._start != "latest_model":
-            return self._request_from(self._start, stop)
+            return replace(request, start=self._start)
         search = TailSearch(self._topic, self._model, self._clock)
         tail = await search.run()
-        error = tail.error
-        search.intake.restart_counts(
-            updates=int(tail.update is not None),
-            unreadable=int(error is not None),
-            last_error=str(error) if error is not None else None,
-        )
         self._intake = search.intake
+        self._intake.restart_counts(tail.update, tail.error)
         if tail.update is not None:
             self._found.append(tail.update)
-        if error is not None and self._on_error == "fail":
-            self._found.append(error)
-        return replace(
-            self._request_from("earliest", stop), positions=tail.positions, identities=tail.identities
-        )
-
-    def _request_from(self, start: StartPosition, stop: Literal["latest"] | None) -> ReadRequest:
-        return ReadRequest(start=start, stop=stop, max_records=READ_RECORDS, clock=self._clock)
+        if tail.error is not None and self._on_error == "fail":
+            self._found.append(tail.error)
+        return replace(request, positions=tail.positions, identities=tail.identities)
 
     def _next_at_hand(self) -> ModelUpdate | None:
         if self._found:
@@ -254,14 +235,13 @@ class UpdateStatistics:
     updates: int = 0
     """Updates that were given to the reader."""
     older: int = 0
-    """Updates that were skipped, because a newer one (or the same) had been given to the reader: those of a superseded
-    writer, and repetitions after a restart."""
+    """Skipped updates that were not newer: updates of a superseded writer, and repetitions after a restart."""
     incomplete: int = 0
     """Updates that were skipped, because chunks were missing when a newer update arrived."""
     unreadable: int = 0
     """Records that claim to be of the model and cannot be read."""
     last_error: str | None = None
-    """Why the last of these could not be read."""
+    """Why the last unreadable record could not be read."""
 
     def plus(self, later: UpdateStatistics) -> UpdateStatistics:
         """Return the sums of both counts."""
@@ -300,7 +280,9 @@ class UpdateIntake:
         Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record that claims to be
         of the model and cannot be read; the next record can be taken after it.
         """
-        if record.value is None or not self._is_of_model(record):
+        named = model_of(record.headers)
+        is_of_model = is_key_of(self._model, record.key) if named is None else named == self._model_header
+        if record.value is None or not is_of_model:
             return None
         try:
             headers = UpdateHeaders.parse(record.headers)
@@ -308,12 +290,17 @@ class UpdateIntake:
                 on_headers(headers)
             return self._newer(headers, record.value)
         except (ValueError, ModelError) as error:
-            raise self._unreadable_record(record, error) from error
+            self._unreadable += 1
+            self._last_error = (
+                f"{self._topic.url}, partition {record.partition}, offset {record.offset}: expected an update of"
+                f" model {self._model!r}: {error}"
+            )
+            raise DecodeError({0: self._last_error}) from error
 
-    def restart_counts(self, *, updates: int, unreadable: int, last_error: str | None) -> None:
-        """Start to count again, from these numbers."""
-        self._updates, self._older, self._unreadable = updates, 0, unreadable
-        self._last_error = last_error
+    def restart_counts(self, update: ModelUpdate | None, error: DecodeError | None) -> None:
+        """Restart the counts: only this update and this unreadable record count."""
+        self._updates, self._older, self._unreadable = int(update is not None), 0, int(error is not None)
+        self._last_error = None if error is None else str(error)
         self._assembler.dropped = 0
 
     @property
@@ -328,10 +315,6 @@ class UpdateIntake:
             self._updates, self._older, self._assembler.dropped, self._unreadable, self._last_error
         )
 
-    def _is_of_model(self, record: TopicRecord) -> bool:
-        named = model_of(record.headers)
-        return named == self._model_header or (named is None and is_key_of(self._model, record.key))
-
     def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
         if headers.rank <= self._rank:
             self._older += headers.is_last
@@ -344,14 +327,6 @@ class UpdateIntake:
         self._assembler.drop_up_to(headers.rank)
         self._updates += 1
         return update
-
-    def _unreadable_record(self, record: TopicRecord, error: Exception) -> DecodeError:
-        self._unreadable += 1
-        self._last_error = (
-            f"{self._topic.url}, partition {record.partition}, offset {record.offset}: expected an update of"
-            f" model {self._model!r}: {error}"
-        )
-        return DecodeError({0: self._last_error})
 
 
 def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
@@ -377,19 +352,16 @@ def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
 
 _NO_RANK: Final[Rank] = (0, 0)
 
-
-# A superseded writer may have written so many records behind the newest update. At ten updates a second, 1,024 records
+# A superseded writer may have written this many records after the newest update. At ten updates a second, 1,024 records
 # are over a minute; a superseded writer that is fenced writes no records. 64 MiB are read in under a second.
 _RECORDS: Final = 1024
-
 _BYTES: Final = 64 * 1024 * 1024
-
 
 # The number of writers whose records may be mixed with the chunks of an update; a writer writes all chunks at once.
 _INTERLEAVED_WRITERS: Final = 4
 
-# A new run deletes the chunks of so many updates: of the last one, and of those that crashes left before it. Chunks of
-# more updates stay in the topic, where they only take space.
+# A new run deletes the chunks of at most this many updates: of the last update, and of earlier updates that crashes
+# left. Chunks of more updates stay in the topic, and only take space.
 _LEFTOVERS_MAX: Final = 1024
 
 _Place = tuple[int, int]
@@ -405,8 +377,7 @@ class FoundUpdates:
     error: DecodeError | None
     """Why a record after that update could not be read."""
     rank: Rank
-    """The highest generation and version that any record of the model names, also of an incomplete update; zeros for
-    a topic without records of the model."""
+    """The highest rank in any record of the model, also of an incomplete update; zeros without such records."""
     leftovers: list[ChunkSet]
     """The chunks that a new run deletes."""
     positions: dict[int, int]
@@ -442,13 +413,13 @@ class _PartitionTail:
 
 
 class TailSearch:
-    """Searches the last update of a model, from the end of its topic, in windows that go back and grow.
+    """Searches for the last update of a model, backwards from the end of its topic, in windows that grow.
 
     The end of a log is not always its newest update: a superseded writer may have written after the new writer, chunks
-    may be in several windows, other models in between, and a partition may be silent. So the search does not stop at
-    the first update that it finds. It goes back in each partition until
+    may be in several windows, updates of other models may be between them, and a partition may be silent. So the search
+    does not stop at the first update that it finds. It goes back in each partition until
 
-    * it has read a long stretch (``_RECORDS`` records or ``_BYTES`` bytes) and waits for no chunk, and
+    * it has read enough (``_RECORDS`` records or ``_BYTES`` bytes) and waits for no chunk, and
     * the records it reads are older than the update found,
 
     or until the partition's beginning. Each record is read once, a small batch at a time. Afterwards ``intake`` takes
@@ -462,9 +433,9 @@ class TailSearch:
         self._clock = clock
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
-        self._rank: Rank = (0, 0)
+        self._rank = _NO_RANK
         self._chunk_sets: dict[Rank, _SeenChunks] = {}
-        self._deleted: dict[Rank, None] = {}
+        self._deleted: set[Rank] = set()
 
     async def run(self) -> FoundUpdates:
         """Search. Raises the errors of the topic, such as :class:`~streamiter.errors.TopicNotFound`."""
@@ -490,11 +461,10 @@ class TailSearch:
             return True
         if self._update is None or partition.oldest_ms is None:
             return False
-        return partition.oldest_ms < self._update[0][0] and self._is_far_enough(partition)
-
-    def _is_far_enough(self, partition: _PartitionTail) -> bool:
+        if partition.oldest_ms >= self._update[0][0]:
+            return False
         chunks = self.intake.closed_chunks
-        if chunks:  # All of them are before the last one, mixed with records of a few other writers.
+        if chunks:  # All chunks are before the last chunk, mixed with records of a few other writers.
             return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
         return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
 
@@ -506,7 +476,9 @@ class TailSearch:
     def _take_record(self, record: TopicRecord) -> None:
         place = (record.timestamp_ms, record.offset)
         if record.value is None:
-            self._note_deletion(record)
+            rank = deleted_rank(record.headers) if is_key_of(self._model, record.key) else None
+            if rank is not None and len(self._deleted) < _LEFTOVERS_MAX:
+                self._deleted.add(rank)
             return
         try:
             update = self.intake.take(record, functools.partial(self._note_headers, place))
@@ -526,11 +498,6 @@ class TailSearch:
         elif headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
             self._chunk_sets[headers.rank] = _SeenChunks(headers.chunk.count, place)
 
-    def _note_deletion(self, record: TopicRecord) -> None:
-        rank = deleted_rank(record.headers)
-        if rank is not None and is_key_of(self._model, record.key) and len(self._deleted) < _LEFTOVERS_MAX:
-            self._deleted[rank] = None
-
     def _leftovers(self) -> list[ChunkSet]:
         ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)
         return [(*rank, self._chunk_sets[rank].count) for rank in ranks]
@@ -541,8 +508,8 @@ class TailSearch:
         return self._error[1]
 
 
-# A reader keeps so many bytes of incomplete updates: two of the largest, because a superseded writer may still write
-# its update while the new writer writes another one.
+# A reader keeps at most this many bytes of incomplete updates: two of the largest updates, because a superseded writer
+# may still write its update while the new writer writes another one.
 _PENDING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
 
 # Only crashes and superseded writers leave updates that are never completed: a few for each model.
@@ -598,17 +565,21 @@ class ChunkAssembler:
         partial = self._pending.setdefault(identity, _Partial(chunk.count))
         if partial.count != chunk.count:
             raise ValueError(
-                f"chunk {chunk.index} is one of {chunk.count}, those before were of {partial.count}"
+                f"chunk {chunk.index} is one of {chunk.count}, the chunks before are of {partial.count}"
             )
         partial.put(chunk.index, part)
         if partial.missing:
             self._drop_oldest_above_limit()
             return None
         del self._pending[identity]
-        return _verified(partial.joined(), chunk.sha256)
+        value = partial.joined()
+        given = hashlib.sha256(value).hexdigest()
+        if given != chunk.sha256:
+            raise ValueError(f"its chunks are damaged: expected SHA-256 {chunk.sha256}, given {given}")
+        return value
 
     def drop_up_to(self, rank: Rank) -> None:
-        """Drop the updates that are not newer than ``rank``: no reader will get them any more."""
+        """Drop the updates that are not newer than ``rank``: no reader needs them any more."""
         self._drop([identity for identity in self._pending if identity[0] <= rank])
 
     @property
@@ -627,10 +598,3 @@ class ChunkAssembler:
         for identity in identities:
             del self._pending[identity]
         self.dropped += len(identities)
-
-
-def _verified(value: bytes, sha256: str) -> bytes:
-    given = hashlib.sha256(value).hexdigest()
-    if given != sha256:
-        raise ValueError(f"its chunks are damaged: expected SHA-256 {sha256}, given {given}")
-    return value

@@ -1,7 +1,7 @@
 """Serving a model: ``ServedModel`` follows the updates of a model in a topic, and predicts with the newest one.
 
-A :class:`Follower` reads the updates in a task of its own, also through outages of the topic. Calls that need a model
-before there is one wait in :class:`WaitingCalls`. :class:`LinearPredictor` predicts if no other function is given.
+A :class:`Follower` reads the updates in a task of its own, also through outages of the topic. Calls that arrive before
+the first model wait in :class:`WaitingCalls`. :class:`LinearPredictor` predicts if no other function is given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prediction:
     version: int
     """The version of the update."""
     age_s: float
-    """Seconds from the making of the update to the prediction."""
+    """Seconds between the creation of the update and the prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ServedModelStatistics:
     version: int | None
     """The version of the model that answers now; None before the first model."""
     age_s: float | None
-    """Seconds since that model was made; None before the first model."""
+    """Seconds since the creation of that model; None before the first model."""
     updates: int
     """The number of models taken over so far."""
     skipped: int
@@ -64,7 +64,7 @@ class ServedModelStatistics:
 
 
 class NoModel(ModelError):
-    """There is no model to predict with (yet)."""
+    """No model to predict with has arrived (yet)."""
 
 
 class ServedModel:
@@ -117,7 +117,7 @@ class ServedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._follower.stop()
-        self._waiting.fail("it was closed while the call waited for the first model")
+        self._waiting.fail("the ServedModel was closed while the call waited for the first model")
         if error is None and not self._is_failure_told:
             self._raise_failure()
 
@@ -134,7 +134,7 @@ class ServedModel:
         return Prediction(serving.predict(x), update.generation, update.version, update.age_s(self._clock))
 
     async def ready(self, *, timeout_s: float = 30.0) -> None:
-        """Return when there is a model. Raises :class:`~streamiter.models.NoModel` if no model arrives in time."""
+        """Wait for the first model. Raises :class:`~streamiter.models.NoModel` if no model arrives in time."""
         if self._serving is not None:
             return
         if not self._follower.is_started or self._follower.failure is not None:
@@ -147,7 +147,7 @@ class ServedModel:
         return self.predict(x)
 
     def statistics(self) -> ServedModelStatistics:
-        """Return the present state."""
+        """Return the current state."""
         counts = self._follower.statistics
         update = self._serving.update if self._serving is not None else None
         return ServedModelStatistics(
@@ -163,7 +163,7 @@ class ServedModel:
         )
 
     def check(self) -> None:
-        """Raise ``ModelError`` if the topic is not followed now, or not any more."""
+        """Raise ``ModelError`` if following is interrupted, or has ended."""
         self._raise_failure()
         if self._follower.outage is not None:
             raise ModelError(
@@ -188,14 +188,14 @@ class ServedModel:
         return LinearPredictor(update.parameters, subject)
 
     def _following_ended(self, error: Exception) -> None:
-        self._waiting.fail(f"no model, and it cannot be followed: {error}")
+        self._waiting.fail(f"no model, and the topic cannot be followed: {error}")
 
     def _raise_failure(self) -> None:
         failure = self._follower.failure
         if failure is not None:
             self._is_failure_told = True
             raise ModelError(
-                f"{self._subject}: it is not followed any more, predictions grow old: {failure}"
+                f"{self._subject}: following has ended, so predictions become outdated: {failure}"
             ) from failure
 
     def _trouble(self) -> str | None:
@@ -204,7 +204,7 @@ class ServedModel:
 
     def _why_no_model(self) -> str:
         if not self._follower.is_started:
-            return "it is not followed yet; use it inside `async with ServedModel(...)`"
+            return "following has not begun; use the model inside `async with ServedModel(...)`"
         trouble = self._trouble() or self._unusable_because
         return "no model yet" + (f": {trouble}" if trouble is not None else "; await ready() first")
 
@@ -217,16 +217,16 @@ class _Serving:
     predict: Callable[[Any], Any]
 
 
-# A server that comes back is found within this time; a server that stays away is asked once a second.
+# A topic that is available again is opened within this time; an unavailable topic is tried once a second.
 _RETRY_S: Final = 1.0
 
 
 class Follower:
     """Follows a model in a task: calls ``on_update`` with the newest update, then with each newer one.
 
-    A topic that does not answer is opened again after a second. So is a topic whose retention has deleted records
-    that were not read yet; then following continues with the newest update. If the topic was deleted, following ends,
-    also if it was created again. ``on_end`` is called once if following ends by an error.
+    A topic that does not answer is opened again after a second. A topic whose retention has deleted unread records is
+    opened again, too; then following continues with the newest update. If the topic was deleted, following ends, also
+    if it was created again. ``on_end`` is called once if following ends by an error.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class WaitingCalls:
         return len(self._futures)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when released. Raises :class:`NoModel` after ``timeout_s``, if too many calls wait, or on failure."""
+        """Wait for the release. Raises :class:`NoModel` after ``timeout_s``, if too many calls wait, or on failure."""
         if len(self._futures) >= self._calls_max:
             raise NoModel(f"{self._subject}: no model yet, and {self._calls_max} calls wait for it already")
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -384,7 +384,7 @@ class LinearPredictor:
     weights are needed, or the bare weights. ``"logit"`` gives probabilities. An array of ``d`` features gives one
     float; an array of shape ``(n, d)``, or a table of ``d`` columns, gives an array of n numbers. A sparse row is the
     tuple ``(indices, values)``, and features that it does not name are 0. A list of such tuples gives an array, and so
-    do ``SparseRows``, some ten times as fast.
+    do ``SparseRows``, about ten times as fast.
 
     Raises :class:`~streamiter.errors.ModelError` for parameters and rows that it cannot use.
 

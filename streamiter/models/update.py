@@ -4,14 +4,15 @@ An update is a record of a topic. Its headers name the model, the generation and
 and its parameters are checked (:func:`checked_parameters`). An update that is larger than a record is cut into chunks,
 which the reader joins again.
 
-All chunks but the last have their own keys (model, generation, version, index), so that compaction keeps each of them.
-The last chunk has the model's key, like an update in one record: it closes the update, and compaction drops it when a
-newer update is closed. Then the publisher deletes the chunks of the update before by their keys. So in a compacted
-topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier update.
+All chunks except the last have their own keys (model, generation, version, index), so that compaction keeps each of
+them. The last chunk has the model's key, like an update in one record: it closes the update, and compaction drops it
+when a newer update is closed. Then the publisher deletes the chunks of the previous update by their keys. So in a
+compacted topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier
+update.
 
 The value of an update is a JSON document, or safetensors with the same document and the arrays.
 Parameters become a *tree* that JSON can hold, and that gives back the same parameters exactly. A float64 array is plain
-nested lists, so that any language reads the common case without a manual. Other values, which JSON cannot tell apart,
+nested lists, so that programs in any language can read the common case. Other values, which JSON cannot tell apart,
 carry a tag:
 
 ===============================================  =====================================================
@@ -20,7 +21,7 @@ carry a tag:
 ``{"tensor": name}``                             an array that is stored next to the tree (safetensors)
 ``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
 ``{"bytes": base64}``                            bytes
-``{"dict": {...}}``                              a dict whose names happen to be those of a tag
+``{"dict": {...}}``                              a dict with the same names as a tag
 ===============================================  =====================================================
 """
 
@@ -74,7 +75,7 @@ class ModelUpdate:
     model: str
     """The name of the model."""
     generation: int
-    """The number of the run that published it; a run that restores no checkpoint begins a new generation."""
+    """The number of the run that published the update; a run that restores no checkpoint begins a new generation."""
     version: int
     """The number of the update within its generation."""
     epoch: int | None
@@ -98,7 +99,7 @@ class ModelUpdate:
         return max(0, clock.now_ms() - self.created_at_ms) / 1000
 
 
-# It separates a model's name from the rest of a chunk's key, so a model's name must not contain it.
+# It separates a model's name from the rest of a chunk's key, so a model's name must not contain this character.
 _KEY_SEPARATOR: Final = "#"
 
 # Generation and version of up to 64 bits, and the point between them; Python refuses numbers of thousands of digits.

@@ -6,7 +6,7 @@ given arrays, and never changes the gradient. All arrays are float64, or all are
 float32, without copies in float64.
 
 A learning rate is a number, or a :class:`LearningRate`, which changes with the number of updates. ``Correction`` and
-``WarmRestarts`` are Angel's, with the same defaults.
+``WarmRestarts`` come from Angel, with the same defaults.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Optimizer(abc.ABC):
         return {name: np.zeros_like(weights) for name in self.slot_names}
 
     def slots_for_warm_start(self, weights: FloatArray) -> dict[str, FloatArray]:
-        """Return the slots to continue learning with, for weights that another model has learned."""
+        """Return the slots for weights that another model has learned, to continue learning from these weights."""
         return self.new_slots(weights)
 
     @abc.abstractmethod
@@ -97,8 +97,8 @@ class Optimizer(abc.ABC):
     ) -> None:
         """Apply a sparse gradient: ``gradient[i]`` is the gradient of ``weights[indices[i]]``; no index occurs twice.
 
-        The cost grows with the number of indices only. All other weights and slots stay as they are, so a
-        regularization that shrinks weights (l1 and l2 of SGD) acts on a weight only if its index is named.
+        The cost grows with the number of indices only. All other weights and slots do not change, so a regularization
+        that shrinks weights (l1 and l2 of SGD) acts on a weight only if its index is named.
         """
         gathered = weights[indices]
         gathered_slots = {name: slots[name][indices] for name in self.slot_names}
@@ -110,7 +110,7 @@ class Optimizer(abc.ABC):
     def update_few(
         self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
     ) -> None:
-        """Do the same as ``update_at`` for some dozen numbers, on views of the arrays (slots by position)."""
+        """Do the same as ``update_at`` for a few dozen numbers, on views of the arrays (slots by position)."""
         arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}
         at = np.asarray(indices, dtype=np.intp)
         self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
@@ -130,7 +130,7 @@ class Optimizer(abc.ABC):
 
 
 def checked_optimizer(owner: str, given: object) -> Optimizer:
-    """Return the argument ``optimizer=``; ConfigurationError for an object that is no optimizer."""
+    """Return the argument ``optimizer=``. Raises ConfigurationError for an object that is not an optimizer."""
     if isinstance(given, Optimizer):
         return given
     if isinstance(given, type) and issubclass(given, Optimizer):
@@ -252,7 +252,7 @@ class WarmRestarts(LearningRate):
 
     def at(self, step: int) -> float:
         current, interval, high, restarts = step, self.interval, self.initial, 0
-        while current > interval:  # Intervals double, so a billion steps are some twenty rounds.
+        while current > interval:  # Intervals double, so a billion steps are about twenty rounds.
             current -= interval
             interval *= 2
             restarts += 1

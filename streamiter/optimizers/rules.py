@@ -66,7 +66,7 @@ class GradientDescent(_RateRule):
         if (shrinking := rate.at(1) * self.l2) > 1.0:
             raise ConfigurationError(
                 f"GradientDescent(l2=): expected learning_rate·l2 of at most 1, given {rate.at(1):g}·{self.l2:g} = "
-                f"{shrinking:g}, which turns weights round instead of shrinking them; lower one of them"
+                f"{shrinking:g}, which changes the signs of weights instead of shrinking them; lower one of them"
             )
 
     def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
@@ -88,8 +88,8 @@ class SGD(_RateRule):
     ``learning_rate`` is a number or a :class:`~streamiter.optimizers.LearningRate`. With sparse gradients l1 and l2
     shrink only the weights of the features that occur in the mini-batch: rare features are shrunk less often.
 
-    ``l2`` may be an array, a number for each weight: so some weights forget quickly, such as those that follow the
-    conditions of the hour, and others do not.
+    ``l2`` may be an array, a number for each weight: then some weights forget quickly, such as weights that follow
+    current conditions, and others do not.
 
     >>> weights = np.array([1.0, 1.0])
     >>> SGD(0.5, l2=[0.0, 1.0]).update(weights, np.zeros(2), {}, step=1)
@@ -239,7 +239,7 @@ class RegularizedRule(_RateRule):
     def _move_few(
         self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
-        """Do the same one number at a time, to the last bit: with the operations of ``_move`` in the same order."""
+        """Make the same step one number at a time, with the operations of ``_move`` in the same order."""
 
     def without_regularization(self) -> Self:
         return replace(self, l1=0.0, l2=0.0)
@@ -577,7 +577,7 @@ def soften(weights: FloatArray, threshold: float) -> None:
     shrunk -= threshold
     np.maximum(shrunk, 0.0, out=shrunk)
     np.copysign(shrunk, weights, out=weights)
-    weights += 0.0  # It turns −0.0 into 0.0.
+    weights += 0.0  # Adding 0 turns −0.0 into 0.0.
 
 
 def with_l2(gradient: FloatArray, weights: FloatArray, l2: float | FloatArray) -> FloatArray:

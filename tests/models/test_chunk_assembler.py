@@ -60,7 +60,7 @@ def test_chunks_that_contradict_each_other_are_refused() -> None:
     """Two chunks with the same checksum but different numbers of chunks show that one header is wrong."""
     assembler = ChunkAssembler()
     assembler.add(headers(1, Chunk(0, 3, "00")), b"a")
-    with pytest.raises(ValueError, match="chunk 1 is one of 4, those before were of 3"):
+    with pytest.raises(ValueError, match="chunk 1 is one of 4, the chunks before are of 3"):
         assembler.add(headers(1, Chunk(1, 4, "00")), b"b")
 
 

@@ -62,7 +62,7 @@ async def test_followers_of_a_topic_that_was_created_again_get_an_error(models: 
         with pytest.raises(OffsetOutOfRange, match=r"offset 2 belongs to .* created again"):
             await asyncio.wait_for(anext(updates), PATIENCE_S)
         await until(lambda: "created again, so" in (served.statistics().last_error or ""))
-        with pytest.raises(ModelError, match="not followed any more"):
+        with pytest.raises(ModelError, match="following has ended"):
             served.check()
 
 

@@ -113,10 +113,10 @@ async def test_before_the_first_model_predict_raises_at_once() -> None:
     topic = await memory_topic()
     served = ServedModel(topic, "ctr")
     with pytest.raises(
-        NoModel, match=r"model 'ctr' of memory://models: it is not followed yet; use it inside"
+        NoModel, match=r"model 'ctr' of memory://models: following has not begun; use the model inside"
     ):
         served.predict([1.0])
-    with pytest.raises(NoModel, match="use it inside"):
+    with pytest.raises(NoModel, match="use the model inside"):
         await served.ready()
     async with served:
         with pytest.raises(NoModel, match=r"no model yet; await ready\(\) first"):
@@ -159,7 +159,7 @@ async def test_waiting_ends_when_the_model_is_closed() -> None:
     async with ServedModel(await memory_topic(), "ctr") as served:
         waiting = asyncio.create_task(served.ready())
         await until(lambda: served.statistics().waiting == 1)
-    with pytest.raises(NoModel, match="it was closed while the call waited"):
+    with pytest.raises(NoModel, match="the ServedModel was closed while the call waited"):
         await waiting
 
 
@@ -213,10 +213,10 @@ async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_las
             assert "was deleted" in (served.statistics().last_error or "")
 
     with pytest.raises(
-        ModelError, match="not followed any more, predictions grow old: topic 'models' was del"
+        ModelError, match="following has ended, so predictions become outdated: topic 'models' was del"
     ):
         await serve()
-    with pytest.raises(ModelError, match="not followed any more") as caught:
+    with pytest.raises(ModelError, match="following has ended") as caught:
         served.check()
     assert isinstance(caught.value.__cause__, TopicNotFound)
 
@@ -240,7 +240,7 @@ async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_ch
         clock.advance(1.0)
         await until(lambda: not clock.timers and "created again" in (served.statistics().last_error or ""))
         assert served.predict([2.0]).generation == 5
-        with pytest.raises(ModelError, match=r"not followed any more.*was deleted and created again"):
+        with pytest.raises(ModelError, match=r"following has ended.*was deleted and created again"):
             served.check()
 
 
@@ -251,7 +251,7 @@ async def test_an_error_that_check_has_raised_is_not_raised_again_at_the_end() -
         await until(lambda: served.statistics().is_following)
         await topic.delete()
         await until(lambda: not served.statistics().is_following)
-        with pytest.raises(ModelError, match="not followed any more"):
+        with pytest.raises(ModelError, match="following has ended"):
             served.check()
 
 

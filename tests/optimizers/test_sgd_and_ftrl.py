@@ -154,8 +154,8 @@ def test_gradient_descent_that_would_invert_weights_is_refused():
     with pytest.raises(ConfigurationError) as raised:
         GradientDescent(rate, l2=1.5)
     assert str(raised.value) == (
-        "GradientDescent(l2=): expected learning_rate·l2 of at most 1, given 0.707107·1.5 = 1.06066, which turns "
-        "weights round instead of shrinking them; lower one of them"
+        "GradientDescent(l2=): expected learning_rate·l2 of at most 1, given 0.707107·1.5 = 1.06066, which changes "
+        "the signs of weights instead of shrinking them; lower one of them"
     )
 
 
