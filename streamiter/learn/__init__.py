@@ -1,9 +1,9 @@
 """Learning on streams: models, and flows that train them. All public names are imported from here.
 
-Each module imports only from those in the rows below it:
+Each module imports only from the modules in the rows below it:
 
 =======================================  ===============================================================
-``flights``                              the data of the demo: flights, and how to learn from them
+``flights``                              the data of the demo: flights, and a model for them
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
 ``online``                               ``train_online``: linear models in a flow
@@ -16,7 +16,7 @@ Each module imports only from those in the rows below it:
 ``server_training``                      training on a parameter server, for any model
 ``tree_growing``                         how a decision tree grows
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
-``estimators``                           what all ``fit`` methods share
+``estimators``                           the common parts of all ``fit`` methods
 ``linear``                               ``LinearModel``: losses, weights, gradients
 ``rows``                                 ``Examples``, ``Gradient``, ``BadRows``: mini-batches, refused rows
 =======================================  ===============================================================

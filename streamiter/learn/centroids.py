@@ -1,11 +1,11 @@
-"""Centroids: the arithmetic of k-means, the choice of the first centroids, and centroids that follow a stream.
+"""Centroids: the arithmetic of k-means, the choice of initial centroids, and centroids that follow a stream.
 
-The arithmetic finds the nearest centroid of each point, and sums up the points of each centroid. First centroids are
+The arithmetic finds the nearest centroid of each point, and sums up the points of each centroid. Initial centroids are
 chosen among the points by k-means++. :class:`OnlineKMeans` learns from mini-batches and forgets old points.
 
 The nearest of the centroids c to a point x has the largest c·x − |c|²/2, so the scores of all centroids for all points
-are one matrix product. Points and centroids are measured from the middle of the centroids: far from zero, where |c|² is
-large compared with the clusters, the differences would be lost in rounding.
+are one matrix product. The scores are computed relative to the median of the centroids: far from zero, |c|² is large
+compared with the distances between clusters, and the differences of scores would be lost in rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, GraphError, ModelError, StreamiterError
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.rows import as_points, row_weights
+from streamiter.learn.rows import as_points, row_hashes, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
@@ -28,15 +28,15 @@ from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 
-# Measured for 10 clusters of 10 coordinates: from 2,048 points on the calls cost little compared with the arithmetic,
-# and from 8,192 points on a chunk and its scores do not fit into the processor's cache.
+# Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;
+# with 8,192 points or more, a chunk and its scores do not fit into the processor's cache.
 _CHUNK_POINTS: Final = 4096
 _CHUNK_POINTS_MIN: Final = 256
 _SCORES_MAX: Final = 1 << 16
 
 
 def initial_centroids(owner: str, initial: npt.ArrayLike, clusters: int | None = None) -> Floats:
-    """Return a copy of the initial centroids, ``clusters`` of them if given; GraphError for others."""
+    """Return a checked copy of the initial centroids. Raises GraphError, also for another number than ``clusters``."""
     try:
         centroids = as_points(f"{owner}(initial=)", initial)
     except ModelError as error:
@@ -52,7 +52,7 @@ def initial_centroids(owner: str, initial: npt.ArrayLike, clusters: int | None =
 
 
 def checked_decay(owner: str, given: float, error: type[StreamiterError]) -> float:
-    """Return the factor by which the weights of old points shrink."""
+    """Return the checked factor by which the weights of old points shrink."""
     decay = plain_float(given)
     if not 0.0 <= decay <= 1.0:
         raise error(
@@ -86,13 +86,13 @@ def scoring_of(centroids: Floats) -> Floats:
 
 
 def nearest(scoring: Floats, columns: Floats) -> npt.NDArray[np.intp]:
-    """Return the number of the nearest centroid of each point; of several the first."""
+    """Return the number of the nearest centroid of each point; the first one of equally near centroids."""
     labels = [(scoring @ chunk).argmax(axis=0) for chunk in _chunks(columns, len(scoring))]
     return np.concatenate(labels) if labels else np.zeros(0, dtype=np.intp)
 
 
 def sums_by_cluster(scoring: Floats, columns: Floats) -> Floats:
-    """Return for each centroid the sum of the points that it is nearest to, followed by their number."""
+    """Return, for each centroid, the sum of the points nearest to the centroid, then the number of these points."""
     total = np.zeros(scoring.shape)
     for chunk in _chunks(columns, len(scoring)):
         scores = scoring @ chunk
@@ -107,7 +107,7 @@ def sums_by_cluster(scoring: Floats, columns: Floats) -> Floats:
 
 
 def _chunks(columns: Floats, clusters: int) -> Iterator[Floats]:
-    """Give the points in chunks of some thousand."""
+    """Return the points in chunks of some thousand points."""
     size = min(_CHUNK_POINTS, max(_CHUNK_POINTS_MIN, _SCORES_MAX // clusters))
     return (columns[:, start : start + size] for start in range(0, columns.shape[1], size))
 
@@ -124,44 +124,46 @@ def largest_move(before: Floats, after: Floats) -> float:
     return float(np.sqrt(np.square(after - before).sum(axis=1).max()))
 
 
-Hashes = npt.NDArray[np.uint64]
-
-# The sample holds some forty points of a cluster with a hundredth of all points. Choosing 10 of 4,096 × 10 takes 5 ms.
+# The sample contains about forty points of a cluster that has one percent of all points. Choosing 10 of 4,096 points of
+# 10 coordinates takes 5 ms.
 _SAMPLE_MIN: Final = 4096
 _SAMPLE_FOR_EACH: Final = 16
 
-# Measured: of 100 runs on 20 separated clusters none misses a cluster. An attempt takes 1 ms for 10 clusters, some 40
-# ms for 256, and 3 s for 2,000, in which the job does nothing else; and one of so many clusters matters little.
+# Measured: none of 100 runs on 20 separated clusters misses a cluster. An attempt takes 1 ms for 10 clusters, about 40
+# ms for 256, and 3 s for 2,000. The job does nothing else during this time, and of so many clusters one that is missed
+# matters little: for many clusters there is one attempt only.
 _ATTEMPTS: Final = 4
 _CLUSTERS_OF_ONE_ATTEMPT: Final = 257
 
 
 def sample_size(clusters: int) -> int:
-    """Return the number of points that are enough to choose that many centroids from."""
+    """Return the size of the sample to choose ``clusters`` centroids from."""
     return max(_SAMPLE_MIN, _SAMPLE_FOR_EACH * clusters)
 
 
 def sample_of(points: Floats, size: int, seed: int) -> Floats:
-    """Return at most ``size`` distinct points, those with the lowest hashes, in the order of their hashes.
+    """Return at most ``size`` distinct points: the points with the lowest hashes, in the order of their hashes.
 
-    So the sample depends neither on the order of the points nor on the subtask that has each of them, and the samples
-    of parts give the sample of the whole.
+    So the sample depends neither on the order of the points nor on their division among subtasks. The samples of all
+    parts, joined and sampled again, are the sample of all points.
 
     >>> points = np.arange(20.0).reshape(10, 2)
     >>> parts = np.concatenate([sample_of(points[:5], 3, seed=1), sample_of(points[5:], 3, seed=1)])
     >>> bool((sample_of(parts, 3, seed=1) == sample_of(points[::-1], 3, seed=1)).all())
     True
     """
-    _, first = np.unique(_hashes(points, seed), return_index=True)
+    start = np.random.default_rng(seed).integers(2**64, dtype=np.uint64)
+    _, first = np.unique(row_hashes(points, start), return_index=True)
     sample: Floats = points[first[:size]]
     return sample
 
 
 def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "k_means") -> Floats:
-    """Return the best of some attempts by greedy k-means++: the one with the smallest distances to the sample.
+    """Return the best centroids of several attempts by greedy k-means++: those nearest to the sample.
 
     Rounds never move a centroid from one group of well separated clusters to another, so a cluster that is missed here
-    is never found. A single attempt missed one of 5 clusters in 1 of 100 runs, and one of 20 clusters in 18 runs.
+    is never found. A single attempt missed one of 5 clusters in 1 of 100 runs, and one of 20 clusters in 18 of 100
+    runs.
 
     Raises ModelError for fewer points than clusters.
     """
@@ -181,16 +183,16 @@ def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "
 def _attempt(points: _Points, clusters: int, generator: np.random.Generator) -> tuple[float, list[int]]:
     """Choose points by greedy k-means++; return the remaining sum of squared distances, and the points' numbers.
 
-    Each centroid is the best of 2 + log k points. A point is drawn with a probability proportional to its squared
-    distance from the centroids chosen before. Source: Arthur and Vassilvitskii, "k-means++: the advantages of careful
-    seeding" (2007), section 5.
+    Each of the k centroids is the best of 2 + log k candidates. A candidate is drawn with a probability proportional to
+    its squared distance from the centroids chosen before. Source: Arthur and Vassilvitskii, "k-means++: the advantages
+    of careful seeding" (2007), section 5.
     """
     draws = 2 + int(math.log(clusters))
     chosen = [int(generator.integers(len(points)))]
     [distances] = points.squared_distances(chosen)
     for _ in range(clusters - 1):
         reach = np.cumsum(distances)
-        # Distances may be so small that their squares are 0: then take any point that is not chosen yet.
+        # If the distances are so small that their squares are 0, take any point that is not chosen yet.
         if reach[-1] > 0:
             drawn = np.searchsorted(reach, generator.random(draws) * reach[-1], side="right")
             candidates = np.minimum(drawn, len(points) - 1)
@@ -207,7 +209,7 @@ class _Points:
     """Points, prepared for many computations of distances between them."""
 
     def __init__(self, points: Floats) -> None:
-        # Measured from their middle: far from zero small differences would be lost in rounding.
+        # Subtract the median: far from zero, small differences would be lost in rounding.
         self._columns = np.ascontiguousarray((points - np.median(points, axis=0)).T)
         self._squares = np.einsum("ij,ij->j", self._columns, self._columns)
 
@@ -225,21 +227,6 @@ class _Points:
         return distances
 
 
-def _hashes(points: Floats, seed: int) -> Hashes:
-    """Return a hash of each point, by the finalizer of SplitMix64 after each coordinate."""
-    # Adding 0 turns −0 into 0, so that equal numbers have equal bits.
-    columns = np.ascontiguousarray((points + 0.0).T).view(np.uint64)
-    start = np.random.default_rng(seed).integers(2**64, dtype=np.uint64)
-    hashes: Hashes = np.full(len(points), start, dtype=np.uint64)
-    for column in columns:
-        hashes ^= column
-        hashes += np.uint64(0x9E3779B97F4A7C15)
-        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        hashes ^= hashes >> np.uint64(31)
-    return hashes
-
-
 class Spread(TypedDict):
     """The spread of some points, as plain data."""
 
@@ -250,11 +237,11 @@ class Spread(TypedDict):
 
 
 def spread_of(columns: Floats) -> Spread:
-    """Return the spread of a block of points, as :func:`as_columns` gives it.
+    """Return the spread of a block of points; :func:`as_columns` makes the block.
 
-    The *inertia*, the sum of the squared distances between points and centroids, follows from the spread: it is
+    The *inertia*, the sum of the squared distances between points and centroids, is computed from the spread: it is
     ``squares`` minus the squared distances of the centroids to the mean of all points, each multiplied by the number of
-    its points. The spread is the same in every round, so it is computed once, and no distances are summed up.
+    its points. The spread is the same in every round, so it is computed once, and no round adds up distances.
 
     >>> points = as_columns([[0.0], [2.0], [9.0]])
     >>> spread = joined_spread(spread_of(points[:, :1]), spread_of(points[:, 1:]))
@@ -269,7 +256,7 @@ def spread_of(columns: Floats) -> Spread:
 
 
 def joined_spread(first: Spread, second: Spread) -> Spread:
-    """Return the spread of the points of both."""
+    """Return the spread of the points of both blocks."""
     count = first["count"] + second["count"]
     if not count:
         return first
@@ -296,8 +283,8 @@ class OnlineKMeans:
     ``initial`` centroids have the weights ``weights`` (0 unless given). Without ``initial`` they are chosen by
     k-means++ among the points of the first mini-batch.
 
-    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model as it was; if single points
-    are at fault, it is a ``BadRows`` that names them.
+    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model unchanged; if single points
+    are at fault, it is a ``BadRows`` with their positions.
 
     >>> model = OnlineKMeans(2, decay=0.5, initial=[[0.0, 0.0], [10.0, 0.0]], weights=[2, 2])
     >>> model.learn([[1.0, 1.0], [9.0, 1.0]])
@@ -316,7 +303,7 @@ class OnlineKMeans:
     ) -> None:
         if initial is None and weights is not None:
             raise ConfigurationError(
-                "OnlineKMeans(weights=): expected them with initial centroids, given without; give initial= too"
+                "OnlineKMeans(weights=): expected initial centroids for these weights, given none; give initial= too"
             )
         self._clusters = whole_number("OnlineKMeans(clusters=)", clusters, 1)
         self._decay = checked_decay("OnlineKMeans", decay, ConfigurationError)
@@ -336,10 +323,10 @@ class OnlineKMeans:
         return self._version
 
     def parameters(self) -> dict[str, Any]:
-        """Return copies of ``centroids`` and ``weights``. Raises ModelError before there are centroids."""
+        """Return copies of ``centroids`` and ``weights``. Raises ModelError while the model has no centroids."""
         if self._centroids is None:
             raise ModelError(
-                "OnlineKMeans: expected centroids, given no points to choose them among so far; learn first"
+                "OnlineKMeans: expected a model with centroids, given one that has learned from no points; learn first"
             )
         return {"centroids": self._centroids.copy(), "weights": self._weights.copy()}
 
@@ -371,7 +358,7 @@ class OnlineKMeans:
         self._centroids = centroids.copy()
 
     def check(self, points: npt.ArrayLike) -> Floats:
-        """Return the points as a matrix; ModelError for points that cannot be learned from."""
+        """Return the points as a matrix. Raises ModelError for points that the model cannot learn from."""
         width = None if self._centroids is None else self._centroids.shape[1]
         return as_points("OnlineKMeans", points, width)
 
@@ -398,7 +385,7 @@ class OnlineKMeans:
         self._version += 1
 
     def state(self) -> dict[str, object]:
-        """Return a copy of everything the model has learned, as plain data."""
+        """Return a copy of the state of learning, as plain data."""
         return {
             "centroids": None if self._centroids is None else self._centroids.copy(),
             "weights": self._weights.copy(),
@@ -408,7 +395,7 @@ class OnlineKMeans:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on a :meth:`state`."""
+        """Restore a :meth:`state`."""
         self._centroids = None if state["centroids"] is None else state["centroids"].copy()
         self._weights = state["weights"].copy()
         self._records, self._version = state["records"], state["version"]
@@ -434,11 +421,11 @@ def online_k_means(
 
     The centroids follow the points and forget old ones; :class:`OnlineKMeans` describes how a mini-batch of
     ``mini_batch`` points changes them. A mini-batch is shorter at the end of the input, and if ``timeout_s`` seconds
-    have passed since its first point. One subtask does all the work. If several subtasks bring the points, their speed
+    have passed since its first point. One subtask does all the work. If several subtasks send the points, their speed
     decides which points are in a mini-batch.
 
     ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
-    that holds both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial
+    that contains both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial
     centroids they are chosen among the points of the first mini-batch. Records that are no points follow ``on_error``
     or go to ``dead_letter``.
 

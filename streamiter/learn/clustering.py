@@ -81,16 +81,16 @@ class KMeansOptions:
             )
         self.config = config
         self.centroids = None if initial is None else initial_centroids("k_means", initial, self.clusters)
-        """The initial centroids; None to choose them among the points."""
+        """The initial centroids; None to choose centroids among the points."""
 
     @property
     def passes(self) -> int:
-        """How often the points are read at most: once more than the rounds if the centroids are to be chosen."""
+        """How often the points are read at most: once more than the rounds if centroids must be chosen."""
         return self.rounds if self.centroids is not None else self.rounds + 1
 
 
-# A block costs some 20 µs a round in addition to its arithmetic of some 250 µs (10 clusters, 10 coordinates). Larger
-# blocks were measured to be no quicker; a block of points with a thousand coordinates takes 64 MiB.
+# In each round a block takes about 250 µs of arithmetic and 20 µs of overhead (10 clusters, 10 coordinates). Larger
+# blocks were measured to be no quicker. A block of points with a thousand coordinates takes 64 MiB.
 _BLOCK_POINTS: Final = 8192
 
 
@@ -98,7 +98,7 @@ class Value(TypedDict):
     """The record of the variable stream."""
 
     centroids: Floats | None
-    """None until they are chosen."""
+    """None until centroids are chosen."""
     scoring: Floats | None
     """The matrix that assigns points to centroids; None without centroids."""
     counts: npt.NDArray[np.int64]
@@ -111,8 +111,8 @@ class Value(TypedDict):
 
 
 Gathered = tuple[Literal["sums", "sample"], Floats, Spread | None]
-"""The contribution of some points: ``("sums", …)`` by cluster, or a ``("sample", …)`` to choose the first centroids
-from; then the spread of the points, None if the spread of all points is known."""
+"""The contribution of some points: ``("sums", …)`` by cluster, or a ``("sample", …)`` to choose initial centroids from;
+then the spread of the points, None if the spread of all points is known."""
 
 
 def k_means(
@@ -129,15 +129,15 @@ def k_means(
     """Cluster bounded data by k-means: emits the centroids after ``rounds`` rounds as one ``ModelSnapshot``.
 
     A point is a record: an array or list of its coordinates (or a row of a matrix). In each round every point is
-    assigned to the nearest centroid (Euclidean; of several the first), and the centroids become the means of their
-    points. A centroid without points does not move. With a ``tolerance`` the rounds also end after the first round in
-    which no centroid moved further than the tolerance.
+    assigned to the nearest centroid (by Euclidean distance; the first of equally near ones), and the centroids become
+    the means of their points. A centroid without points does not move. With a ``tolerance`` the rounds also end after
+    the first round in which no centroid moved further than the tolerance.
 
-    ``initial`` are the initial centroids, a row for each. Without it they are chosen among the points by greedy
+    ``initial`` are the initial centroids, a row for each. Without it, centroids are chosen among the points by greedy
     k-means++ (the best of several attempts), from a sample that depends on the ``seed`` and the set of points, not on
     their order or the parallelism; the data is then read once more.
 
-    As many subtasks as ``points`` has share the work. Their number changes the last digits of the result; timing and
+    The iteration has as many subtasks as ``points``. Their number changes the last digits of the result; timing and
     batches change nothing. Points are kept as float64, in memory and beyond a limit on disk (``config``:
     ``IterationConfig(replay_memory_bytes=…)``). ``name`` is put in front of the names of the steps.
 
@@ -174,7 +174,7 @@ class Clustering(NamedTuple):
 
 @all_or_nothing
 def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) -> Clustering:
-    """Add the steps of :func:`k_means`, with a model for each round as well."""
+    """Add the steps of :func:`k_means`; return the models of all rounds, too."""
     _check_points(points)
     centroids = options.centroids
     width = None if centroids is None else centroids.shape[1]
@@ -220,7 +220,7 @@ class _Lloyd:
         self._sample_size = sample_size(clusters)
 
     def gather(self, value: Value, blocks: Sequence[Floats]) -> list[Gathered]:
-        """Return what each block of points contributes to the round."""
+        """Return the contribution of each block of points to the round."""
         scoring = value["scoring"]
         spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
         if scoring is None:
@@ -264,7 +264,7 @@ class _Lloyd:
 
 
 class _SomePoints(Operator, IterationListener):
-    """Passes on the sum of all contributions; fails if there is none, for centroids are chosen among points."""
+    """Passes on the sum of all contributions; fails if there are no points to choose centroids among."""
 
     def __init__(self) -> None:
         self._is_found = False
@@ -276,7 +276,7 @@ class _SomePoints(Operator, IterationListener):
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         if not self._is_found:
             raise ModelError(
-                "k_means: expected points to choose centroids among, given none; look at what comes before"
+                "k_means: expected points to choose centroids among, given none; check the steps before"
             )
 
     def snapshot(self) -> bool:
@@ -309,8 +309,8 @@ def _as_model(value: Value) -> ModelSnapshot:
 def _check_width(given: int, expected: int) -> None:
     if given != expected:
         raise ModelError(
-            f"k_means: expected points of one length, given some of {expected} coordinates and some of {given}; "
-            "filter out those that are no points"
+            f"k_means: expected points of one length, given points of {expected} and of {given} coordinates; "
+            "filter out the records that are not points"
         )
 
 
@@ -362,17 +362,17 @@ class KMeans:
         parallelism: int = 1,
         progress: bool | None = None,
     ) -> Self:
-        """Learn the centroids of an array, a row for each point, or of the records that are in a topic now.
+        """Learn centroids from an array, a row for each point, or from the records that are in a topic now.
 
         For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the points of a batch of records, if
-        the records are no points themselves. ``parallelism`` subtasks share the work. A second fit starts again from
-        the initial centroids.
+        the records are not points. ``parallelism`` subtasks share the work. A second fit starts again from the initial
+        centroids.
 
         On a terminal a bar shows the rounds (``progress`` True: everywhere, False: never). Ctrl-C ends the fit after
-        the present round, and the model keeps what was learned so far.
+        the current round, and the model keeps the centroids of that round.
 
         Raises GraphError for options that cannot be used, and JobFailed for data without clusters; then the model of
-        the fit before is kept.
+        the previous fit is kept.
         """
         title = "KMeans.fit"
         check_count(parallelism, "a parallelism", step=title)
@@ -404,16 +404,16 @@ class KMeans:
         checked = as_points(title, points)
         initial = self._options.centroids
         if not len(checked):
-            raise ModelError(f"{title}: expected points to find clusters of, given none")
+            raise ModelError(f"{title}: expected one point or more, given none; give points")
         if initial is not None and checked.shape[1] != initial.shape[1]:
             raise ModelError(
-                f"{title}: expected points of {initial.shape[1]} numbers, as those in initial=, given points of "
+                f"{title}: expected points of {initial.shape[1]} numbers, as in initial=, given points of "
                 f"{checked.shape[1]}; give both the same columns"
             )
         return checked
 
     def predict(self, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
-        """Return the number of the nearest centroid of each point (row); of several the first."""
+        """Return the number of the nearest centroid of each point (row); the first one of equally near centroids."""
         centroids = self.centroids
         columns = as_columns(points, centroids.shape[1], owner="KMeans.predict")
         return nearest(scoring_of(centroids), columns)
@@ -434,9 +434,10 @@ class KMeans:
     def inertia(self) -> float:
         """The sum of the squared distances between points and centroids: of equally many centroids, lower is better.
 
-        Each point counts for the centroid that was nearest in the last round, at the place to which that centroid
-        moved. If it did not move, as when rounds end by a ``tolerance`` of 0, that is the nearest centroid. The
-        rounding error is as large as in the sum of the squared distances to the mean of all points, a larger number.
+        The distance of a point is the distance to the centroid that was nearest before the last move, at the place
+        after this move. If no centroid moved, such as after a fit that ended by a ``tolerance`` of 0, this is the
+        nearest centroid. The rounding error is relative to the sum of the squared distances to the mean of all points,
+        which is larger.
         """
         return self._fitted().metrics.get("inertia", math.nan)
 
@@ -451,5 +452,5 @@ class KMeans:
 
     def _fitted(self) -> ModelSnapshot:
         if self._model is None:
-            raise ModelError("KMeans: expected to be fitted first, given no points so far; call fit(points)")
+            raise ModelError("KMeans: expected a fitted model, given one without a fit; call fit(points)")
         return self._model

@@ -1,7 +1,7 @@
-"""Decision trees: ``DecisionTree``, the tree as arrays, and the rows it is fitted to.
+"""Decision trees: ``DecisionTree``, the tree as arrays, and the checks of its training rows.
 
-A tree asks a question such as ``width ≤ 2.5`` at each node; at a leaf it gives its answer, a class or a number. How it
-grows is in ``tree_growing``.
+Each inner node of a tree asks a question such as ``width ≤ 2.5``; each leaf has an answer, a class or a number. The
+module ``tree_growing`` grows trees.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _BINS_LIMIT: Final = 1 << 16  # The number of a bin fits into two bytes.
 
 
 class DecisionTree:
-    """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the classes best.
+    """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the rows best.
 
     ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level by
     level, and is at most ``maximum_depth`` questions deep. Each side of a question keeps at least ``minimum_rows``
     rows. A question lowers the impurity, as a mean over all rows, by more than 0 and by at least ``minimum_gain``. A
-    feature with at most ``maximum_bins`` values is divided between any two of them, other features between that many
-    quantiles. ``feature_names`` are for ``print(tree)``.
+    feature with at most ``maximum_bins`` distinct values is divided between any two of them, another feature between
+    that many quantiles. ``feature_names`` are for ``print(tree)``.
 
-    The tree grows in a bounded iteration of workers, each with a part of the rows. The number of workers does not
-    change the tree, to the last bit.
+    The tree grows in a bounded iteration of workers, each with a part of the rows. With any number of workers the tree
+    is the same, to the last bit.
 
     >>> features = [[1.4, 0.2], [1.3, 0.3], [4.7, 1.4], [4.5, 1.5], [6.0, 2.5], [5.9, 2.1]]
     >>> species = ["setosa", "setosa", "versicolor", "versicolor", "virginica", "virginica"]
@@ -115,14 +115,14 @@ class DecisionTree:
         """Grow a new tree for these rows, or for the records that are in a topic now; return this object.
 
         ``features`` is a matrix (rows, features) of finite numbers or ``SparseRows``. ``labels`` has a class for each
-        row (a whole number or a text), or a number for regression. Rows of weight 0 do not count. ``parallelism``
+        row (a whole number or a text), or a number for regression. Rows of weight 0 are ignored. ``parallelism``
         subtasks share the work, and hold all rows in memory, dense.
 
         For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the ``Examples`` of a batch of
         records; the records of libsvm and dummy files need no ``extract``.
 
         On a terminal a bar shows the levels (``progress`` True: everywhere, False: never). Ctrl-C ends the fit with the
-        tree so far; while rows are still read it raises KeyboardInterrupt.
+        tree so far; while the flow reads rows, it raises KeyboardInterrupt.
 
         Raises ModelError for rows that cannot be learned from, JobFailed for records that cannot be read; then the old
         tree is kept.
@@ -162,7 +162,7 @@ class DecisionTree:
             progress=progress,
             describe=lambda: f"{leaves.items[-1]} leaves" if len(leaves) else "",
         )
-        if not grown.items:  # Ctrl-C came before the rows were summarized.
+        if not grown.items:  # Ctrl-C arrived before the rows were summarized.
             raise KeyboardInterrupt
         [last] = grown.items
         return grown_tree(last, options)
@@ -236,15 +236,13 @@ class DecisionTree:
 
     def _fitted(self) -> Tree:
         if self._tree is None:
-            raise ModelError(
-                f"{_NAME}: expected a tree that has grown, given one that has not; call fit first"
-            )
+            raise ModelError(f"{_NAME}: expected a fitted tree, given one without a fit; call fit first")
         return self._tree
 
     # ---- saving the tree
 
     def parameters(self) -> dict[str, Any]:
-        """Return all that is needed to predict, as plain data."""
+        """Return the tree and the settings that predictions need, as plain data."""
         tree = self._fitted()
         return {
             "task": self.task,
@@ -256,10 +254,10 @@ class DecisionTree:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
-        """Return a tree that predicts as the tree that gave these :meth:`parameters`."""
+        """Return a tree that predicts like the tree that returned these :meth:`parameters`."""
         if missing := {"task", "width", "classes", "feature_names", "tree"} - parameters.keys():
             raise ModelError(
-                f"{_NAME}.from_parameters: expected what parameters() gave, given none of {sorted(missing)}"
+                f"{_NAME}.from_parameters: expected the result of parameters(), given one without {sorted(missing)}"
             )
         tree = cls(parameters["task"], feature_names=parameters["feature_names"])
         tree._width, tree._classes = parameters["width"], parameters["classes"]
@@ -285,7 +283,7 @@ class _TrainingRows(NamedTuple):
 
 
 def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] | None) -> _TrainingRows:
-    """Return checked examples; ModelError for examples that cannot be learned from."""
+    """Return the checked rows. Raises ModelError for examples that a tree cannot learn from."""
     matrix = _matrix(examples.features, feature_names)
     given = np.ones(len(matrix)) if examples.weights is None else examples.weights
     weights = row_weights(_NAME, given, len(matrix))
@@ -298,7 +296,7 @@ def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] 
 
 
 def _joined_examples(parts: Sequence[Examples]) -> Examples:
-    """Return all examples as one, dense; sparse rows may have different widths."""
+    """Join all examples, with dense features; sparse rows may have different widths."""
     width = max((part.features.width for part in parts if isinstance(part.features, SparseRows)), default=0)
     weights = None
     if any(part.weights is not None for part in parts):
@@ -322,8 +320,8 @@ def _stacked(parts: Sequence[npt.ArrayLike]) -> npt.NDArray[Any]:
         return np.concatenate([np.asarray(part) for part in parts])
     except ValueError as error:
         raise ModelError(
-            f"{_NAME}: expected examples of one shape in all batches of the topic, given others: {error}; look at "
-            "what extract gives"
+            f"{_NAME}: expected examples of one shape in all batches of the topic, given others: {error}; check "
+            "the function extract="
         ) from None
 
 
@@ -396,11 +394,11 @@ class Tree:
     """
 
     feature: Indices
-    """The number of the feature that each node asks for; -1 for a leaf."""
+    """The number of the feature that each node asks about; -1 for a leaf."""
     threshold: Floats
     """The number that this feature is compared with."""
     child: Indices
-    """The first of the two children."""
+    """The number of the first of the two child nodes."""
     rows: Indices
     """The number of rows that reached each node when the tree grew."""
     values: Floats
@@ -441,7 +439,7 @@ class Tree:
 
     @classmethod
     def from_plain_data(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Tree:
-        """Return the tree that :meth:`as_plain_data` gave."""
+        """Return the tree that :meth:`as_plain_data` returned."""
         return cls(*(arrays[name] for name in cls.__slots__))
 
 
@@ -464,7 +462,7 @@ _INDENT: Final = "│   "
 def tree_lines(
     tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]
 ) -> Iterator[str]:
-    """Give a line for each branch: its question, followed by the leaf, or by its own branches in the next lines.
+    """Yield a line for each branch: its question, then the leaf. Branches below it follow in the next lines.
 
     >>> import numpy as np
     >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),

@@ -1,8 +1,8 @@
-"""What all ``fit`` methods share: reading arrays or a topic, running a flow, showing its progress.
+"""The common parts of all ``fit`` methods: reading arrays or a topic, running a flow, showing its progress.
 
 A ``fit`` builds a flow and runs it to its end with :func:`run_offline`. Progress is shown on stderr: as a bar on a
-terminal, as a line now and then elsewhere. The first Ctrl-C ends the training after the present round and keeps the
-model, a second one aborts it.
+terminal, as lines elsewhere. The first Ctrl-C ends the training after the current round and keeps the model; a second
+Ctrl-C aborts the training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def no_path(owner: str, given: str) -> ModelError:
-    """Return the error for a text that was given instead of data: it is most likely the name of a file."""
+    """Return the error for a text that was given instead of data; the text is most likely the name of a file."""
     shown = shown_url(given) if ":" in given else given
     url = shown if ":" in given else f"file:{given}"
     return ModelError(
@@ -47,27 +47,27 @@ def no_path(owner: str, given: str) -> ModelError:
 
 
 def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: object) -> None:
-    """Raise ModelError for an array that was given (is not None) with a topic: the topic brings it."""
+    """Raise ModelError for an array (not None) that was given with a topic: the records of the topic contain it."""
     for what, given in arrays.items():
         if given is not None:
             raise ModelError(
-                f"{owner}: expected the topic {topic.name!r} to bring {what.replace('_', ' ')}, given an array of "
-                "them; write extract= to take them from the records"
+                f"{owner}: expected {what.replace('_', ' ')} in the records of topic {topic.name!r}, given an array; "
+                "write extract= to take them from the records"
             )
 
 
 def refuse_options_of_topics(owner: str, **options: object) -> None:
-    """Raise GraphError for an option of topics that was given (is not None) with an array."""
+    """Raise GraphError for an option of topics (not None) that was given with an array."""
     for option, given in options.items():
         if given is not None:
             raise GraphError(
-                f"{owner}({option}=): expected it with a topic only, given it with an array; give the rows as they are"
+                f"{owner}({option}=): expected this option with a topic only, given it with an array; leave it out"
             )
 
 
 def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism: int = 1) -> Stream:
     """Return the stream of the records that are in the topic when the flow starts."""
-    # A file ends by itself; to find its end first would be to read it twice.
+    # A file ends by itself; finding its end first would read the file twice.
     stop: StopPosition = None if getattr(topic, "bounded", False) else "latest"
     return flow.source(topic, decode=decode, stop=stop, parallelism=parallelism)
 
@@ -77,7 +77,7 @@ def examples_in_topic(
 ) -> list[Examples]:
     """Return all examples that are in the topic now, batch by batch, in memory.
 
-    Raises KeyboardInterrupt on Ctrl-C, JobFailed for records that are no examples.
+    Raises KeyboardInterrupt on Ctrl-C, JobFailed for records that are not examples.
     """
     flow = Flow(owner)
     records = read_topic(flow, topic, decode)
@@ -97,10 +97,10 @@ def examples_of(owner: str, batch: Batch, extract: Extract | None, width: int | 
 
 
 def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
-    """Return the examples of records as libsvm and dummy files give them: with label, indices and values.
+    """Return the examples of records such as those of libsvm and dummy files: with label, indices and values.
 
-    ``Columns`` with label and features are taken, too. Without a width, rows are as wide as the widest row. Raises
-    ConfigurationError if none of several records has these fields, BadRows if some of them have not.
+    ``Columns`` with label and features are accepted, too. Without a width, rows are as wide as the widest row. Raises
+    ConfigurationError if none of several records has these fields, BadRows if only some of them lack the fields.
     """
     if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
         return Examples(batch["features"], batch["label"])
@@ -132,10 +132,10 @@ def _joined(parts: list[list[float]], dtype: type[np.generic]) -> npt.NDArray[An
     return np.concatenate(filled) if filled else np.empty(0, dtype)
 
 
-# Often enough to look alive; reading a job's statistics takes a tenth of a millisecond.
+# Users see that the training runs; reading a job's statistics takes a tenth of a millisecond.
 _BAR_REFRESH_S: Final = 0.1
 
-# So the log of one hour has some 700 lines. A short training shows its last line only.
+# The log of one hour has about 700 lines. A short training shows its last line only.
 _LINE_EVERY_S: Final = 5.0
 
 
@@ -153,7 +153,7 @@ class RoundsDisplay(Protocol):
 def displayed_rounds(
     title: str, rounds: int | None, *, wanted: bool | None = None, noun: str = "round"
 ) -> Iterator[RoundsDisplay | None]:
-    """Give the display for the rounds of a training: a bar on a terminal, lines elsewhere; None to show nothing.
+    """Yield the display for the rounds of a training: a bar on a terminal, lines elsewhere; None to show nothing.
 
     ``wanted=None`` shows progress on a terminal only. ``rounds`` is the largest number of rounds, None if it is not
     known; ``noun`` is the word for a round.
@@ -187,7 +187,7 @@ class _ProgressLines:
 
 
 class _Bar:
-    """A bar that grows; if the number of rounds is not known, it moves to and fro."""
+    """A bar that grows; if the number of rounds is not known, a part of the bar moves to and fro."""
 
     refresh_s = _BAR_REFRESH_S
 
@@ -218,7 +218,8 @@ def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
         *columns,
         console=Console(stderr=True),
         auto_refresh=False,
-        # Text that the program prints meanwhile appears above the bar; if stdout is a file or a pipe, it goes there.
+        # Text that the program prints meanwhile appears above the bar; if stdout is a file or a pipe, the text goes
+        # there.
         redirect_stdout=sys.stdout.isatty(),
     )
     with progress:
@@ -248,14 +249,14 @@ def run_offline(
     shows them on a terminal only. ``describe()`` returns a note on the last round, such as its loss; it is called in
     the job's event loop, between two steps.
 
-    The first Ctrl-C (or SIGTERM) ends the iteration after the present round, and the flow gives the model of that
+    The first Ctrl-C (or SIGTERM) ends the iteration after the current round, and the flow emits the model of that
     round; if progress is shown, a line names the round. A second signal aborts the flow with KeyboardInterrupt. With
-    ``first_stop="abort"`` the first signal does, for flows whose partial result is of no use.
+    ``first_stop="abort"`` the first signal aborts the flow: for flows whose partial result is useless.
 
-    A flow without an iteration gives ``done()``, which returns the number of rounds, and ``noun``, the word for a
-    round. ``channel_limits`` are the limits of its channels: with short channels Ctrl-C soon takes effect.
+    A flow without an iteration needs ``done()``, which returns the number of rounds, and ``noun``, the word for a
+    round. ``channel_limits`` are the limits of its channels: with short channels the flow stops soon after Ctrl-C.
 
-    It works inside a running event loop, too, such as the loop of a notebook, which waits meanwhile.
+    The function also works inside a running event loop, such as the loop of a notebook; this loop waits meanwhile.
     Raises JobFailed if a step failed.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
@@ -353,7 +354,7 @@ class _OfflineRun:
         display.show(self._rounds_done(job.statistics()), ", ".join(filter(None, notes)))
 
     def in_thread(self) -> JobStatistics:
-        """Do the same in another thread: an event loop cannot run inside another one."""
+        """Run the job in another thread: an event loop cannot run inside another event loop."""
         with ThreadPoolExecutor(1, thread_name_prefix=self._flow.name) as executor:
             running = executor.submit(lambda: run_in_own_loop(self.until_end()))
             with self._stopping_on_signals():
@@ -361,7 +362,7 @@ class _OfflineRun:
 
     @contextlib.contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """Stop the job on signals. Only the main thread receives them, and it waits here."""
+        """Stop the job on signals. Only the main thread receives signals, and the main thread waits here."""
         modes: list[StopMode] = [self._first_stop, "abort"]
 
         def stop(*_: object) -> None:

@@ -31,7 +31,7 @@ from streamiter.topics.topic import Topic
 
 
 def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
-    """Return the records that were given, a table as ``Columns``; ModelError for an object without records."""
+    """Return the given records; a table becomes ``Columns``. Raises ModelError for an object without records."""
     if isinstance(given, (Columns, list)):
         return given
     if isinstance(given, Mapping):
@@ -148,7 +148,7 @@ def bad_values(field: str, values: Sequence[Any]) -> BadRows:
     )
 
 
-# The place of a feature that is missing in a row, until the rows are put together.
+# The place of a feature that is missing in a row, until the rows are joined.
 _ABSENT: Final = -1
 
 # 2**32 weights of 8 bytes are 32 GiB for each slot of an optimizer.
@@ -170,7 +170,7 @@ class FeatureHasher:
     the same on every machine and in every version of Python. There is no feature for a constant: models have an
     intercept.
 
-    A categorical field in ``tables`` has a table of that many places, behind the shared places. Its features share
+    A categorical field in ``tables`` has a table of that many places, after the shared places. Its features share
     places only with each other, and the model may treat them differently (``places_of(field)`` returns the places; see
     ``SGD(l2=)``).
 
@@ -342,7 +342,7 @@ class FeatureHasher:
 
 
 def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
-    """Return the places of the fields' own tables, one table behind the other."""
+    """Return the places of the fields' own tables, one table after the other."""
     tables = {}
     for field, size in sizes.items():
         size = whole_number(f"FeatureHasher(tables=): field {field!r}", size, 1, 1 << _BITS_MAX)
@@ -360,7 +360,7 @@ def _largest(scale: float, features: int) -> float:
 
 
 class _Places(dict[Hashable, int]):
-    """A cache: the places of the values of one field that came recently."""
+    """A cache of the places of a field's most recent values."""
 
     def __init__(self, place: Callable[[Any], int], limit: int) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ class _Places(dict[Hashable, int]):
 
     def __missing__(self, value: Hashable) -> int:
         place = self._place(value)
-        if place != _ABSENT:  # A NaN equals no other NaN: the cache would fill with them.
+        if place != _ABSENT:  # A NaN equals no other NaN: the cache would fill with NaNs.
             if len(self) >= self._limit:
                 self.clear()
             self[value] = place
@@ -414,7 +414,7 @@ def _check_fields(
 class StandardScaler:
     """Learns the mean and the sample deviation of each feature, row by row or in mini-batches of any size.
 
-    Use a scaler in one task only. A ``BadRows`` names the rows that are refused; then the scaler has not changed.
+    Use a scaler in one task only. A ``BadRows`` names the rows that are refused; then the scaler is unchanged.
 
     >>> scaler = StandardScaler()
     >>> scaler.learn([[1.0, 5.0], [3.0, 5.0]])
@@ -434,7 +434,7 @@ class StandardScaler:
         return self._records
 
     def check(self, rows: npt.ArrayLike) -> Floats:
-        """Return the rows as a matrix; ModelError for rows that cannot be learned from."""
+        """Return the rows as a matrix. Raises ModelError for rows that the scaler cannot learn from."""
         return as_points("StandardScaler", rows, len(self._mean) if self._records else None, what="rows")
 
     def learn(self, rows: npt.ArrayLike) -> None:
@@ -459,7 +459,7 @@ class StandardScaler:
         """Return ``mean`` and ``deviation``, an array each; after a single row the deviation is 0."""
         if not self._records:
             raise ModelError(
-                "StandardScaler: expected rows to have learned from, given none so far; learn first"
+                "StandardScaler: expected a scaler that has learned, given one without any rows; learn first"
             )
         deviation = np.sqrt(self._squares / max(self._records - 1, 1))
         return {"mean": self._mean.copy(), "deviation": deviation}
@@ -469,11 +469,11 @@ class StandardScaler:
         return ModelSnapshot(self.parameters(), records=self._records)
 
     def state(self) -> dict[str, object]:
-        """Return a copy of everything the scaler has learned, as plain data."""
+        """Return a copy of the state of learning, as plain data."""
         return {"records": self._records, "mean": self._mean.copy(), "squares": self._squares.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on a :meth:`state`."""
+        """Restore a :meth:`state`."""
         self._records = state["records"]
         self._mean, self._squares = state["mean"].copy(), state["squares"].copy()
 
@@ -506,9 +506,9 @@ def online_standard_scaler(
     """Learn mean and sample deviation of each feature from a stream: emits a ``ModelSnapshot`` for each window.
 
     A row is an array or list of numbers. A window is ``window`` rows; it is shorter at the end of the input, and if
-    ``timeout_s`` seconds have passed since its first row. Each model is of all rows so far: its parameters are ``mean``
-    and ``deviation`` (see :func:`scaled`), and ``publish_model`` publishes it. One subtask does all the work. Records
-    that are no rows follow ``on_error`` or go to ``dead_letter``.
+    ``timeout_s`` seconds have passed since its first row. Each model describes all rows so far: its parameters are
+    ``mean`` and ``deviation`` (see :func:`scaled`), and ``publish_model`` publishes it. One subtask does all the work.
+    Records that are not rows follow ``on_error`` or go to ``dead_letter``.
 
     >>> from streamiter import Flow
     >>> flow = Flow("scale")

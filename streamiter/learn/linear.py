@@ -1,8 +1,8 @@
 """Linear models: losses, and ``LinearModel``, which predicts, learns and computes gradients.
 
 A *margin* is w·x + b, the weighted sum of a row's features plus the intercept. A *loss* turns a margin into a
-prediction by its link, and says what a wrong prediction costs. A model holds the weights and the optimizer's state (its
-*slots*), makes steps, and can be saved and restored.
+prediction by its link, and gives the cost of a wrong prediction. A model holds the weights and the optimizer's state
+(its *slots*), makes steps, and can be saved and restored.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from streamiter.numbers import Floats, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.tables import as_floats
 
-# A wrong prediction made with certainty would cost infinity. scikit-learn clipped at 1e-15 for a long time; it is the
-# smallest round number p for which 1 − p differs from 1.
+# The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
+# the smallest round number p for which 1 − p differs from 1.
 PROBABILITY_FLOOR: Final = 1e-15
 
 # exp(709.8) overflows; from 700 on the probability is 1e-304 either way.
@@ -52,9 +52,9 @@ _LOG_ODDS_LIMIT: Final = 700.0
 
 
 class LinearLoss(abc.ABC):
-    """Turns margins into predictions, and says what wrong predictions cost.
+    """Turns margins into predictions, and gives the cost of wrong predictions.
 
-    Each loss has its canonical link: then the derivative of the loss by the margin is ``prediction − target``.
+    Each loss has its canonical link, so the derivative of the loss by the margin is ``prediction − target``.
 
     >>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
     [0.5, 0.8808, 1.0]
@@ -156,7 +156,7 @@ def targets_from_signs(owner: str, signs: Floats) -> Floats:
     return (signs + 1.0) / 2.0
 
 
-# A larger weight is a mistake: so many single steps would look like a hang.
+# A larger weight is most likely a mistake, and so many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
 
 
@@ -170,12 +170,12 @@ class LinearModel:
     the mean over its rows, each multiplied by its sample weight: a row of weight 2 counts as two rows, a row of weight
     0 does not count.
 
-    *Which weights a step changes.* A dense step changes all weights, a sparse step only those whose features the
-    mini-batch names. The result is the same for optimizers that change nothing for a gradient of 0: FTRL, and SGD
+    *Which weights a step changes.* A dense step changes all weights, a sparse step only the weights of features that
+    the mini-batch names. The result is the same for optimizers that change nothing for a gradient of 0: FTRL, and SGD
     without regularization.
 
-    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model as it was; if single rows
-    are at fault, it is a :class:`~streamiter.learn.rows.BadRows` that names them.
+    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model unchanged; if single rows
+    are at fault, it is a :class:`~streamiter.learn.rows.BadRows` that names the rows.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class LinearModel:
         return float(self._bias[0])
 
     def parameters(self) -> dict[str, Any]:
-        """Return copies of weights, intercept and link as plain data: all that is needed to predict."""
+        """Return copies of weights, intercept and link as plain data: all parameters of predictions."""
         return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
 
     # ---- taking over the parameters of another model
@@ -238,7 +238,7 @@ class LinearModel:
     def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
         """Continue from the :meth:`parameters` of another model, or from bare weights; the optimizer's state is reset.
 
-        Unlike ``initial_weights``, these weights are kept by every optimizer (FTRL would reset initial weights).
+        Every optimizer keeps these weights, unlike ``initial_weights``, which FTRL resets.
         """
         weights, intercept = self._checked_parameters(parameters)
         np.copyto(self._weights, weights)
@@ -276,7 +276,7 @@ class LinearModel:
         )
 
     def twin(self, optimizer: Optimizer) -> LinearModel:
-        """Return a model that starts with these weights, and learns from targets as the loss counts them."""
+        """Return a model that starts with these weights, and learns from targets in the form that the loss expects."""
         twin = LinearModel(
             self.width,
             loss=self.loss,
@@ -311,7 +311,7 @@ class LinearModel:
         if len(rows) == 1:
             refuse_not_finite(self._name, rows)
             checked = self.checked_targets(targets, 1)
-            # The mean of one row is that row, whatever its weight.
+            # The mean of one row is that row, for any weight.
             if sample_weights is None or row_weights(self._name, sample_weights, 1)[0]:
                 self._learn_rows(rows, checked, None)
         else:
@@ -344,11 +344,11 @@ class LinearModel:
     def gradient(
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> Gradient:
-        """Return the gradient of the loss at the present weights, as sums; the model does not change."""
+        """Return the gradient of the loss at the current weights, as sums; the model does not change."""
         return self._gradient(checked_rows(self._name, features, self.width), targets, sample_weights)
 
     def checked_examples(self, examples: Examples) -> CheckedExamples:
-        """Return checked examples, to be learned from many times; ``BadRows`` names rows that are no examples."""
+        """Return checked examples, for repeated learning. Raises ``BadRows`` for rows that are not examples."""
         return checked_examples(self._name, examples, self.width, self.checked_targets)
 
     def gradient_and_loss(self, examples: CheckedExamples) -> tuple[Gradient, float]:
@@ -491,7 +491,7 @@ class LinearModel:
     # ---- snapshots
 
     def state(self) -> dict[str, object]:
-        """Return a copy of the whole state of learning, as plain data."""
+        """Return a copy of the state of learning, as plain data."""
         return {
             "link": self._link,
             "optimizer": self.optimizer.name,
@@ -506,7 +506,7 @@ class LinearModel:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
+        """Restore the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
         mine, theirs = _description(self.state()), _description(state)
         if mine != theirs:
             raise ModelError(
@@ -540,20 +540,20 @@ class LinearModel:
 
     def _runaway(self, what: str) -> ModelError:
         return ModelError(
-            f"{self._name}: {what} is too large to compute with, so the weights run away or features are "
+            f"{self._name}: {what} is too large to compute with, so the weights diverge or features are "
             f"extreme; scale the features or lower the learning rate (the model stays at version "
             f"{self._version})"
         )
 
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
-        """Return targets as the loss counts them, one for each of ``length`` rows; ``BadRows`` names bad targets."""
+        """Return ``length`` targets in the form that the loss expects. Raises ``BadRows`` for bad targets."""
         checked = row_vector(self._name, "targets", targets, length)
         self.loss.check_targets(self._name, checked)
         return checked
 
 
 def _steps(weight: float) -> Iterator[tuple[float, int]]:
-    """Give the steps for a row of this weight: the share of each step, and the number of records it counts for.
+    """Yield the steps for a row of this weight: the share of each step, and its number of records.
 
     The last share may be a fraction. The first step counts for one record, the others for none.
     """

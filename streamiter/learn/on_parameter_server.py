@@ -70,10 +70,10 @@ class LinearMiniBatch(RowsRecord):
 
 
 def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
-    """Return examples as a mini-batch, which is plain data; it is prepared once and learned from in every pass.
+    """Return examples as a mini-batch, which is plain data: it is prepared once, and used in every pass.
 
-    For sparse rows it names the columns that occur, in ascending order, and the rows contain only these columns: they
-    are pulled and pushed. The column of the intercept is the one behind the features.
+    For sparse rows it names the columns that occur, in ascending order, and the rows contain only these columns. Only
+    these columns are pulled and pushed. The column of the intercept is the column after the features.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
     >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
@@ -102,9 +102,9 @@ _WEIGHTS: Final = 0
 class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
     """A linear model whose weights are on a parameter server.
 
-    The matrix has a column for each feature, and one for the intercept behind them. Its rows are the weights, the
-    optimizer's slots and the gradient. With BSP the gradients of all workers are summed up, and the optimizer makes a
-    step with the sum when all workers have clocked. Otherwise each mini-batch makes a step when it is pushed.
+    The matrix has a column for each feature, then a column for the intercept. Its rows are the weights, the optimizer's
+    slots and the gradient. With BSP the gradients of all workers are summed up, and the optimizer makes a step with the
+    sum when all workers have clocked. Otherwise each mini-batch makes a step when it is pushed.
     """
 
     matrix: str
@@ -172,7 +172,7 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
                 gradient[-1] = slopes.sum()
         if not holds(np.isfinite(gradient)):
             raise ModelError(
-                f"matrix {self.matrix!r}: expected weights that a finite gradient can be made with, given weights "
+                f"matrix {self.matrix!r}: expected weights that lead to finite gradients, given weights "
                 f"up to {np.abs(pulled).max():g}; lower the learning rate, or scale the features"
             )
         weight = float(len(targets)) if weights is None else float(weights.sum())
@@ -201,7 +201,7 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
     # ---- examples
 
     def checked(self, owner: str, examples: Examples) -> CheckedExamples:
-        """Return checked examples; ``BadRows`` names rows that cannot be learned from."""
+        """Return checked examples. Raises ``BadRows`` for rows that the model cannot learn from."""
         return checked_examples(owner, examples, self.features, functools.partial(self._targets, owner))
 
     def _targets(self, owner: str, given: npt.ArrayLike, length: int) -> Floats:
@@ -245,7 +245,8 @@ def train_on_parameter_server(
 
     Each of the ``workers`` (unless given, as many as ``examples`` has subtasks) has a part of the examples, and reads
     it ``epochs`` times in mini-batches of ``batch`` rows. For each mini-batch it pulls the weights of the features that
-    occur, pushes the gradient, and clocks; after the last one it leaves. ``consistency`` says which workers wait:
+    occur, pushes the gradient, and clocks; after the last mini-batch it leaves. ``consistency`` says which workers
+    wait:
 
     - ``BSP()``: one step for one mini-batch of each worker, with the mean of their gradients (a mini-batch that is
       shorter or missing counts less). Timing and the number of shards change at most the last digits of the result.
@@ -264,7 +265,7 @@ def train_on_parameter_server(
     The first worker sends a version of the model after every ``publish_every`` of its clocks, and the last version is
     made when all workers have left. Each worker keeps its mini-batches for later epochs, up to ``memory_bytes`` in
     memory, then on disk. With one epoch the stream may be endless. ``worker`` is a class derived from
-    :class:`ParameterServerWorker`, to do more for each mini-batch. Rows that are no examples follow ``on_error`` or go
+    :class:`ParameterServerWorker`, to do more for each mini-batch. Rows that are not examples follow ``on_error`` or go
     to ``dead_letter``. ``name`` is put in front of the names of the steps.
 
     Raises GraphError for options that cannot be used. A job without examples fails.
@@ -320,7 +321,7 @@ def train_on_parameter_server(
 
 def _optimizer(given: Optimizer | None) -> Optimizer:
     if given is None:
-        return FTRL(alpha=0.3, beta=0.1)  # As LogisticRegression has it.
+        return FTRL(alpha=0.3, beta=0.1)  # The default of LogisticRegression.
     try:
         return checked_optimizer(_LINEAR, given)
     except ConfigurationError as error:
@@ -506,9 +507,9 @@ def k_means_on_parameter_server(
     """k-means with the centroids on a parameter server; ``initial`` are the initial centroids, a row for each.
 
     A point is a record: an array or list of its coordinates. Each of the ``workers`` (unless given, as many as
-    ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch``
-    points (None: all points of the part). For each mini-batch it pulls the centroids, adds each point to the sum and
-    the count of the nearest centroid, and clocks; after the last one it leaves. On the server sums and counts become
+    ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch`` points
+    (None: all points of the part). For each mini-batch it pulls the centroids, adds each point to the sum and the count
+    of the nearest centroid, and clocks; after the last mini-batch it leaves. On the server sums and counts become
     centroids: with ``BSP()`` from all workers together, otherwise from each worker when they arrive.
 
     A centroid with the weight w and n new points gets the weight w·decay + n, and moves to the mean of both. With all

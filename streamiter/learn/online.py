@@ -1,4 +1,4 @@
-"""Online training of linear models: ``train_online``, for as long as a stream flows.
+"""Online training of linear models: ``train_online`` learns while a stream flows.
 
 It is an unbounded iteration. The variable stream carries the parameters of the model: first the initial parameters,
 then the parameters that the owner feeds back. Workers predict each mini-batch with the parameters they have, then send
@@ -69,15 +69,15 @@ class DelayedLabels:
     """How to read a stream of questions and answers, in time order: predict now, learn when the answer arrives."""
 
     key_of: Callable[[Any], Hashable]
-    """``key_of(event)`` is what an answer shares with its question: int, str, bytes or a tuple of these."""
+    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
     is_answer: Callable[[Any], bool]
     """Whether an event is an answer; all other events are questions."""
     features: Callable[[Sequence[Any]], SparseRows]
     """``features(questions)`` returns a row of features for each question."""
     target_of: Callable[[Any], float | None]
-    """``target_of(answer)`` returns the target, None if there will never be one: then the question is forgotten."""
+    """``target_of(answer)`` returns the target; None if the question has no target: then the question is forgotten."""
     waiting_max: int = 1_000_000
-    """At most so many questions wait at each worker; beyond that the oldest question is forgotten."""
+    """The largest number of questions that wait at each worker; beyond it the oldest question is forgotten."""
 
 
 @all_or_nothing
@@ -99,7 +99,7 @@ def train_online(
     config: IterationConfig | None = None,
     name: str | None = None,
 ) -> OnlineTraining:
-    """Train a linear model on a stream, for as long as the stream flows.
+    """Train a linear model on a stream while the stream flows.
 
     ``model()`` makes the model; the owner and each worker call it, and must get equal models. ``extract(mini_batch)``
     returns the :class:`Examples` of ``mini_batch`` records of one worker. Where labels come later than the questions,
@@ -108,12 +108,12 @@ def train_online(
     ``mode="asynchronous"``: the owner makes a step with each gradient as it arrives. Workers continue with the
     parameters they have, for eight mini-batches at most.
     ``mode="synchronous"``: the owner makes one step with the gradients of one mini-batch of each worker, and the
-    workers wait for that step; the result does not depend on timing. An epoch is ``mini_batch`` records of each
-    subtask of ``examples``. A subtask that has partitions but receives no records holds up the others, so read a topic
-    with quiet partitions with ``parallelism=1``.
+    workers wait for that step; the result does not depend on timing. An epoch is ``mini_batch`` records of each subtask
+    of ``examples``. A subtask that has partitions but receives no records blocks the others, so read a topic with quiet
+    partitions with ``parallelism=1``.
 
     A version is published after every ``publish_every`` steps. Validation counts each prediction before the model
-    learns from its row, over the last ``window`` rows too, and reports every ``report_every`` rows. Rows that are no
+    learns from its row, over the last ``window`` rows too, and reports every ``report_every`` rows. Rows that are not
     examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps, for a
     flow with more than one training.
 
@@ -216,8 +216,8 @@ class _OneStart(Operator):
     def finish(self, out: Output) -> None:
         if not self._passed:
             raise ConfigurationError(
-                "train_online(initial=): expected a stream of one record, given none; give None as the record to start "
-                "as the model was made"
+                "train_online(initial=): expected a stream of one record, given none; to start with the model's own "
+                "parameters, give the record None"
             )
 
     def snapshot(self) -> int:
@@ -245,7 +245,7 @@ class OnlineWorkerOptions(NamedTuple):
 class OnlineWorker(GradientWorker):
     """Predicts the rows of each mini-batch, then computes their gradient.
 
-    It begins when the first parameters have come. Asynchronous, it continues with these parameters until newer ones
+    It begins when the first parameters have arrived. Asynchronous, it continues with these parameters until newer ones
     arrive, for eight mini-batches at most. Synchronous, it waits for the parameters of each epoch.
     """
 
@@ -266,7 +266,7 @@ class OnlineWorker(GradientWorker):
         self._gradients_since_model = 0
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        """Report an epoch without rows, too, while examples may still come.
+        """Report an epoch without rows, too, while more examples may arrive.
 
         All workers wait for the parameters of the next epoch, and the owner sends them when a worker has reported. When
         no worker reports any more, the iteration ends.
@@ -291,7 +291,7 @@ class OnlineWorker(GradientWorker):
         checked_rows("train", self._extracted(row).features, self._model.width)
 
     def report_examples(self, examples: Examples, predictions: Floats, out: Output) -> None:
-        """Report the gradient of these examples, and emit the predictions that were made for them before."""
+        """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
         targets = self._model.checked_targets(examples.targets, len(predictions))
         given = np.ones(len(targets)) if examples.weights is None else examples.weights
@@ -314,7 +314,7 @@ class OnlineWorker(GradientWorker):
         self._gradients_since_model = state["gradients since model"]
 
 
-# Indices and values, as lists: some eight features in numpy arrays of their own would take ten times as long.
+# Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
 _Row = tuple[list[int], list[float]]
 _Answered = tuple[Any, _Row, float, float]
 """The answer, the features and prediction of its question, the target."""
@@ -333,7 +333,7 @@ class DelayedLabelsWorker(OnlineWorker):
         """Features and prediction of the questions without an answer, the oldest first."""
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
-        """Predict all questions at once, then match the events in order; learn from all answers at once."""
+        """Predict all questions together, then match the events in order; learn from all answers together."""
         predicted = self._predict_questions(
             [event for event in mini_batch if not self._labels.is_answer(event)], out
         )
@@ -348,7 +348,7 @@ class DelayedLabelsWorker(OnlineWorker):
         self._learn_from(answered, out)
 
     def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
-        """Give features and prediction of each question, None for a question without features."""
+        """Yield features and prediction of each question, None for a question without features."""
         if not questions:
             return iter(())
         try:

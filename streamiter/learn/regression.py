@@ -80,7 +80,7 @@ class Fit:
     """
 
     rounds: int
-    """The number of rounds that were made."""
+    """The number of finished rounds."""
     losses: list[float]
     """The mean loss before each step. There is one step a round; asynchronous, one for each worker and round."""
     ended_by: Literal["rounds", "tolerance", "interruption"]
@@ -101,7 +101,7 @@ class Fit:
 
 
 class OfflineModel(LinearModel):
-    """A linear model that can also be trained offline: on all examples at once, round after round."""
+    """A linear model that can also be trained offline: on all examples, round after round."""
 
     def fit(
         self,
@@ -125,7 +125,7 @@ class OfflineModel(LinearModel):
     ) -> Fit:
         """Train on features (a matrix or ``SparseRows``) and targets, or on the records that are in a topic now.
 
-        Training continues from the present weights. A round is a step ``w −= learning_rate · mean gradient``, then
+        Training continues from the current weights. A round is a step ``w −= learning_rate · mean gradient``, then
         ``w ·= 1 − learning_rate·l2`` and ``w −= learning_rate·l1·sign(w)``; l1 and l2 do not act on the intercept.
         Another ``optimizer`` may be given instead. :func:`~streamiter.learn.regression.train_offline` describes the
         arguments from ``mini_batch`` to ``replay``; ``parallelism`` is the number of workers.
@@ -134,10 +134,10 @@ class OfflineModel(LinearModel):
         records; the records of libsvm and dummy files need no ``extract``.
 
         On a terminal a bar shows the rounds and the loss (``progress`` True: everywhere, False: never). The first
-        Ctrl-C ends the training after the present round, and the model keeps what it has learned. A second Ctrl-C
-        leaves the model as it was and raises KeyboardInterrupt.
+        Ctrl-C ends the training after the current round, and the model keeps the weights of that round. A second Ctrl-C
+        leaves the model unchanged and raises KeyboardInterrupt.
 
-        Raises ModelError for examples that cannot be learned from (``BadRows`` if single rows of arrays are at
+        Raises ModelError for examples that the model cannot learn from (``BadRows`` if single rows of arrays are at
         fault), JobFailed for such examples of a topic.
 
         >>> from streamiter.learn import LinearRegression
@@ -265,10 +265,10 @@ class LinearRegression(OfflineModel):
 class LogisticRegression(OfflineModel):
     """Online logistic regression: log loss; predicts the probability of target 1.
 
-    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself, and learns
-    row by row about as well as in mini-batches of 100. Its steps become shorter with time. For a stream that changes,
-    take ``SGD`` with a constant rate (0.05 for rows with some ten features of 0 or 1, more for mini-batches) or a
-    larger alpha.
+    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself, and learns row
+    by row about as well as in mini-batches of 100. Its steps become shorter with time. For a stream that changes, take
+    ``SGD`` with a constant rate (0.05 for rows with about ten features of 0 or 1, more for mini-batches) or a larger
+    alpha.
 
     ``labels`` says which targets are given: ``"0/1"`` or ``"-1/1"``. All other arguments are those of
     :class:`~streamiter.learn.linear.LinearModel`.
@@ -365,12 +365,12 @@ def train_offline(
     or if the number of workers divides the mini-batch, the mini-batch divides the number of rows, and the rows are
     dealt out in turn (``workers=`` does so).
     ``mode="asynchronous"``: a step for each worker's share as soon as it arrives. The worker continues with the new
-    parameters while others still compute theirs.
+    parameters while other workers compute their gradients.
 
     Workers keep their examples in memory. With ``replay`` the examples are read again in every round, from memory
     and beyond a limit from disk (``IterationConfig(replay_memory_bytes=…)``): synchronous only.
 
-    A version is published after every ``publish_every`` steps and at the end. Rows that are no examples follow
+    A version is published after every ``publish_every`` steps and at the end. Rows that are not examples follow
     ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps.
 
     Raises GraphError for options that cannot be used. A job without examples fails.
@@ -477,7 +477,7 @@ class OfflineWorkerOptions(NamedTuple):
 
 
 class OfflineWorker(GradientWorker):
-    """Reports the gradient of its share of each round's mini-batch; also if it has no rows.
+    """Reports the gradient of its share of each round's mini-batch, also if it has no rows.
 
     Synchronous, it reports at the end of each epoch. Asynchronous, it reads all examples first; then it reports when
     an answer of the owner arrives, once for each round.
@@ -485,9 +485,8 @@ class OfflineWorker(GradientWorker):
 
     def __init__(self, options: OfflineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
-        self.epochs_in_order = (
-            options.replay
-        )  # Kept examples arrive in epoch 0 only, so no record comes early.
+        # Kept examples arrive in epoch 0 only, so no record arrives early.
+        self.epochs_in_order = options.replay
         self._options = options
         self._reports = 0
 
@@ -566,13 +565,13 @@ class KeptExamples:
         return {"rows": self._blocks.to_records(), "next": self._mini_batches.start}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take on a state that :meth:`state` gave."""
+        """Restore a state that :meth:`state` returned."""
         self._blocks = ExampleBlocks.from_records(state["rows"])
         self._mini_batches.start = state["next"]
 
 
 class ReplayedExamples:
-    """Examples that arrive again in every round, after the round's parameters; none is kept."""
+    """Examples that arrive again in every round, after the round's parameters; with the methods of KeptExamples."""
 
     def __init__(self, mini_batch: int | None) -> None:
         self._mini_batches = MiniBatches(mini_batch)
@@ -588,17 +587,14 @@ class ReplayedExamples:
             self._sums.add(*model.gradient_and_loss(part))
 
     def take_round(self, model: LinearModel) -> GradientSum:
-        """Return the sums of this round's mini-batch, and move to the next mini-batch."""
         sums = self._sums
         self._mini_batches.advance(self._seen)
         self._sums, self._seen = GradientSum(), 0
         return sums
 
     def state(self) -> dict[str, object]:
-        """Return the state as plain data."""
         return {"sums": self._sums.to_record(), "seen": self._seen, "next": self._mini_batches.start}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take on a state that :meth:`state` gave."""
         self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
         self._mini_batches.start = state["next"]

@@ -1,4 +1,4 @@
-"""Mini-batches as arrays, their gradients, and how rows that cannot be learned from are refused.
+"""Mini-batches as arrays, their gradients, and the refusal of rows that a model cannot learn from.
 
 The features of a mini-batch are a matrix, a row for each record, or ``SparseRows``; :class:`Examples` adds a target and
 a weight for each row. A :class:`Gradient` is a sum over rows, so gradients of several workers can be added. A check
@@ -118,6 +118,18 @@ def as_points(owner: str, given: object, width: int | None = None, *, what: str 
 Result = TypeVar("Result")
 
 
+def row_hashes(rows: Floats, start: int | np.uint64 = 0) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row, by SplitMix64 after each column; equal numbers have equal hashes (0 and −0, too)."""
+    hashes = np.full(len(rows), start, dtype=np.uint64)
+    for column in np.ascontiguousarray((rows + 0.0).T).view(np.uint64):  # Adding 0 turns −0 into 0.
+        hashes ^= column
+        hashes += np.uint64(0x9E3779B97F4A7C15)
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes ^= hashes >> np.uint64(31)
+    return hashes
+
+
 def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Output) -> Result | None:
     """Return ``function(mini_batch)`` of the good rows: if it raises ``BadRows``, call it again without these rows.
 
@@ -171,8 +183,8 @@ Features = SparseRows | npt.ArrayLike
 Rows = SparseRows | Floats
 """Features that are checked: sparse rows or a matrix."""
 
-# Up to so many features a row is quicker in plain Python: an update is some twenty numpy calls, and each of them costs
-# as much as plain arithmetic for two or three features.
+# A row with at most this many features is quicker in plain Python: an update is about twenty numpy calls, and each call
+# costs as much as plain arithmetic for two or three features.
 FEW: Final = 32
 
 
@@ -194,12 +206,12 @@ def checked_rows(owner: str, features: Features, width: int) -> Rows:
 
 
 def dense_features(features: Features) -> npt.ArrayLike:
-    """Return sparse rows as a matrix, and other features as they are."""
+    """Return sparse rows as a matrix, and other features unchanged."""
     return features.to_dense() if isinstance(features, SparseRows) else features
 
 
 def concatenated_rows(parts: Sequence[Rows]) -> Rows:
-    """Return all rows in this order, dense or sparse as the first part is."""
+    """Join the rows of all parts, in this order; the result is dense or sparse like the first part."""
     if isinstance(parts[0], SparseRows):
         return SparseRows.concatenate(
             [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
@@ -224,7 +236,7 @@ def dots(rows: Rows, weights: Floats) -> Floats:
 
 
 def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
-    """Return Σ over rows of ``by_row``·features, preceded by the features that it has numbers for (None: all)."""
+    """Return the features that have sums (None: all), and the sums Σ over rows of ``by_row``·features."""
     if isinstance(rows, SparseRows):
         return rows.transposed_dot(by_row)
     return None, by_row @ rows
@@ -321,7 +333,7 @@ def rows_from_record(record: SparseRecord | Floats) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class CheckedExamples:
-    """Examples that a model has checked: finite features of its width, targets as its loss counts them."""
+    """Examples that a model has checked: finite features of its width, targets in the form that its loss expects."""
 
     rows: Rows
     targets: Floats
@@ -338,7 +350,7 @@ class CheckedExamples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[CheckedExamples]) -> CheckedExamples:
-        """Return all parts, at least one, as one. Rows are dense or sparse as in the first part."""
+        """Join all parts, at least one. Rows are dense or sparse like those of the first part."""
         if len(parts) == 1:
             return parts[0]
         weights = None
@@ -355,12 +367,12 @@ class CheckedExamples:
 
     @classmethod
     def from_record(cls, record: RowsRecord) -> CheckedExamples:
-        """Return the examples that :meth:`to_record` gave."""
+        """Return the examples of a record that :meth:`to_record` returned."""
         return cls(rows_from_record(record["rows"]), record["targets"], record["weights"])
 
 
 def as_examples(owner: str, given: object) -> Examples:
-    """Return what an :data:`Extract` gave; ConfigurationError if that is not ``Examples``: the function is at fault."""
+    """Return the result of an :data:`Extract`. Raises ConfigurationError if it is not ``Examples``."""
     if isinstance(given, Examples):
         return given
     raise ConfigurationError(
@@ -372,9 +384,9 @@ def as_examples(owner: str, given: object) -> Examples:
 def checked_examples(
     owner: str, examples: Examples, width: int, checked_targets: Callable[[npt.ArrayLike, int], Floats]
 ) -> CheckedExamples:
-    """Return checked examples, to be learned from many times; ``BadRows`` names rows that are no examples.
+    """Return checked examples, for repeated learning. Raises ``BadRows`` for rows that are not examples.
 
-    ``checked_targets(targets, length)`` returns the targets as the loss counts them.
+    ``checked_targets(targets, length)`` returns the targets in the form that the loss expects.
     """
     rows = checked_rows(owner, examples.features, width)
     refuse_not_finite(owner, rows)
@@ -385,7 +397,7 @@ def checked_examples(
 
 Extract = Callable[[Any], Examples]
 """Returns the examples of a mini-batch (a list of records, an array or ``Columns``). Raises ``BadRows``, which names
-the rows that are no examples."""
+the rows that are not examples."""
 
 
 class GradientRecord(TypedDict):
@@ -428,7 +440,7 @@ class Gradient:
     def __add__(self, other: Gradient) -> Gradient:
         if self.width != other.width:
             raise ModelError(
-                f"Gradient: expected one of {self.width} features to add, given one of {other.width}"
+                f"Gradient: expected a gradient of {self.width} features to add, given one of {other.width}"
             )
         indices, total = _added(self, other)
         return Gradient(
@@ -461,7 +473,7 @@ class Gradient:
 
     @classmethod
     def from_record(cls, record: GradientRecord) -> Gradient:
-        """Return the gradient that :meth:`to_record` gave."""
+        """Return the gradient of a record that :meth:`to_record` returned."""
         return cls(**record)
 
     def __repr__(self) -> str:
@@ -487,16 +499,16 @@ def is_tame(gradient: Gradient) -> bool:
     return square < GRADIENT_LIMIT * GRADIENT_LIMIT
 
 
-# So many rows that the cost of a numpy call does not count, and that BLAS uses all cores. While rows are copied into a
-# block, no more than this many are in memory twice.
+# With so many rows the cost of a numpy call does not matter, and BLAS uses all cores. While rows are copied into a
+# block, at most this many rows are in memory twice.
 _BLOCK_ROWS: Final = 65_536
 
 
 class ExampleBlocks:
     """Examples in the order in which they were added, in blocks.
 
-    Small pieces are joined to blocks of equal length, so that sums over blocks are the same to the last bit however the
-    examples were cut. A piece that is longer than a block stays as it is.
+    Small pieces are joined to blocks of equal length, so that sums over blocks are the same to the last bit for any
+    division of the examples. A piece that is longer than a block is not changed.
 
     >>> import numpy as np
     >>> blocks = ExampleBlocks()
@@ -540,7 +552,7 @@ class ExampleBlocks:
         self._rows_in_blocks += len(block)
 
     def between(self, start: int, stop: int) -> Iterator[CheckedExamples]:
-        """Give the rows from ``start`` to before ``stop``, or to the last row, block by block, without copies."""
+        """Yield the rows from ``start`` to before ``stop``, or to the last row, block by block, without copies."""
         if len(self._parts) > 1:
             self._parts = [CheckedExamples.concatenate(self._parts)]
         first = 0
@@ -556,7 +568,7 @@ class ExampleBlocks:
 
     @classmethod
     def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
-        """Return the examples that :meth:`to_records` gave."""
+        """Return the examples of records that :meth:`to_records` returned."""
         blocks = cls()
         for record in records:
             blocks.add(CheckedExamples.from_record(record))
@@ -575,7 +587,7 @@ class MiniBatches:
         """The first row of the mini-batch."""
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first row, and the row behind the last one."""
+        """Return the first row, and the row after the last one."""
         return self.start, self.start + self._length
 
     def advance(self, rows: int) -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
 
 
-# As for replayed streams: some ten million small rows. For a few workers this is a small part of a machine's memory.
+# The same limit as for replayed streams: about ten million small rows. For a few workers this is a small part of a
+# machine's memory.
 REPEAT_MEMORY_BYTES: Final = 512 << 20
 
 
@@ -94,7 +95,7 @@ class ServerTraining:
         if epochs > 1 and not stream.is_bounded:
             raise GraphError(
                 f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic "
-                'with stop="latest", or go through it once'
+                'with stop="latest", or set epochs=1'
             )
         self.owner, self.stream, self.server = owner, stream, server
         self.label = step_names(stream.flow, name)
@@ -137,7 +138,7 @@ def trained(
     worker: type[ParameterServerWorker],
     label: Callable[[str], str],
 ) -> ParameterServerTraining:
-    """Add the workers, one for each subtask of the mini-batches, and the versions of the model behind them."""
+    """Add the workers, one for each subtask of the mini-batches, and the step that makes versions of the model."""
     workers = mini_batches.parallelism
     options = ServerWorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
     reports = mini_batches.process(
@@ -167,7 +168,7 @@ def check_server(owner: str, server: object, flow: FlowWithSources) -> None:
     others = [step.name for step in flow.steps if step.service is server]
     if others:
         raise GraphError(
-            f"{owner}: expected a server of its own, given {server.name!r}, which step {others[0]!r} works with; make "
+            f"{owner}: expected a server of its own, given {server.name!r}, which step {others[0]!r} uses; make "
             "another one: ParameterServer(name=…)"
         )
 
@@ -214,7 +215,7 @@ class Computed(NamedTuple, Generic[ContributionT]):
 class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
     """A model whose parameters are in a matrix: for a mini-batch it pulls, computes and pushes numbers.
 
-    It holds settings only, and is shared by all workers.
+    It has settings only; all workers share it.
     """
 
     matrix: str
@@ -253,7 +254,7 @@ class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
 
     @abc.abstractmethod
     async def settle(self, client: Client) -> None:
-        """Return when the last push of this worker is applied; with BSP that is when all workers have clocked."""
+        """Wait until the last push of this worker is applied; with BSP, until all workers have clocked."""
 
     @abc.abstractmethod
     async def parameters(self, client: Client) -> dict[str, object]:
@@ -299,13 +300,13 @@ class ServerWorkerOptions(NamedTuple):
     learner: AnyLearner
     """The model."""
     publish_every: int
-    """The first worker sends the parameters of a version after every so many of its clocks."""
+    """The number of clocks of the first worker between two versions of the model."""
 
 
 class ParameterServerWorker(Operator):
     """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
-    Derive a class from it and give that class as ``worker=``, to do more for each mini-batch than compute.
+    To do more for each mini-batch, derive a class from this class, and give it as ``worker=``.
     """
 
     def __init__(self, options: ServerWorkerOptions) -> None:
@@ -319,11 +320,11 @@ class ParameterServerWorker(Operator):
         await self.learner.create(self.client)
 
     def wanted_inputs(self) -> None:
-        """Read all inputs; the method makes the engine send what was emitted for a record before the next record."""
+        """Read all inputs. With this method, the engine sends a record's output before it reads the next record."""
         return
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Computed[Any]:
-        """Return what to push for a mini-batch, computed with the parameters that were pulled for it."""
+        """Return the contribution to push for a mini-batch, computed with the parameters that were pulled for it."""
         return self.learner.compute(mini_batch, pulled)
 
     async def process(self, mini_batch: Any, out: Output) -> None:
@@ -369,12 +370,12 @@ REPORTS: Final = OutputTag("losses")
 class Versions(Operator):
     """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
 
-    At the end every worker has left, so no worker adds anything any more; a worker whose own data has ended cannot
-    know what the others still add. Parallelism 1.
+    At the end every worker has left, so no worker adds anything any more; when the data of a single worker ends, other
+    workers may still add. Parallelism 1.
 
-    With BSP the parameters are those after a clock of all workers. They wait here until each worker has reported its
-    mini-batches up to that clock, so that the counts do not depend on the order of arrival. Otherwise a version counts
-    the reports that have arrived so far.
+    With BSP the parameters are those after a clock of all workers. Versions wait here until each worker has reported
+    its mini-batches up to that clock, so that the counts do not depend on the order of arrival. Otherwise a version
+    counts the reports that have arrived so far.
     """
 
     def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
@@ -427,9 +428,7 @@ class Versions(Operator):
 
     async def finish(self, out: Output) -> None:
         if not self._records and not any(records for records, _ in self._learned.values()):
-            raise ModelError(
-                f"{self._owner}: expected examples to learn from, given none; look at what was read"
-            )
+            raise ModelError(f"{self._owner}: expected examples to learn from, given none; check the input")
         reader = self._server.client(worker=max(self._server.workers, default=-1) + 1)
         parameters = await self._learner.parameters(reader)
         await reader.leave()
@@ -452,7 +451,7 @@ class Versions(Operator):
 
 
 def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> Stream:
-    """Add a step that gives the records of each subtask ``passes`` times, in the same order.
+    """Add a step that emits the records of each subtask ``passes`` times, in the same order.
 
     Up to ``memory_bytes`` of them are kept in memory, the others on disk. Subtasks share no epochs: unlike with
     :func:`~streamiter.replayed` no subtask waits for the pass of another one.
@@ -470,7 +469,7 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
 
 @final
 class _RepeatNext(Control):
-    """A repeater posts it to itself to emit its next record, when the channels have room and others had their turn."""
+    """A message of a repeater to itself: emit the next record when channels have room and other tasks had a turn."""
 
     __slots__ = ()
 

@@ -48,13 +48,13 @@ def check_makes_model(owner: str, make_model: object) -> None:
     """Raise GraphError unless ``make_model`` is a function that makes a model; a model itself is refused, too."""
     if isinstance(make_model, LinearModel) or not callable(make_model):
         raise GraphError(
-            f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs one "
-            "of its own: write lambda: LogisticRegression(…)"
+            f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs "
+            "a model of its own: write lambda: LogisticRegression(…)"
         )
     check_function(make_model, f"{owner}(model)", [])
 
 
-# ---- what workers report
+# ---- the reports of workers
 
 
 class SumRecord(TypedDict):
@@ -102,7 +102,7 @@ class GradientSum:
 
     @classmethod
     def from_record(cls, record: SumRecord) -> GradientSum:
-        """Return the sums that :meth:`to_record`, or a worker's report, holds."""
+        """Return the sums in a record that :meth:`to_record` returned, or in a worker's report."""
         given = record["gradient"]
         return cls(None if given is None else Gradient.from_record(given), record["loss"])
 
@@ -121,14 +121,14 @@ class StepRule(abc.ABC):
 
     @abc.abstractmethod
     def add(self, report: WorkerReport, epoch: int) -> GradientSum | None:
-        """Take in a report. Return the gradient of the step to make at once, None to make none."""
+        """Add a report. Return the gradient of the step to make at once, None for no step."""
 
     def end_epoch(self, epoch: int) -> GradientSum | None:
-        """Return the sums of an epoch that has ended, None if no worker reported in it or steps are made at once."""
+        """Return the sums of a finished epoch; None if no worker reported in it, or if steps are made at once."""
         return None
 
     def rest(self) -> Iterator[GradientSum]:
-        """Give the sums of the epochs that the end of the iteration cut off."""
+        """Yield the sums of the epochs that were not finished when the iteration ended."""
         return iter(())
 
     def mean_loss(self, step: GradientSum) -> float | None:
@@ -143,7 +143,7 @@ class StepRule(abc.ABC):
         """
 
     def lacks_examples(self) -> bool:
-        """Whether rows are required and no worker has had any, now that training ends."""
+        """Whether training ends without rows although rows are required."""
         return False
 
     @abc.abstractmethod
@@ -152,7 +152,7 @@ class StepRule(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Take on a state that :meth:`snapshot` gave."""
+        """Restore a state that :meth:`snapshot` returned."""
 
 
 class EpochSteps(StepRule):
@@ -218,8 +218,8 @@ class Answer(TypedDict):
 class ReplySteps(StepRule):
     """A step for each gradient as it arrives; the answer goes to the worker that sent the gradient.
 
-    The loss of a step is the mean over the last mini-batch of each worker. When it is as small as the tolerance, no
-    worker gets an answer any more, and the iteration ends.
+    The loss of a step is the mean over the last mini-batch of each worker. When the loss reaches the tolerance, the
+    owner answers no worker any more, and the iteration ends.
     """
 
     needs_epochs = False
@@ -262,21 +262,22 @@ class ReplySteps(StepRule):
         self._last = dict(state["last"])
 
 
-# In one process a worker's model is one or two mini-batches old. While a job is suspended no parameters arrive, and a
-# worker that used up all records read so far would lead the model astray.
+# In one process a worker's model is one or two mini-batches old. While a job is suspended, no parameters arrive. A
+# worker that then learned from all records read so far would report gradients of an old model, and these would harm the
+# model.
 MINI_BATCHES_WITH_ONE_MODEL: Final = 8
 
 
-# Half of the mini-batches that a worker makes without an answer: no worker ever waits for an answer.
+# Half of the mini-batches that a worker handles without an answer, so that no worker waits for an answer.
 _GRADIENTS_WITHOUT_ANSWER: Final = MINI_BATCHES_WITH_ONE_MODEL // 2
 
 
 class BroadcastSteps(StepRule):
     """A step for each gradient as it arrives; the answer goes to all workers.
 
-    There is one answer for each round of gradients, one gradient of every worker. An answer to each gradient would
-    give every worker as many answers as there are workers, more than it reads while it computes one gradient. A worker
-    that is silent while another one sends four gradients is not waited for.
+    The owner answers once for each round of gradients: one gradient of every worker. If it answered each gradient,
+    every worker would receive as many answers as there are workers, more than it reads while it computes one gradient.
+    The owner does not wait for a worker that is silent while another worker sends four gradients.
     """
 
     needs_epochs = False
@@ -316,13 +317,13 @@ def _total(workers: dict[int, GradientSum]) -> GradientSum:
 
 def _no_examples() -> ModelError:
     """Return the error for an offline training that has no rows."""
-    return ModelError("train_offline: expected examples to learn from, given none; look at what was read")
+    return ModelError("train_offline: expected examples to learn from, given none; check the input")
 
 
 class ParameterOwner(Operator, IterationListener):
     """Keeps the model with the optimizer's state: makes steps, publishes models, answers the workers. Parallelism 1.
 
-    It publishes a model after each ``publish_every`` steps, and the last model in any case.
+    It publishes the model after every ``publish_every`` steps, and always publishes the last model.
     """
 
     def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
@@ -339,7 +340,7 @@ class ParameterOwner(Operator, IterationListener):
         self._context = context
 
     def process(self, report: WorkerReport, out: Output) -> None:
-        """Take in a worker's report, and make a step if the rule says so."""
+        """Add a worker's report to the rule, and make the step that the rule returns."""
         step = self._rule.add(report, self._context.epoch or 0)
         if step is not None:
             self._step_and_answer(step, report["worker"], out)
@@ -396,10 +397,10 @@ class ParameterOwner(Operator, IterationListener):
 
 
 class StartedOwner(ParameterOwner):
-    """An owner that first receives the parameters to start from.
+    """An owner that receives the initial parameters first.
 
     Input ``start`` is the variable stream. Only its initial record counts: None, bare weights or the parameters of a
-    model. Later records of that stream are the owner's own answers. Input ``gradients`` brings the workers' reports.
+    model. Later records of that stream are the owner's own answers. Input ``gradients`` carries the workers' reports.
     """
 
     def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
@@ -418,7 +419,7 @@ class StartedOwner(ParameterOwner):
                 self._model.start_from(parameters)
 
     def process_gradients(self, report: WorkerReport, out: Output) -> None:
-        """Take in a worker's report."""
+        """Add a worker's report."""
         self.process(report, out)
 
     def snapshot(self) -> dict[str, object]:
@@ -433,10 +434,11 @@ class StartedOwner(ParameterOwner):
 
 
 class GradientWorker(Operator, IterationListener):
-    """What all workers have in common: a copy of the model that follows the owner's.
+    """The base of all workers: a copy of the model, which follows the model of the owner.
 
-    Input ``model`` brings parameters, input ``examples`` the rows to learn from. With ``in_epochs`` the worker handles
-    one epoch after the other, and reads the examples of an epoch when the parameters of that epoch have come.
+    Input ``model`` carries parameters, input ``examples`` carries the rows to learn from. With ``in_epochs`` the worker
+    handles one epoch after the other, and reads the examples of an epoch when the parameters of that epoch have
+    arrived.
     """
 
     def __init__(self, make_model: MakeModel, *, in_epochs: bool) -> None:
@@ -456,7 +458,7 @@ class GradientWorker(Operator, IterationListener):
         return ("model",) if self._model_epoch < self._epoch else None
 
     def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike | None) -> None:
-        """Continue with these parameters; None leaves the model as it was made."""
+        """Continue with these parameters; None keeps the initial model."""
         if parameters is not None:
             self._model.follow(parameters)
         self._model_epoch = self._context.epoch or 0
@@ -470,7 +472,7 @@ class GradientWorker(Operator, IterationListener):
             self._epoch = epoch_watermark + 1
 
     def report(self, sums: GradientSum, out: Output) -> None:
-        """Send the sums to the owner; also if they are empty, for the owner waits for a report."""
+        """Send the sums to the owner, also if they are empty: the owner waits for a report."""
         out.emit({"worker": self._context.subtask_index, **sums.to_record()})
 
     def snapshot(self) -> dict[str, object]:
@@ -503,10 +505,10 @@ class _MiniBatchModel(Protocol):
         """Return the model to publish."""
 
     def state(self) -> dict[str, object]:
-        """Return everything the model has learned, as plain data."""
+        """Return the state of learning, as plain data."""
 
     def restore(self, state: Mapping[str, Any], /) -> None:
-        """Take on a state that :meth:`state` gave."""
+        """Restore a state that :meth:`state` returned."""
 
 
 class LearnMiniBatches(Operator):

@@ -2,14 +2,14 @@
 
 Workers hold the rows. In epoch 0 they summarize the values of each feature, and the owner decides where to cut each
 feature into *bins*. In each later epoch the owner asks for histograms of some leaves, which count the rows of each bin;
-the sums of all workers' histograms give the best split of each leaf. A :class:`Criterion` says how good a split is.
+the owner finds the best split of each leaf in the sums of all workers' histograms. A :class:`Criterion` compares
+splits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
@@ -20,6 +20,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.helpers import all_reduce, last_round
+from streamiter.learn.rows import row_hashes
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -70,7 +71,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, object]:
-    return FeatureSummary(**first).merged(FeatureSummary(**second)).as_plain_data()
+    return FeatureSummary(**first).merged(FeatureSummary(**second))._asdict()
 
 
 def _count_leaves(growing: Growing) -> int:
@@ -117,8 +118,8 @@ class HistogramWorker(Operator, IterationListener):
     """Holds rows, and makes histograms of them for the nodes that the owner asks for.
 
     In epoch 0 it reads its rows and emits a summary of them. Then the owner sends the growing tree in each epoch, and
-    the worker emits a histogram of each node that the tree asks for. The first tree brings the plan, which has the
-    bins of each feature; from then on only the bins of the rows are kept.
+    the worker emits a histogram of each node that the tree asks for. The first tree contains the plan with the bins of
+    each feature; then the worker keeps only the bins of its rows.
     """
 
     def __init__(self, criterion: Criterion) -> None:
@@ -137,10 +138,11 @@ class HistogramWorker(Operator, IterationListener):
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         if epoch_watermark == 0 and self._batches:
-            rows = self._rows()
+            rows = concatenate(self._batches)
+            assert isinstance(rows, Columns)
             self._batches = [rows]
             summary = FeatureSummary.of(rows["features"], rows["label"], rows["weight"])
-            out.emit(summary.as_plain_data(), tag=SUMMARIES)
+            out.emit(summary._asdict(), tag=SUMMARIES)
 
     def process_tree(self, growing: Growing, out: Output) -> None:
         if self._batches:
@@ -151,14 +153,8 @@ class HistogramWorker(Operator, IterationListener):
         if len(growing["nodes"]):
             out.emit(self._histograms(growing["nodes"], len(growing["cut"])))
 
-    def _rows(self) -> Columns:
-        rows = concatenate(self._batches)
-        assert isinstance(rows, Columns)
-        return rows
-
     def _put_into_bins(self, plan: Plan) -> None:
-        rows = self._rows()
-        self._batches = []
+        [rows], self._batches = self._batches, []
         self._bins_of_feature = [len(cuts) + 1 for cuts in plan["cuts"]]
         self._bins = _bins_of(rows["features"], plan["cuts"])
         self._targets = (rows["label"] - plan["center"]) / plan["scale"]
@@ -218,10 +214,9 @@ def _on_grid(numbers: Floats, grid: float) -> Floats:
     return np.rint(numbers / grid) * grid
 
 
-# Each worker makes a histogram of so many bytes in a round; the owner has the sum of all histograms and their running
-# totals. For data sets that are large enough to reach this limit, the rows themselves take more.
+# In a round each worker makes histograms of at most this many bytes; the owner keeps the sum of all histograms and
+# their running totals. For data sets that are large enough to reach this limit, the rows themselves take more.
 _HISTOGRAM_BYTES: Final = 64 << 20
-
 
 # Scores are sums of a few quotients, each exact to 1e-16 of the node's weight: a smaller gain is a rounding error.
 _NO_GAIN: Final = 1e-14
@@ -257,17 +252,12 @@ class TreeOwner(Operator):
             cuts_between(values, counts, self._options.maximum_bins)
             for values, counts in zip(summary.values, summary.counts, strict=True)
         ]
-        plan: Plan = {
-            "cuts": cuts,
-            "grid": exact_grid(summary.rows, summary.largest_weight),
-            "center": 0.0,
-            "scale": 1.0,
-        }
+        center, scale = 0.0, 1.0
         if self._options.classes is None:
             low, high = summary.lowest_label, summary.highest_label
-            plan["center"] = low / 2 + high / 2
-            plan["scale"] = _power_of_two_above(high / 2 - low / 2)
-        return plan
+            center, scale = low / 2 + high / 2, _power_of_two_above(high / 2 - low / 2)
+        grid = exact_grid(summary.rows, summary.largest_weight)
+        return {"cuts": cuts, "grid": grid, "center": center, "scale": scale}
 
     def process_histograms(self, histograms: Floats, out: Output) -> None:
         asked, bins = self._asked(), [len(cuts) + 1 for cuts in self._plan["cuts"]]
@@ -372,7 +362,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def score(self, statistics: Floats) -> Floats:
-        """Return how similar the rows are, from 0 to their weight; the gain of a split is the increase of the sum."""
+        """Return the similarity of the rows, from 0 to their weight; the gain of a split is the increase of the sum."""
 
     @abstractmethod
     def values(self, statistics: Floats) -> Floats:
@@ -477,7 +467,7 @@ def best_splits(histograms: Floats, bins: Sequence[int], criterion: Criterion, m
     """Return the split with the largest gain for each node; both sides keep ``minimum_rows`` rows.
 
     ``histograms`` is an array (nodes, bins of all features, columns). Of equal gains the first feature and the lowest
-    cut is taken. Cuts with only empty bins between them divide the rows in the same way; the middle one is taken.
+    cut is taken. Cuts with only empty bins between them divide the rows in the same way; the middle cut is taken.
 
     >>> red, blue = [3.0, 3.0, 0.0], [2.0, 0.0, 2.0]
     >>> splits = best_splits(np.array([[red, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], blue]]), [4], Gini(2), 1)
@@ -521,20 +511,18 @@ def _middle(rows: Floats, cut: int) -> int:
     return cut + empty // 2
 
 
-_Counts = npt.NDArray[np.int64]
+_Counts = npt.NDArray[np.intp]
 
-
-# The error of a quantile of so many values is below half a percent of the rows; one of 256 bins holds about as much. A
-# summary of 1,000 such features takes 256 MB, whatever the number of rows.
+# The error of a quantile of so many values is below half a percent of the rows; one of 256 bins has about as many rows.
+# A summary of 1,000 such features takes 256 MB, for any number of rows.
 _VALUES_KEPT: Final = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureSummary:
+class FeatureSummary(NamedTuple):
     """A summary of rows: the distinct values of each feature with their counts, and the range of the labels.
 
-    Of more than 16,384 distinct values those with the smallest hashes are kept, with their counts. So the sample does
-    not depend on the division of the rows among workers.
+    Of more than 16,384 distinct values, the values with the smallest hashes are kept, with their counts. So the sample
+    does not depend on the division of the rows among workers.
     """
 
     rows: int
@@ -547,7 +535,7 @@ class FeatureSummary:
     @classmethod
     def of(cls, features: Floats, labels: Floats, weights: Floats) -> FeatureSummary:
         """Return the summary of one worker's rows, at least one."""
-        kept = [_kept(*_distinct(column)) for column in features.T]
+        kept = [_kept(*np.unique(column, return_counts=True)) for column in features.T]
         return cls(
             rows=len(labels),
             largest_weight=float(weights.max()),
@@ -558,15 +546,9 @@ class FeatureSummary:
         )
 
     def merged(self, other: FeatureSummary) -> FeatureSummary:
-        """Return the summary of the rows of both."""
-        merged = [
-            _kept(*_added(*mine, *theirs))
-            for mine, theirs in zip(
-                zip(self.values, self.counts, strict=True),
-                zip(other.values, other.counts, strict=True),
-                strict=True,
-            )
-        ]
+        """Return the summary of the rows of both summaries."""
+        pairs = zip(self.values, self.counts, other.values, other.counts, strict=True)
+        merged = [_kept(*_added(*pair)) for pair in pairs]
         return FeatureSummary(
             rows=self.rows + other.rows,
             largest_weight=max(self.largest_weight, other.largest_weight),
@@ -575,10 +557,6 @@ class FeatureSummary:
             values=[values for values, _ in merged],
             counts=[counts for _, counts in merged],
         )
-
-    def as_plain_data(self) -> dict[str, object]:
-        """Return the fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def cuts_between(values: Floats, counts: _Counts, maximum_bins: int) -> Floats:
@@ -603,16 +581,11 @@ def cuts_between(values: Floats, counts: _Counts, maximum_bins: int) -> Floats:
     return np.where((low <= middle) & (middle < high), middle, low)
 
 
-def _distinct(column: Floats) -> tuple[Floats, _Counts]:
-    values, counts = np.unique(column, return_counts=True)
-    return values, counts.astype(np.int64)
-
-
 def _added(
     values: Floats, counts: _Counts, more_values: Floats, more_counts: _Counts
 ) -> tuple[Floats, _Counts]:
     all_values, at = np.unique(np.concatenate([values, more_values]), return_inverse=True)
-    totals = np.zeros(len(all_values), dtype=np.int64)
+    totals = np.zeros(len(all_values), dtype=np.intp)
     np.add.at(totals, at, np.concatenate([counts, more_counts]))
     return all_values, totals
 
@@ -620,13 +593,5 @@ def _added(
 def _kept(values: Floats, counts: _Counts) -> tuple[Floats, _Counts]:
     if len(values) <= _VALUES_KEPT:
         return values, counts
-    kept = np.sort(np.argsort(_hashes(values), kind="stable")[:_VALUES_KEPT])
+    kept = np.sort(np.argsort(row_hashes(values[:, np.newaxis]), kind="stable")[:_VALUES_KEPT])
     return values[kept], counts[kept]
-
-
-def _hashes(values: Floats) -> npt.NDArray[np.uint64]:
-    """Return the SplitMix64 hash of the bits of each value; different values have different hashes (0 equals -0)."""
-    mixed = (values + 0.0).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

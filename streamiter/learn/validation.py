@@ -1,7 +1,7 @@
 """Progressive validation: each prediction is made before the model learns from its row, then compared with the target.
 
-:class:`ProgressiveValidation` counts predictions and gives metrics. The area under the ROC curve (``auc``) is computed
-exactly for the rows of a window, and closely, from a histogram of scores, for a stream without end.
+:class:`ProgressiveValidation` counts predictions and returns metrics. The area under the ROC curve (``auc``) is
+computed exactly for the rows of a window, and approximately, from a histogram of scores, for an endless stream.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ScoreHistogram:
         return {"bins": used, "positive": self._positive[used], "negative": self._negative[used]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take on a :meth:`state`."""
+        """Restore a :meth:`state`."""
         for mine, name in ((self._positive, "positive"), (self._negative, "negative")):
             mine[:] = 0.0
             mine[state["bins"]] = state[name]
@@ -190,7 +190,7 @@ class ProgressiveValidation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
+        """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
             raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
         self._count = state["count"]

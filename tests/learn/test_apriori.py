@@ -317,7 +317,7 @@ def test_rules_equal_counted_shares(transactions: list[list[Any]], percent: int)
             {"transactions": 5},
             r"every part of a frequent item set, given \(1, 2\) without \(1,\)",
         ),
-        ([((1,), 3)], {"transactions": 2}, "at least 3 transactions, as one item set has, given 2"),
+        ([((1,), 3)], {"transactions": 2}, "at least 3 transactions, the count of one item set, given 2"),
         (
             [((1,), 3)],
             {"transactions": 3, "minimum_confidence": 1.5},

@@ -469,7 +469,7 @@ def test_too_many_values_are_sampled_equally_at_any_subtask(monkeypatch: pytest.
     whole = tree_growing.FeatureSummary.of(features, nothing, ones)
     parts = [tree_growing.FeatureSummary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
     merged = parts[2].merged(parts[0]).merged(parts[1])
-    assert same(merged.as_plain_data(), whole.as_plain_data())
+    assert same(merged._asdict(), whole._asdict())
     for column, values, counts in zip(features.T, whole.values, whole.counts, strict=True):
         assert len(values) == 50
         assert counts.tolist() == [np.count_nonzero(column == value) for value in values]
@@ -543,7 +543,7 @@ def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> No
     fitted = DecisionTree("regression")
     assert str(fitted) == "DecisionTree('regression', not fitted)"
     for attempt in (lambda: fitted.predict([[0]]), lambda: fitted.depth, fitted.parameters):
-        with pytest.raises(ModelError, match="expected a tree that has grown"):
+        with pytest.raises(ModelError, match="expected a fitted tree"):
             attempt()
     fitted.fit([[0], [1]], [0, 1])
     with pytest.raises(ModelError, match=r"rows of 1 features .* given an array of shape \(1, 2\)"):
@@ -568,7 +568,7 @@ def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> N
     assert fitted.predict(features).tolist() == again.predict(features).tolist() == labels
     assert same(fitted.predict_probability(features), again.predict_probability(features))
     assert str(again) == str(fitted)
-    with pytest.raises(ModelError, match=r"given none of \['tree', 'width'\]"):
+    with pytest.raises(ModelError, match=r"given one without \['tree', 'width'\]"):
         DecisionTree.from_parameters({"task": "regression", "classes": None, "feature_names": None})
 
 

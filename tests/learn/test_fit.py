@@ -95,7 +95,7 @@ def test_with_arrays_options_of_topics_are_refused(
     fitted: Callable[..., Any], name: str, option: str
 ) -> None:
     """An option was silently ignored, so the user looked for its effect in vain."""
-    message = rf"{name}\.fit\({option}=\): expected it with a topic only"
+    message = rf"{name}\.fit\({option}=\): expected this option with a topic only"
     with pytest.raises(GraphError, match=message):
         fitted(POINTS, LABELS, **{option: lambda batch: batch})
 
@@ -107,7 +107,7 @@ def test_with_a_topic_arrays_are_refused(
 ) -> None:
     """The rows of the arrays would have to be in the order of the topic, which is unknown."""
     with pytest.raises(
-        ModelError, match=rf"{name}\.fit: expected the topic 'rows' to bring .*given an array"
+        ModelError, match=rf"{name}\.fit: expected .* in the records of topic 'rows', given an array"
     ):
         fitted(rows_topic(), *(given.get(place) for place in (1, 2)), extract=examples_of)
 

@@ -189,7 +189,7 @@ def test_its_parameters_are_its_own() -> None:
     assert parameters["counts"].tolist() == [3, 3]
     parameters["centroids"] += 100.0
     assert model.centroids == pytest.approx(np.array(CENTROIDS))
-    with pytest.raises(ModelError, match="expected to be fitted first"):
+    with pytest.raises(ModelError, match="expected a fitted model"):
         KMeans(clusters=2).parameters()
 
 
@@ -325,7 +325,7 @@ def test_it_predicts_the_nearest_centroid() -> None:
 
 def test_a_second_fit_starts_again_and_one_that_fails_changes_nothing() -> None:
     model = KMeans(clusters=2, rounds=5, tolerance=None)
-    with pytest.raises(ModelError, match="expected to be fitted first"):
+    with pytest.raises(ModelError, match="expected a fitted model"):
         model.predict([[1.0, 1.0]])
     before = model.fit(blobs()).centroids
     with pytest.raises(JobFailed, match="at least 2 distinct points"):
@@ -463,7 +463,7 @@ def test_points_of_two_lengths_end_the_job() -> None:
 
     with pytest.raises(JobFailed, match="expected points as numbers"):
         fitted(both, clusters=1, rounds=1)
-    with pytest.raises(JobFailed, match=r"some of (2|4) coordinates and some of (2|4)"):
+    with pytest.raises(JobFailed, match=r"points of (2|4) and of (2|4) coordinates"):
         fitted(apart, clusters=1, rounds=1)
     with pytest.raises(JobFailed, match="arrays of 2 numbers"):
         fitted(apart, clusters=1, rounds=1, initial=[[0.0, 0.0]])
@@ -483,10 +483,10 @@ def test_without_points_the_choice_of_centroids_fails_clearly(
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (np.zeros((0, 2)), r"KMeans\.fit: expected points to find clusters of, given none"),
+        (np.zeros((0, 2)), r"KMeans\.fit: expected one point or more, given none"),
         (
             np.ones((300, 3)),
-            r"KMeans\.fit: expected points of 2 numbers, as those in initial=, given points of 3",
+            r"KMeans\.fit: expected points of 2 numbers, as in initial=, given points of 3",
         ),
     ],
 )

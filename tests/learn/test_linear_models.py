@@ -403,7 +403,7 @@ def test_dense_and_sparse_gradients_add():
         assert both.to_dense() == pytest.approx(whole.total, rel=1e-12)
         assert both.intercept == pytest.approx(whole.intercept, rel=1e-12)
         assert (both.weight, both.records) == (20.0, 20)
-    with pytest.raises(ModelError, match="expected one of 6 features to add, given one of 5"):
+    with pytest.raises(ModelError, match="expected a gradient of 6 features to add, given one of 5"):
         dense + LogisticRegression(5).gradient(np.zeros((1, 5)), [1])
 
 

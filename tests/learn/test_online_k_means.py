@@ -184,7 +184,7 @@ def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
         ({"decay": 1.5}, "decay=.: expected a number from 0 .* to 1 .*, given 1.5"),
         ({"decay": "x"}, "decay=.: expected a number from 0 .* given 'x'"),
         ({"seed": True}, "seed=.: expected a whole number of at least 0, given True"),
-        ({"weights": [1, 1]}, "weights=.: expected them with initial centroids, given without"),
+        ({"weights": [1, 1]}, "weights=.: expected initial centroids for these weights, given none"),
         ({"initial": [[1.0]]}, "expected 2 initial centroids, given 1"),
         ({"initial": [[1.0], [2.0]], "weights": [1]}, "expected 2 sample weights"),
         ({"initial": [[1.0], [2.0]], "weights": [1, -1]}, "expected finite sample weights of 0 or more"),
@@ -225,7 +225,7 @@ def test_a_model_that_is_refused_something_is_as_it_was() -> None:
             model.learn(bad)  # type: ignore[arg-type]
     model.learn(np.zeros((0, 2)))
     assert str(model.state()) == str(before)
-    with pytest.raises(ModelError, match="given no points to choose them among so far"):
+    with pytest.raises(ModelError, match="given one that has learned from no points"):
         OnlineKMeans(2).parameters()
     with pytest.raises(ConfigurationError, match="decay"):
         OnlineKMeans(2, decay=-1.0)

@@ -96,7 +96,7 @@ def test_records_that_are_no_rows_are_skipped_and_the_others_count() -> None:
 
 def test_invalid_rows_are_refused_and_change_nothing() -> None:
     scaler = StandardScaler()
-    with pytest.raises(ModelError, match="given none so far"):
+    with pytest.raises(ModelError, match="given one without any rows"):
         scaler.parameters()
     scaler.learn([[1.0, 2.0]])
     before = str(scaler.state())

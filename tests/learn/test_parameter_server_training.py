@@ -302,7 +302,7 @@ def test_two_trainings_share_no_server() -> None:
     flow, server = Flow("two"), ParameterServer(name="shared")
     settings: dict[str, Any] = {"features": 3, "consistency": BSP()}
     train_on_parameter_server(flow.from_items([1]), server, **settings)
-    message = "expected a server of its own, given 'shared', which step 'train' works with"
+    message = "expected a server of its own, given 'shared', which step 'train' uses"
     with pytest.raises(GraphError, match=message):
         train_on_parameter_server(flow.from_items([1]), server, matrix="v", **settings)
     train_on_parameter_server(flow.from_items([1]), ParameterServer(name="other"), **settings)

@@ -364,7 +364,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
     )
     models = training.models.collect()
     with pytest.raises(
-        JobFailed, match=r"weights run away|extreme feature values or too high a learning rate"
+        JobFailed, match=r"weights diverge|extreme feature values or too high a learning rate"
     ):
         run(flow)
     assert np.isfinite([model.parameters["weights"] for model in models.items]).all()
