@@ -118,7 +118,9 @@ class SparseRows:
         """Return all parts, at least one, as one batch; all have one width."""
         widths = {part.width for part in parts}
         if len(widths) != 1:
-            raise ModelError(f"SparseRows: expected parts of one width, given {sorted(widths)}")
+            raise ModelError(
+                f"SparseRows: expected parts of one width, given {sorted(widths)}; make the widths equal"
+            )
         lengths = np.concatenate([np.diff(part.indptr) for part in parts])
         indices = np.concatenate([part.indices for part in parts])
         values = np.concatenate([part.values for part in parts])

@@ -47,7 +47,7 @@ def initial_centroids(owner: str, initial: npt.ArrayLike, clusters: int | None =
             "give a row for each"
         )
     if not len(centroids):
-        raise GraphError(f"{owner}(initial=): expected a row for each centroid, given none")
+        raise GraphError(f"{owner}(initial=): expected a row for each centroid, given none; give rows")
     return centroids.copy()
 
 

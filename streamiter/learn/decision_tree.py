@@ -200,7 +200,9 @@ class DecisionTree:
         """The classes, in ascending order."""
         self._fitted()
         if self._classes is None:
-            raise ModelError(f"{_NAME}.classes: expected a tree for classes, given one for regression")
+            raise ModelError(
+                f"{_NAME}.classes: expected a tree for classes, given one for regression; use predict"
+            )
         return self._classes
 
     @property
@@ -257,7 +259,8 @@ class DecisionTree:
         """Return a tree that predicts like the tree that returned these :meth:`parameters`."""
         if missing := {"task", "width", "classes", "feature_names", "tree"} - parameters.keys():
             raise ModelError(
-                f"{_NAME}.from_parameters: expected the result of parameters(), given one without {sorted(missing)}"
+                f"{_NAME}.from_parameters: expected the result of parameters(), given one without {sorted(missing)}; "
+                "give all of parameters()"
             )
         tree = cls(parameters["task"], feature_names=parameters["feature_names"])
         tree._width, tree._classes = parameters["width"], parameters["classes"]
@@ -290,7 +293,9 @@ def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] 
     classes, labels = _classes_and_labels(task, examples.targets, len(matrix))
     if not holds(counting := weights > 0):
         if not counting.any():
-            raise ModelError(f"{_NAME}: expected at least one row with a sample weight above 0, given none")
+            raise ModelError(
+                f"{_NAME}: expected a row with a sample weight above 0, given none; give some of them such a weight"
+            )
         matrix, labels, weights = matrix[counting], labels[counting], weights[counting]
     return _TrainingRows(Columns({"features": matrix, "label": labels, "weight": weights}), classes)
 

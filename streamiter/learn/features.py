@@ -398,17 +398,17 @@ def _check_fields(
     categorical: Sequence[str], numeric: Sequence[str], crosses: Collection[Sequence[str]]
 ) -> None:
     if not (categorical or numeric or crosses):
-        raise ConfigurationError("FeatureHasher: expected one field or more, given none")
+        raise ConfigurationError("FeatureHasher: expected one field or more, given none; name one")
     if len({*categorical, *numeric}) != len(categorical) + len(numeric):
         raise ConfigurationError(
             f"FeatureHasher: expected each field once, given {list(categorical)} and {list(numeric)}"
         )
     if any(isinstance(cross, str) or len(cross) < 2 for cross in crosses):
         raise ConfigurationError(
-            f"FeatureHasher(crosses=): expected two fields or more in each, given {list(crosses)}"
+            f"FeatureHasher(crosses=): expected two fields or more in each cross, given {list(crosses)}"
         )
     if len(set(map(tuple, crosses))) != len(crosses):
-        raise ConfigurationError(f"FeatureHasher(crosses=): expected each once, given {list(crosses)}")
+        raise ConfigurationError(f"FeatureHasher(crosses=): expected each cross once, given {list(crosses)}")
 
 
 class StandardScaler:

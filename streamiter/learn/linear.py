@@ -269,7 +269,7 @@ class LinearModel:
         if "weights" not in parameters or link != self._link:
             raise ModelError(
                 f'{self._name}: expected parameters with "weights" and the link {self._link!r}, given '
-                f"{sorted(parameters)} with the link {link!r}"
+                f"{sorted(parameters)} with the link {link!r}; give the parameters of a model with this link"
             )
         return self._checked_weights(parameters["weights"]), self._checked_bias(
             parameters.get("intercept", 0.0)
@@ -510,7 +510,7 @@ class LinearModel:
         mine, theirs = _description(self.state()), _description(state)
         if mine != theirs:
             raise ModelError(
-                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}"
+                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}; make an equal model"
             )
         np.copyto(self._weights, state["weights"])
         np.copyto(self._bias, state["intercept"])

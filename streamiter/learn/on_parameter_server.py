@@ -72,8 +72,8 @@ class LinearMiniBatch(RowsRecord):
 def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
     """Return examples as a mini-batch, which is plain data: it is prepared once, and used in every pass.
 
-    For sparse rows it names the columns that occur, in ascending order, and the rows contain only these columns. Only
-    these columns are pulled and pushed. The column of the intercept is the column after the features.
+    For sparse rows the mini-batch names the columns that occur, in ascending order, and the rows contain only these
+    columns. Only these columns are pulled and pushed. The column of the intercept is the column after the features.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
     >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
@@ -244,9 +244,9 @@ def train_on_parameter_server(
     """Train a linear model whose weights are on a parameter server: logistic, or with ``"squared"`` linear regression.
 
     Each of the ``workers`` (unless given, as many as ``examples`` has subtasks) has a part of the examples, and reads
-    it ``epochs`` times in mini-batches of ``batch`` rows. For each mini-batch it pulls the weights of the features that
-    occur, pushes the gradient, and clocks; after the last mini-batch it leaves. ``consistency`` says which workers
-    wait:
+    it ``epochs`` times in mini-batches of ``batch`` rows. For each mini-batch a worker pulls the weights of the
+    features that occur, pushes the gradient, and clocks; after the last mini-batch the worker leaves. ``consistency``
+    says which workers wait:
 
     - ``BSP()``: one step for one mini-batch of each worker, with the mean of their gradients (a mini-batch that is
       shorter or missing counts less). Timing and the number of shards change at most the last digits of the result.
@@ -508,9 +508,9 @@ def k_means_on_parameter_server(
 
     A point is a record: an array or list of its coordinates. Each of the ``workers`` (unless given, as many as
     ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch`` points
-    (None: all points of the part). For each mini-batch it pulls the centroids, adds each point to the sum and the count
-    of the nearest centroid, and clocks; after the last mini-batch it leaves. On the server sums and counts become
-    centroids: with ``BSP()`` from all workers together, otherwise from each worker when they arrive.
+    (None: all points of the part). For each mini-batch a worker pulls the centroids, adds each point to the sum and the
+    count of the nearest centroid, and clocks; after the last mini-batch the worker leaves. On the server sums and
+    counts become centroids: with ``BSP()`` from all workers together, otherwise from each worker when they arrive.
 
     A centroid with the weight w and n new points gets the weight w·decay + n, and moves to the mean of both. With all
     points in one mini-batch, BSP and a decay of 0 this is a round of :func:`~streamiter.learn.k_means`. With small
@@ -518,7 +518,7 @@ def k_means_on_parameter_server(
     move.
 
     The parameters of a version are ``centroids`` (clusters, coordinates) and ``weights``. Its metric is ``distance``,
-    the mean squared distance of points to their centroid before it moved. The other options are described at
+    the mean squared distance of points to their centroid before the move. The other options are described at
     :func:`~streamiter.learn.train_on_parameter_server`.
 
     Raises GraphError for options that cannot be used. A job without points fails.

@@ -1,10 +1,10 @@
 """Online training of linear models: ``train_online`` learns while a stream flows.
 
-It is an unbounded iteration. The variable stream carries the parameters of the model: first the initial parameters,
-then the parameters that the owner feeds back. Workers predict each mini-batch with the parameters they have, then send
-its gradient to the owner. *Synchronous* training makes one step for each epoch, with the gradients of all workers;
-*asynchronous* training makes a step for each gradient as it arrives. Where labels come later than the questions, a
-worker keeps the questions until their answers arrive (:class:`DelayedLabels`).
+Online training is an unbounded iteration. The variable stream carries the parameters of the model: first the initial
+parameters, then the parameters that the owner feeds back. Workers predict each mini-batch with the parameters they
+have, then send its gradient to the owner. *Synchronous* training makes one step for each epoch, with the gradients of
+all workers; *asynchronous* training makes a step for each gradient as it arrives. Where labels come later than the
+questions, a worker keeps the questions until their answers arrive (:class:`DelayedLabels`).
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class OnlineWorkerOptions(NamedTuple):
 class OnlineWorker(GradientWorker):
     """Predicts the rows of each mini-batch, then computes their gradient.
 
-    It begins when the first parameters have arrived. Asynchronous, it continues with these parameters until newer ones
-    arrive, for eight mini-batches at most. Synchronous, it waits for the parameters of each epoch.
+    A worker begins when the first parameters have arrived. Asynchronous, it continues with these parameters until newer
+    parameters arrive, for eight mini-batches at most. Synchronous, it waits for the parameters of each epoch.
     """
 
     def __init__(self, options: OnlineWorkerOptions) -> None:

@@ -210,7 +210,7 @@ class OfflineModel(LinearModel):
             )
         examples = self.checked_examples(Examples(features, targets, sample_weights))
         if not len(examples):
-            raise ModelError(f"{self._name}.fit: expected rows to learn from, given none")
+            raise ModelError(f"{self._name}.fit: expected rows to learn from, given none; give rows")
         if examples.weights is not None and not examples.weights.any():
             raise _no_weight(f"{self._name}.fit")
         shares = [examples[worker::parallelism] for worker in range(parallelism)]
@@ -437,7 +437,7 @@ def _checked_mini_batch(mini_batch: object, workers: int) -> int:
     if rows < workers:
         raise GraphError(
             f"train_offline(mini_batch=): expected at least a row for each of {workers} workers, given {rows}; "
-            "make it larger, or take fewer workers"
+            "make the mini-batch larger, or use fewer workers"
         )
     return rows
 
@@ -445,7 +445,7 @@ def _checked_mini_batch(mini_batch: object, workers: int) -> int:
 def _check_tolerance(tolerance: object) -> None:
     if tolerance is not None and not (is_number(tolerance) and not math.isnan(tolerance)):
         raise GraphError(
-            f"train_offline(tolerance=): expected a number, given {tolerance!r}; leave it out for none"
+            f"train_offline(tolerance=): expected a number, given {tolerance!r}; leave it out to make all rounds"
         )
 
 
@@ -479,8 +479,8 @@ class OfflineWorkerOptions(NamedTuple):
 class OfflineWorker(GradientWorker):
     """Reports the gradient of its share of each round's mini-batch, also if it has no rows.
 
-    Synchronous, it reports at the end of each epoch. Asynchronous, it reads all examples first; then it reports when
-    an answer of the owner arrives, once for each round.
+    Synchronous, the worker reports at the end of each epoch. Asynchronous, it reads all examples first; then it reports
+    when an answer of the owner arrives, once for each round.
     """
 
     def __init__(self, options: OfflineWorkerOptions) -> None:

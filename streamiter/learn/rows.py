@@ -131,7 +131,7 @@ def row_hashes(rows: Floats, start: int | np.uint64 = 0) -> npt.NDArray[np.uint6
 
 
 def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Output) -> Result | None:
-    """Return ``function(mini_batch)`` of the good rows: if it raises ``BadRows``, call it again without these rows.
+    """Return ``function(mini_batch)`` of the good rows: if the call raises ``BadRows``, call again without these rows.
 
     The bad rows follow the policy of the step that ``out`` belongs to. Returns None if no row is left.
     """
@@ -146,7 +146,7 @@ def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Outp
 def blaming_rows(
     function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]
 ) -> Result:
-    """Return ``function(mini_batch)``; if it fails as a whole, find the rows at fault.
+    """Return ``function(mini_batch)``; if the function fails as a whole, find the rows at fault.
 
     ``check`` is called for each row alone, and ``BadRows`` names the rows for which it fails. A ConfigurationError is
     passed on: no row is at fault.

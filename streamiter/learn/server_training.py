@@ -2,7 +2,7 @@
 
 The flow is: mini-batches, a :class:`Repeater` for several passes over bounded data, the workers, and :class:`Versions`,
 which turns the reports of the workers into versions of the model. For each mini-batch a :class:`ParameterServerWorker`
-pulls parameters from the server, computes, pushes the result, and *clocks*: it says that its mini-batch is over. The
+pulls parameters from the server, computes, pushes the result, and *clocks*: it reports that its mini-batch is over. The
 consistency of the matrix decides which workers wait. A :class:`Learner` is the model: it pulls, computes and pushes.
 :class:`ServerTraining` checks the options that all trainings share, and adds these steps.
 """
@@ -215,7 +215,7 @@ class Computed(NamedTuple, Generic[ContributionT]):
 class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
     """A model whose parameters are in a matrix: for a mini-batch it pulls, computes and pushes numbers.
 
-    It has settings only; all workers share it.
+    A learner has settings only; all workers share one learner.
     """
 
     matrix: str
@@ -306,7 +306,7 @@ class ServerWorkerOptions(NamedTuple):
 class ParameterServerWorker(Operator):
     """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
-    To do more for each mini-batch, derive a class from this class, and give it as ``worker=``.
+    To do more for each mini-batch, derive a class, and give the derived class as ``worker=``.
     """
 
     def __init__(self, options: ServerWorkerOptions) -> None:
@@ -478,7 +478,7 @@ class _RepeatNext(Control):
 class Repeater(AttachedBoundary):
     """Passes its records on and keeps them; when its input has ended, it emits them again, pass after pass.
 
-    It is at the border of a task, so that a checkpoint barrier can pass between any two records.
+    A repeater is at the border of a task, so that a checkpoint barrier can pass between any two records.
     """
 
     outlives_inputs = True

@@ -113,7 +113,7 @@ class GradientSum:
 class StepRule(abc.ABC):
     """Decides when the owner makes a step, and which workers get the new parameters.
 
-    It is a plain data structure: it keeps the reports of the workers, and never sees the model.
+    A rule is a plain data structure: it keeps the reports of the workers, and never reads the model.
     """
 
     needs_epochs: bool

@@ -117,9 +117,9 @@ SUMMARIES: Final = OutputTag("summaries")
 class HistogramWorker(Operator, IterationListener):
     """Holds rows, and makes histograms of them for the nodes that the owner asks for.
 
-    In epoch 0 it reads its rows and emits a summary of them. Then the owner sends the growing tree in each epoch, and
-    the worker emits a histogram of each node that the tree asks for. The first tree contains the plan with the bins of
-    each feature; then the worker keeps only the bins of its rows.
+    In epoch 0 a worker reads its rows and emits a summary of them. Then the owner sends the growing tree in each epoch,
+    and the worker emits a histogram of each node that the tree asks for. The first tree contains the plan with the bins
+    of each feature; then the worker keeps only the bins of its rows.
     """
 
     def __init__(self, criterion: Criterion) -> None:
@@ -225,9 +225,9 @@ _NO_GAIN: Final = 1e-14
 class TreeOwner(Operator):
     """Holds the growing tree and splits its nodes, level by level. Parallelism 1.
 
-    It makes the plan from the summary of all rows, then splits nodes by their histograms. Each time it emits the tree
-    so far, with the ``nodes`` whose histograms it needs next: the nodes of one level, or as many of them as fit into
-    memory. When it needs none, the tree is complete.
+    The owner makes the plan from the summary of all rows, then splits nodes by their histograms. Each time it emits the
+    tree so far, with the ``nodes`` whose histograms it needs next: the nodes of one level, or as many of them as fit
+    into memory. When it needs none, the tree is complete.
     """
 
     def __init__(self, options: TreeOptions) -> None:

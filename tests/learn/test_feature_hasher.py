@@ -226,7 +226,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
         (lambda: FeatureHasher(crosses=["ab"]), r"crosses=\): expected two fields or more in each"),
         (
             lambda: FeatureHasher(["a"], crosses=[("a", "b"), ["a", "b"]]),
-            r"crosses=\): expected each once, given \[\('a', 'b'\), \['a', 'b'\]\]",
+            r"crosses=\): expected each cross once, given \[\('a', 'b'\), \['a', 'b'\]\]",
         ),
         (lambda: FeatureHasher(["a"], tables={"b": 4}), r"\(tables=\): expected categorical fields, given"),
         (
