@@ -1,1 +1,1 @@
-"""Speed of streamiter, beside hand-written loops in the same run: ``python -m benchmarks``."""
+"""Compare the speed of streamiter with hand-written loops in the same run: ``python -m benchmarks``."""

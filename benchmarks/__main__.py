@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--quick] [--repeat N] [--output DIR]``."""
+"""Run benchmarks: ``python -m benchmarks [NAME ...] [--quick] [--repeat N] [--output DIR]``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmarks named, or all; never fails because something is slow."""
+    """Run the named benchmarks, or all of them; a missed target is reported and is no failure."""
     options = _parsed(arguments)
     results: dict[str, list[Figure]] = {}
     with Session(quick=options.quick, repeat=options.repeat) as session:
@@ -74,21 +74,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             benchmark = BENCHMARKS[name]
             print(f"{name}: {benchmark.__doc__}", file=sys.stderr, flush=True)
             results[name] = list(benchmark(session))
-            markdown = write(options.output, results)  # after each: an interrupted run leaves what it has
+            # The report is written after each benchmark, so that an interrupted run leaves its results.
+            markdown = write(options.output, results)
     print(markdown)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Speed beside hand-written loops."
+        prog="python -m benchmarks", description="Compare the speed of streamiter with hand-written loops."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(BENCHMARKS)}")
-    parser.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
-    parser.add_argument("--repeat", type=_at_least_one, default=5, metavar="N", help="rounds (default 5)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes, which check that a benchmark works"
+    )
+    parser.add_argument(
+        "--repeat", type=_at_least_one, default=5, metavar="N", help="number of rounds (default 5)"
+    )
     parser.add_argument("--output", type=Path, default=PROJECT / "benchmarks" / "results", metavar="DIR")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
-        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+        parser.error(
+            f"expected the name of a benchmark, given {unknown[0]!r}; the names are {', '.join(BENCHMARKS)}"
+        )
     return options
 
 

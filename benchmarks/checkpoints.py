@@ -1,4 +1,4 @@
-"""What checkpoints cost a learning job, and how soon it is back when it was killed."""
+"""Measure the cost of checkpoints for a learning job, and the time of its restart after a kill."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["checkpoint_cost", "recovery"]
 WITHOUT, WITH = "train_online, no checkpoints", "train_online, a checkpoint every second"
 _NEW_EVENTS = 2_000
 _MILLION = 1_000_000
-# Of a run: far above what reading the history takes.
+# The time limit of a run, far above the time to read the history.
 _LIMIT_S = 900.0
 
 
 class ChildFailedError(Exception):
-    """A job ended by itself, so that there is nothing to measure."""
+    """A job ended by itself, so its restart cannot be measured."""
 
 
 def checkpoint_cost(session: Session) -> Iterator[Figure]:
-    """4 M events of 100 bytes from two partitions, 1,000 at a time into a model, each update to Kafka."""
+    """A model learns 4 M events of 100 bytes from two partitions, 1,000 at a time, and writes each update to Kafka."""
     count, times = session.size(_MILLION, 20_000), 4
     events = kafka.new_topic(session, "events", partitions=PARTITIONS)
     once = list(make_events(count))
@@ -48,7 +48,7 @@ def checkpoint_cost(session: Session) -> Iterator[Figure]:
     }
     series = alternate(contenders, repeat=session.repeat, agree=Learned.agrees_with)
     yield series.figure(WITHOUT, EVENTS)
-    yield series.figure(WITH, EVENTS, beside=WITHOUT, target=Target("ratio", at_least=0.95))
+    yield series.figure(WITH, EVENTS, compared_with=WITHOUT, target=Target("ratio", at_least=0.95))
     yield series.figure(WITH, "checkpoints")
 
 
@@ -79,7 +79,7 @@ def _learned(updates: Topic) -> Learned:
 
 
 def recovery(session: Session) -> Iterator[Figure]:
-    """From the start of a killed job's next process to its first new event: after 10 k and after 10 M events."""
+    """The time from the restart of a killed job to its first new event, after 10,000 and after 10 M events."""
     few, many = session.size(10_000, 10_000), session.size(10 * _MILLION, 40_000)
     once = list(make_events(min(few, many)))
     after = {
@@ -89,12 +89,17 @@ def recovery(session: Session) -> Iterator[Figure]:
     yield Figure(first, "s to the first event", early, target=Target("figure", below=3.0))
     ratios = tuple(b / a for a, b in zip(early, late, strict=True))
     yield Figure(
-        last, "s to the first event", late, beside=first, ratios=ratios, target=Target("ratio", below=1.2)
+        last,
+        "s to the first event",
+        late,
+        compared_with=first,
+        ratios=ratios,
+        target=Target("ratio", below=1.2),
     )
 
 
 def _restarts(session: Session, once: list[bytes], count: int, times: int) -> tuple[float, ...]:
-    """How long each of ``times`` restarts took behind ``count`` events; each finds a few new ones."""
+    """Return the seconds of each of ``times`` restarts after ``count`` events; each restart reads a few new events."""
     events = kafka.new_topic(session, "events")
     updates = kafka.new_topic(session, "updates")
     kafka.fill(session, events, chain.from_iterable(repeat(once, count // len(once))), partitions=1)
@@ -118,11 +123,11 @@ def _restarts(session: Session, once: list[bytes], count: int, times: int) -> tu
 
 
 def _run(command: list[str]) -> float:
-    """The time of its first event; it is killed when all are committed."""
+    """Run the job until its events are committed, kill it, and return the time of its first event."""
     with running(command, limit_s=_LIMIT_S, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         first, committed = process.stdout.readline(), process.stdout.readline()
         process.kill()
     if not committed:
-        raise ChildFailedError(f"expected two times from {command}, given {first!r}")
+        raise ChildFailedError(f"expected two times from {command}, given {first!r}; see its error above")
     return float(first)

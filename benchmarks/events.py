@@ -1,4 +1,4 @@
-"""The events that the Kafka benchmarks read: rows of a linear regression as JSON, about 100 bytes each."""
+"""Make the events that the Kafka benchmarks read: rows of a linear regression as JSON, about 100 bytes each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 def make_events(count: int) -> Iterator[bytes]:
-    """``{"id", "x": [10 floats], "y"}``: the same for everyone, in order of their ids."""
+    """Return events ``{"id", "x": [10 floats], "y"}`` in the order of their ids, the same in each call."""
     generator = np.random.default_rng(seed=7)
     for first in range(0, count, _CHUNK):
         size = min(_CHUNK, count - first)

@@ -1,4 +1,4 @@
-"""Loops without Kafka: many records once around a loop, and one token round and round."""
+"""Measure loops without Kafka: many records once around a loop, and one token many times around it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BACK = OutputTag("back")
 RECORDS = "records/s"
 HOPS = "hops/s"
 
-# As large as the batches that streamiter makes of items.
+# streamiter puts as many items into a batch.
 _BATCH_RECORDS = 8192
 
 
-# -- many records, once around -----------------------------------------------------------------------------
+# -- many records, once around the loop ----------------------------------------------------------------------
 
 
 def feedback_throughput(session: Session) -> Iterator[Figure]:
-    """2 M records, every one fed back exactly once through an unbounded iteration."""
+    """Two million records are fed back once each, through an unbounded iteration."""
     count = session.size(2_000_000, 20_000)
     series = alternate(
         {
@@ -49,7 +49,7 @@ def feedback_throughput(session: Session) -> Iterator[Figure]:
     queues = "asyncio.Queue, lists"
     yield series.figure(queues, RECORDS)
     for name in ("streamiter, lists", "streamiter, numpy"):
-        yield series.figure(name, RECORDS, beside=queues, target=Target("figure", at_least=3e6))
+        yield series.figure(name, RECORDS, compared_with=queues, target=Target("figure", at_least=3e6))
 
 
 def _measured(count: int, work: Callable[[int, Stopwatch], tuple[int, int]]) -> Contender:
@@ -62,7 +62,7 @@ def _measured(count: int, work: Callable[[int, Stopwatch], tuple[int, int]]) -> 
 
 
 class _Once(Operator):
-    """Feeds back what is fresh, passes on what comes back."""
+    """Feeds fresh records back, and emits records that come back."""
 
     def process_fresh_batch(self, batch: Any, out: Any) -> None:
         out.emit_batch(batch)
@@ -72,7 +72,7 @@ class _Once(Operator):
 
 
 class _Tally(Operator):
-    """Counts what arrives."""
+    """Counts and sums the records that arrive."""
 
     def __init__(self) -> None:
         self.count = self.total = 0
@@ -98,7 +98,7 @@ def _once_around(items: Any, watch: Stopwatch) -> tuple[int, int]:
 
 
 def _round_queues(count: int, watch: Stopwatch) -> tuple[int, int]:
-    """A source, a task that feeds back and one that brings the feedback: batches in queues, counted at the end."""
+    """Pass batches through queues: a source, a task that feeds back, a task that forwards the feedback, and a count."""
 
     async def loop(batches: list[list[int]]) -> tuple[int, int]:
         fresh: asyncio.Queue[list[int]] = asyncio.Queue(2)
@@ -130,11 +130,11 @@ def _round_queues(count: int, watch: Stopwatch) -> tuple[int, int]:
         return _run(loop([numbers[at : at + _BATCH_RECORDS] for at in range(0, count, _BATCH_RECORDS)]))
 
 
-# -- one token, round and round ------------------------------------------------------------------------------
+# -- one token, many times around the loop -------------------------------------------------------------------
 
 
 def feedback_latency(session: Session) -> Iterator[Figure]:
-    """One record in an otherwise idle loop: how often it goes from one task to the next in a second."""
+    """One record goes around an otherwise idle loop; a hop is its way from one task to the next."""
     rounds = session.size(50_000, 1_000)
     series = alternate(
         {
@@ -146,12 +146,12 @@ def feedback_latency(session: Session) -> Iterator[Figure]:
     futures = "three asyncio tasks, bare futures"
     yield series.figure(futures, HOPS)
     yield series.figure(
-        "streamiter, a loop of two tasks", HOPS, beside=futures, target=Target("figure", at_least=50e3)
+        "streamiter, a loop of two tasks", HOPS, compared_with=futures, target=Target("figure", at_least=50e3)
     )
 
 
 class _Silence(Source):
-    """Never ends and never gives anything."""
+    """A source that never ends and never gives a record."""
 
     bounded = False
 
@@ -160,7 +160,7 @@ class _Silence(Source):
 
 
 class _Referee(Operator):
-    """Sends the token round until it has made all its rounds."""
+    """Sends the token into the next round until all rounds are made."""
 
     def __init__(self, rounds: int, done: asyncio.Event) -> None:
         self._rounds = rounds
@@ -173,7 +173,7 @@ class _Referee(Operator):
             out.emit(rounds_made + 1)
 
     def process_data(self, record: Any, out: Any) -> None:
-        raise AssertionError("nothing comes from a silent source")
+        raise AssertionError("expected no record from the silent source, given one")
 
 
 def _token_in_loop(rounds: int) -> Trial:

@@ -1,4 +1,4 @@
-"""What a job takes that has run for long, what one takes that has nothing to do, and how long the import takes."""
+"""Measure the memory of a long-running job, the CPU time of an idle job, and the time of the import."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.session import PROJECT, Session, running
 __all__ = ["idle_cpu", "import_time", "memory", "slow_learner"]
 
 _FINISH_TIMEOUT_S = 900.0
-# Connections are made and the first, empty fetches are under way.
+# The time to connect and to send the first fetches.
 _SETTLE_S = 3.0
 
 
 def memory(session: Session) -> Iterator[Figure]:
-    """Resident memory of one learning job after 1 M and after 5 M events."""
+    """The resident memory of one learning job after one million and after five million events."""
     million, rounds = session.size(1_000_000, 20_000), 5
     events = kafka.new_topic(session, "events", partitions=2)
     once = list(make_events(million))
@@ -37,11 +37,13 @@ def memory(session: Session) -> Iterator[Figure]:
     after, later = f"after {million:,} events", f"after {rounds * million:,} events"
     yield Figure(after, "MB resident", first)
     ratios = tuple(late / early for early, late in zip(first, last, strict=True))
-    yield Figure(later, "MB resident", last, beside=after, ratios=ratios, target=Target("ratio", below=1.05))
+    yield Figure(
+        later, "MB resident", last, compared_with=after, ratios=ratios, target=Target("ratio", below=1.05)
+    )
 
 
 def _resident_mb(address: str, source: str, target: str, every: int) -> list[float]:
-    arguments = ["learn and tell memory", address, source, target, str(every)]
+    arguments = ["learn and print memory", address, source, target, str(every)]
     done = subprocess.run(
         _pipeline(*arguments), cwd=PROJECT, capture_output=True, timeout=_FINISH_TIMEOUT_S, check=True
     )
@@ -49,7 +51,7 @@ def _resident_mb(address: str, source: str, target: str, every: int) -> list[flo
 
 
 def slow_learner(session: Session) -> Iterator[Figure]:
-    """Memory and snapshots of a learner slower than its topic, with four checkpoints a second."""
+    """The memory and the snapshots of a learner that is slower than its topic, with four checkpoints a second."""
     seconds = session.size(120, 6)
     command = [sys.executable, "-m", "benchmarks.slow_learner", str(seconds)]
     done = subprocess.run(
@@ -64,14 +66,14 @@ def slow_learner(session: Session) -> Iterator[Figure]:
             "second half",
             unit,
             (late,),
-            beside="first half",
+            compared_with="first half",
             ratios=(late / early,),
             target=Target("ratio", below=1.5),
         )
 
 
 def idle_cpu(session: Session) -> Iterator[Figure]:
-    """CPU time of a learning job, a loop behind a Kafka source, to which nothing comes."""
+    """The CPU time of a learning job, a loop behind a Kafka source that has no records."""
     seconds = session.size(20, 2)
     events, updates = kafka.new_topic(session, "events", partitions=2), kafka.new_topic(session, "updates")
     job = _pipeline("learn in a flow", session.kafka, events.name, updates.name)
@@ -80,11 +82,11 @@ def idle_cpu(session: Session) -> Iterator[Figure]:
         before_s = _cpu_s(process.pid)
         time.sleep(seconds)
         share = 100 * (_cpu_s(process.pid) - before_s) / seconds
-    yield Figure("a job with nothing to do", "% CPU", (share,), target=Target("figure", below=1.0))
+    yield Figure("an idle job", "% CPU", (share,), target=Target("figure", below=1.0))
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process until now."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -95,7 +97,7 @@ def _pipeline(*arguments: str) -> list[str]:
 
 
 def import_time(session: Session) -> Iterator[Figure]:
-    """``import streamiter`` in a new interpreter, byte code being there already; beside that of numpy."""
+    """The time of ``import streamiter`` in a new interpreter with compiled byte code, compared with importing numpy."""
     modules = ("numpy, asyncio", "streamiter")
     seconds: dict[str, list[float]] = {module: [] for module in modules}
     for _ in range(session.size(10, 2) + 1):
@@ -108,7 +110,7 @@ def import_time(session: Session) -> Iterator[Figure]:
         "import streamiter",
         "s",
         ours,
-        beside="numpy, asyncio",
+        compared_with="numpy, asyncio",
         ratios=ratios,
         target=Target("figure", below=0.2),
     )

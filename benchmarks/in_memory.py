@@ -1,4 +1,4 @@
-"""Chained operators in memory: map, filter, key_by and a running sum, beside the same lambdas in plain Python."""
+"""Chain map, filter, key_by and a running sum in memory, compared with the same lambdas in plain Python."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEYS = 100
 RECORDS = "records/s"
 
 Sums = list[int]
-"""The last running sum of each key that comes up."""
+"""The last running sum of each key."""
 
 
 def in_memory(session: Session) -> Iterator[Figure]:
-    """2 M integers through map(x + 1), filter(even), key_by(x % 100) and a running sum."""
+    """Two million integers pass map(x + 1), filter(even), key_by(x % 100) and a running sum."""
     count = session.size(2_000_000, 20_000)
     contenders = {
         "plain Python lists": _measured(count, _plain),
@@ -33,10 +33,10 @@ def in_memory(session: Session) -> Iterator[Figure]:
     plain = "plain Python lists"
     yield series.figure(plain, RECORDS)
     yield series.figure(
-        "streamiter, record functions", RECORDS, beside=plain, target=Target("ratio", at_least=0.75)
+        "streamiter, record functions", RECORDS, compared_with=plain, target=Target("ratio", at_least=0.75)
     )
     yield series.figure(
-        "streamiter, numpy functions", RECORDS, beside=plain, target=Target("figure", at_least=30e6)
+        "streamiter, numpy functions", RECORDS, compared_with=plain, target=Target("figure", at_least=30e6)
     )
     slow = {"asyncio.Queue, one item a slot": _measured(count // 20, _item_queues)}
     yield alternate(slow, repeat=session.repeat).figure(next(iter(slow)), RECORDS, note="for comparison")
@@ -68,12 +68,12 @@ def _plain(count: int, watch: Stopwatch) -> Sums:
 
 
 def _functions() -> tuple[Callable[[int], int], Callable[[int], bool], Callable[[int], int], Any]:
-    """The four lambdas that both call for each record."""
+    """Return the four lambdas that each contender calls for each record."""
     return (lambda x: x + 1), (lambda x: x % 2 == 0), (lambda x: x % KEYS), (lambda total, x: total + x)
 
 
 class _Last(Operator):
-    """Keeps the last batches, out of which the last sum of each key is found; passes nothing on."""
+    """Keeps all batches, which contain the last sum of each key, and emits nothing."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches = batches
@@ -106,7 +106,7 @@ def _numpy_functions(count: int, watch: Stopwatch) -> Sums:
 
 
 def _last_sums(running: np.ndarray[Any, Any], count: int) -> Sums:
-    """Even numbers come round the keys 0, 2, … in turn, so the last sums are the last ones by key."""
+    """Return the last running sum of each key; the even numbers have the keys 0, 2, … in turn."""
     kept = np.arange(1, count + 1)
     keys = kept[kept % 2 == 0] % KEYS
     return [int(running[np.flatnonzero(keys == key)[-1]]) for key in np.unique(keys)]

@@ -1,4 +1,4 @@
-"""k-means on bounded data, beside loops in numpy and scikit-learn with the same rounds and the same start."""
+"""Compute k-means on bounded data, compared with numpy and scikit-learn with the same rounds and initial centroids."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ BY_HAND = "chunked numpy, argmax and one-hot"
 SAME = "chunked numpy, arithmetic of streamiter"
 SCIKIT_LEARN = "scikit-learn, Lloyd"
 AT_LEAST = 0.77
-"""At most 1.3 times as long."""
+"""streamiter may take 1.3 times as long."""
 
 Floats = npt.NDArray[np.float64]
 Work = Callable[[Floats, Floats], Floats]
-"""Gives the centroids, of the points and the initial ones."""
+"""A function from the points and the initial centroids to the final centroids."""
 
 
 def k_means(session: Session) -> Iterator[Figure]:
-    """K = 10 on 500,000 × 10 float64, 20 rounds, from the array in memory to the centroids.
+    """Ten clusters of 500,000 × 10 float64 in 20 rounds, from the array in memory to the centroids.
 
-    All in one thread: streamiter does its arithmetic in that of its event loop, and where threadpoolctl is there the
-    BLAS of numpy and scikit-learn's own threads are limited to one for everybody.
+    All contenders use one thread: streamiter computes in the thread of its event loop, and threadpoolctl, if it is
+    installed, limits the threads of BLAS and of scikit-learn to one.
     """
     points = np.random.default_rng(seed=1).normal(size=(session.size(500_000, 20_000), COORDINATES))
     works: dict[str, Work] = {
@@ -59,10 +59,14 @@ def k_means(session: Session) -> Iterator[Figure]:
     for name in works:
         if not name.startswith("streamiter"):
             yield series.figure(name, UNIT)
-    for beside in (SAME, BY_HAND, SCIKIT_LEARN):
-        if beside in works:
-            yield series.figure("streamiter", UNIT, beside=beside, target=Target("ratio", at_least=AT_LEAST))
-    yield series.figure("streamiter, 2 subtasks", UNIT, beside="streamiter", note="they share the thread")
+    for other in (SAME, BY_HAND, SCIKIT_LEARN):
+        if other in works:
+            yield series.figure(
+                "streamiter", UNIT, compared_with=other, target=Target("ratio", at_least=AT_LEAST)
+            )
+    yield series.figure(
+        "streamiter, 2 subtasks", UNIT, compared_with="streamiter", note="they share the thread"
+    )
 
 
 def _measured(points: Floats, work: Work) -> Contender:
@@ -85,7 +89,7 @@ def _flow(points: Floats, initial: Floats, *, subtasks: int) -> Floats:
 
 
 def _same_arithmetic(points: Floats, initial: Floats) -> Floats:
-    """What is left of streamiter without the flow."""
+    """Compute the centroids with streamiter's arithmetic, without a flow."""
     blocks = [as_columns(points[start : start + BLOCK]) for start in range(0, len(points), BLOCK)]
     centroids = initial
     for _ in range(ROUNDS):
@@ -98,7 +102,7 @@ def _same_arithmetic(points: Floats, initial: Floats) -> Floats:
 
 
 def _by_hand(points: Floats, initial: Floats) -> Floats:
-    """What one would write without much ado."""
+    """Compute the centroids in simple numpy."""
     centroids = initial
     for _ in range(ROUNDS):
         sums, counts = np.zeros_like(centroids), np.zeros(CLUSTERS)
@@ -118,13 +122,17 @@ def _scikit_learn() -> Work | None:
     try:
         from sklearn.cluster import KMeans
     except ImportError:
-        _say("scikit-learn is not installed, so it is left out: pip install --group bench")
+        _say(
+            "scikit-learn is not installed, so this run has no line of it; to add the line: pip install --group bench"
+        )
         return None
 
     def fit(points: Floats, initial: Floats) -> Floats:
         model = KMeans(CLUSTERS, init=initial, n_init=1, max_iter=ROUNDS, tol=0, algorithm="lloyd")
         model.fit(points)
-        assert model.n_iter_ == ROUNDS, "it has converged before: fewer rounds, another result"
+        assert model.n_iter_ == ROUNDS, (
+            f"expected {ROUNDS} rounds, but scikit-learn converged after {model.n_iter_}"
+        )
         centroids: Floats = model.cluster_centers_
         return centroids
 
@@ -135,7 +143,7 @@ def _one_thread() -> contextlib.AbstractContextManager[Any]:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        _say("threadpoolctl is not installed, so BLAS takes all cores, of all contenders alike")
+        _say("threadpoolctl is not installed, so BLAS uses all cores for all contenders")
         return contextlib.nullcontext()
     limits: contextlib.AbstractContextManager[Any] = threadpool_limits(1)
     return limits

@@ -1,6 +1,6 @@
-"""What the Kafka benchmarks share: topics of their own, and aiokafka as a good engineer would set it up.
+"""Tools of the Kafka benchmarks: new topics, and clients of aiokafka with good settings.
 
-The settings are those that streamiter's connector uses: read committed, checksums verified, 1 MB of each
+The settings are the same as in streamiter's connector: read committed, checksums verified, 1 MB of each
 partition in an answer, record batches of up to 1 MB, an idempotent producer, no lingering.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 _BATCH_BYTES = 1_000_000
 _FETCH_BYTES = 8_000_000
-# Events that go to one partition before the next has its turn: smaller than any batch that is read.
+# The number of events that go to one partition before the next partition; a batch that is read is larger.
 _RUN_RECORDS = 5_000
 
 
@@ -46,7 +46,7 @@ def run(main: Any) -> Any:
 
 
 def with_rare_collections(contender: Contender) -> Contender:
-    """The same, collecting garbage as seldom as ``flow.run`` does: what one who knows Python's would do."""
+    """Return the contender with as few garbage collections as ``flow.run`` has, which an experienced engineer sets."""
 
     def run_it() -> Trial:
         before = gc.get_threshold()
@@ -60,14 +60,14 @@ def with_rare_collections(contender: Contender) -> Contender:
 
 
 def new_topic(session: Session, label: str, *, partitions: int = 1) -> Topic:
-    """A new topic; its name says what it is for."""
+    """Create a topic with the label in its name, and return it."""
     made = topic(f"kafka://{session.kafka}/bench-{label}-{uuid.uuid4().hex[:8]}")
     run(made.create(partitions=partitions))
     return made
 
 
 def fill(session: Session, target: Topic, values: Iterable[bytes], *, partitions: int) -> None:
-    """Write values, runs of them to the partitions in turn."""
+    """Write values to a topic, in runs that go to the partitions in turn."""
 
     async def write() -> None:
         async with producer(session.kafka) as client:
@@ -82,14 +82,14 @@ def fill(session: Session, target: Topic, values: Iterable[bytes], *, partitions
 
 
 def count_records(session: Session, of: Topic) -> int:
-    """Records in a topic that was written without transactions, by its offsets."""
+    """Return the number of records in a topic, from its offsets; without transactions, each offset is a record."""
     description = run(of.describe())
     return sum(end - first for first, end in description.offsets.values())
 
 
 @contextlib.asynccontextmanager
 async def consumer(address: str, *topics: str, partitions: int) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer of all partitions from their beginning."""
+    """Open a consumer of all partitions from their beginning."""
     client = AIOKafkaConsumer(
         bootstrap_servers=address,
         enable_auto_commit=False,
@@ -109,7 +109,7 @@ async def consumer(address: str, *topics: str, partitions: int) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def producer(address: str, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
-    """A producer that loses nothing and stores nothing twice."""
+    """Open a producer that loses no record and stores no record twice."""
     client = AIOKafkaProducer(
         bootstrap_servers=address,
         acks="all",
@@ -126,7 +126,7 @@ async def producer(address: str, **options: Any) -> AsyncIterator[AIOKafkaProduc
 
 
 class BatchSender:
-    """aiokafka's fastest way to send: whole batches, a bounded number of them under way."""
+    """Sends whole batches, which is the fastest way in aiokafka, with a limit of the unanswered batches."""
 
     def __init__(self, client: AIOKafkaProducer, topic_name: str, *, limit: int = 16) -> None:
         self._client = client
@@ -135,7 +135,7 @@ class BatchSender:
         self._under_way: list[Any] = []
 
     async def send(self, values: Sequence[bytes], *, partition: int) -> None:
-        """Send values to a partition, in as few batches as they fit into."""
+        """Send values to a partition, in as few batches as possible."""
         batch = self._client.create_batch()
         append = batch.append
         for value in values:
@@ -147,7 +147,7 @@ class BatchSender:
         await self._send(batch, partition)
 
     async def flush(self) -> None:
-        """Wait until all is stored."""
+        """Wait until all batches are stored."""
         await asyncio.gather(*self._under_way)
         self._under_way.clear()
 

@@ -1,4 +1,4 @@
-"""A score for each event, from Kafka to Kafka, beside loops written by hand on aiokafka."""
+"""Score each event from Kafka to Kafka, compared with hand-written loops on aiokafka."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BY_HAND_NUMPY = "by hand: orjson, numpy scores"
 _WEIGHTS: list[float] = TRUE_WEIGHTS.tolist()
 
 Score = Callable[[Sequence[bytes]], list[bytes]]
-"""From values that were read to values to be written."""
+"""A function from the values that were read to the values to write."""
 
 
 def kafka_map(session: Session) -> Iterator[Figure]:
-    """1 M events decoded, scored, encoded and written, one output for each."""
+    """One million events are decoded, scored, encoded and written, with one output for each."""
     count = session.size(1_000_000, 20_000)
     events = kafka.new_topic(session, "events", partitions=PARTITIONS)
     kafka.fill(session, events, make_events(count), partitions=PARTITIONS)
@@ -45,14 +45,16 @@ def kafka_map(session: Session) -> Iterator[Figure]:
     }
     series = alternate(contenders, repeat=session.repeat, agree=_agree)
     yield series.figure(BY_HAND, EVENTS)
-    yield series.figure(BY_HAND_NUMPY, EVENTS, beside=BY_HAND)
+    yield series.figure(BY_HAND_NUMPY, EVENTS, compared_with=BY_HAND)
     target = Target("ratio", at_least=0.9)
-    yield series.figure("flow, Json, map(score)", EVENTS, beside=BY_HAND, target=target)
-    yield series.figure("flow, JsonColumns, map_batch(scores)", EVENTS, beside=BY_HAND_NUMPY, target=target)
+    yield series.figure("flow, Json, map(score)", EVENTS, compared_with=BY_HAND, target=target)
+    yield series.figure(
+        "flow, JsonColumns, map_batch(scores)", EVENTS, compared_with=BY_HAND_NUMPY, target=target
+    )
 
 
 def score(event: dict[str, Any]) -> dict[str, Any]:
-    """The prediction of a linear model for one event."""
+    """Return the prediction of a linear model for one event."""
     total = 0.0
     for weight, value in zip(_WEIGHTS, event["x"], strict=True):
         total += weight * value
@@ -60,18 +62,18 @@ def score(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores(events: Columns) -> Columns:
-    """The same for a batch."""
+    """Return the predictions for a batch of events."""
     return Columns({"id": events["id"], "score": np.round(events["x"] @ TRUE_WEIGHTS, 6)})
 
 
 def score_values(values: Sequence[bytes]) -> list[bytes]:
-    """Decode, score and encode, an event at a time."""
+    """Decode, score and encode one event after the other."""
     loads, dumps = orjson.loads, orjson.dumps
     return [dumps(score(loads(value))) for value in values]
 
 
 def score_values_in_numpy(values: Sequence[bytes]) -> list[bytes]:
-    """The same with the arithmetic in numpy."""
+    """Decode and encode one event after the other, and score all of them in numpy."""
     events = [orjson.loads(value) for value in values]
     results = np.round(np.array([event["x"] for event in events]) @ TRUE_WEIGHTS, 6).tolist()
     return [
@@ -122,7 +124,7 @@ def _flow_of_columns(session: Session, events: Topic, count: int) -> Trial:
 
 
 def _trial(session: Session, outputs: Topic, count: int, watch: Stopwatch) -> Trial:
-    """All contenders must have written as many records, with the same ids and scores in total."""
+    """Return the trial; its result is the number of records that were written, and the sums of ids and scores."""
     written, ids, total = kafka.run(_total(session, outputs, count))
     return Trial(watch.rates(count, "events"), (written, ids, total))
 

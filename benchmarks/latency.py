@@ -1,7 +1,7 @@
-"""Latency at 1,000 events a second: from Kafka to Kafka, through a pipeline in a process of its own.
+"""Measure the latency at 1,000 events a second: from Kafka to Kafka, through a pipeline in its own process.
 
-This process sends the events and receives the answers, so one clock times both. What its own producer and
-consumer and the broker need is in every figure; the line without a pipeline shows how much that is for one
+This process sends the events and receives the answers, so one clock times both. Each figure includes the time
+of this process's producer and consumer and of the broker; the line without a pipeline shows that time for one
 of the two topics.
 """
 
@@ -30,29 +30,29 @@ __all__ = ["latency", "latency_of_updates"]
 
 RATE_PER_S = 1_000
 P50, P99 = "ms p50", "ms p99"
-# Long enough for imports, connections and the interpreter's adaptive code.
+# The time for imports, connections and the interpreter's adaptive code.
 _WARM_UP_S = 3.0
-# An answer that takes longer is lost.
+# An answer that takes longer counts as lost.
 _PATIENCE_S = 30.0
-# Of a pipeline: far above what a load takes.
+# The time limit of a pipeline, far above the time of a load.
 _LIMIT_S = 900.0
 
 Times = dict[int, float]
-"""Milliseconds by the number of the event or update."""
+"""The delays in milliseconds, by the number of the event or update."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent, and how an answer is timed."""
+    """The events to send, and the function that times an answer."""
 
     events: int
     answers: int
     answer_ms: Callable[[dict[str, Any], list[int]], tuple[int, float]]
-    """Number and delay of an answer, given when each event was sent (ns)."""
+    """A function from an answer, and the times at which the events were sent (ns), to the answer's number and delay."""
 
 
 def latency(session: Session) -> Iterator[Figure]:
-    """Kafka → score → Kafka, at least once."""
+    """The time from an event in Kafka to its score in Kafka, at least once."""
     seconds = session.size(15, 2)
     events = int(RATE_PER_S * (seconds + _WARM_UP_S))
     load = Load(events, events, _age_of_event)
@@ -68,7 +68,7 @@ def latency(session: Session) -> Iterator[Figure]:
 
 
 def latency_of_updates(session: Session) -> Iterator[Figure]:
-    """From the last row of a mini-batch to the model update in its topic."""
+    """The time from the last row of a mini-batch to the model update in its topic."""
     seconds = session.size(15, 2)
     events = int(RATE_PER_S * (seconds + _WARM_UP_S))
     load = Load(events - events % MINI_BATCH, events // MINI_BATCH, _age_of_last_row)
@@ -84,11 +84,11 @@ def _contender(session: Session, name: str, load: Load) -> Contender:
 
 
 def _figures(
-    series: Any, name: str, beside: str | None, bounds: tuple[float | None, float | None] | None
+    series: Any, name: str, compared_with: str | None, bounds: tuple[float | None, float | None] | None
 ) -> Iterator[Figure]:
     for unit, bound in zip((P50, P99), bounds or (None, None), strict=True):
         target = None if bound is None else Target("figure", below=bound)
-        yield series.figure(name, unit, beside=beside or "", target=target)
+        yield series.figure(name, unit, compared_with=compared_with or "", target=target)
 
 
 def _age_of_event(answer: dict[str, Any], _sent_ns: list[int]) -> tuple[int, float]:
@@ -132,7 +132,7 @@ def _running(pipeline: str | None, session: Session, source: Topic, target: Topi
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No garbage collections in the process that holds the watch."""
+    """Disable garbage collections in the process that measures."""
     gc.collect()
     gc.disable()
     try:
@@ -160,7 +160,7 @@ async def _send_and_receive(session: Session, source: Topic, target: Topic, load
 
 
 async def _send(producer: Any, topic_name: str, count: int, sent_ns: list[int]) -> None:
-    """One event each millisecond, by the clock: one that is late is not made up for by later ones."""
+    """Send one event each millisecond by the clock; an event that is late does not delay later events."""
     loop = asyncio.get_running_loop()
     values = [orjson.loads(value) for value in make_events(count)]
     began_s = loop.time()

@@ -1,8 +1,8 @@
-"""Measuring several ways of doing the same, in turn, so that a busy machine slows all of them alike.
+"""Measure several ways to do the same work in turn, so that a busy machine slows all of them equally.
 
 >>> series = alternate({"a": lambda: Trial({"records/s": 50.0}, result=7),
 ...                     "b": lambda: Trial({"records/s": 100.0}, result=7)}, repeat=3)
->>> figure = series.figure("a", "records/s", beside="b", target=Target("ratio", at_least=0.9))
+>>> figure = series.figure("a", "records/s", compared_with="b", target=Target("ratio", at_least=0.9))
 >>> figure.median, figure.ratio, figure.verdict
 (50.0, 0.5, 'missed')
 """
@@ -33,33 +33,33 @@ _CPU: Final = "CPU-s"
 
 
 class DifferentResultsError(Exception):
-    """Two contenders that do the same came to different results: their speeds mean nothing."""
+    """Two contenders that do the same work had different results, so their speeds cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run of one contender gave."""
+    """The outcome of one run of one contender."""
 
     figures: Mapping[str, float]
-    """By unit: ``{"records/s": 5.2e6}``."""
+    """The figures by unit: ``{"records/s": 5.2e6}``."""
     result: Any = None
-    """What all contenders must agree on."""
+    """The result of the work, which must be the same for all contenders."""
 
 
 Contender = Callable[[], Trial]
-"""Does the work once. What it prepares outside its stopwatch does not count."""
+"""A function that does the work once. Its preparations outside of the stopwatch do not count."""
 
 
 class Stopwatch:
-    """Measures a ``with`` block; afterwards there are ``seconds`` and ``cpu_seconds`` of this process."""
+    """Measures a ``with`` block, and then has its ``seconds`` and this process's ``cpu_seconds``."""
 
     seconds: float
     cpu_seconds: float
 
     def rates(self, count: int, noun: str) -> dict[str, float]:
-        """Figures for a trial: ``count`` things a second, and a second of this process's CPU time.
+        """Return the figures of a trial: the rate of ``count`` items by the clock, and by this process's CPU time.
 
-        The second is what to look at where other processes take part of the machine.
+        The rate by CPU time is the better one where other processes use part of the machine.
         """
         return {f"{noun}/s": count / self.seconds, f"{noun}/{_CPU}": count / self.cpu_seconds}
 
@@ -80,14 +80,14 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Target:
-    """What is aimed at: a bound for the figure's median, or for the median of its ratios."""
+    """The bound to reach, for the median of a figure or for the median of its ratios."""
 
     of: Literal["figure", "ratio"]
     at_least: float | None = None
     below: float | None = None
 
     def is_met(self, figure: Figure) -> bool:
-        """Whether a figure is within the bound."""
+        """Return whether a figure is within the bound."""
         value = figure.median if self.of == "figure" else figure.ratio
         assert value is not None
         if self.at_least is not None:
@@ -102,32 +102,32 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the report: a contender's figures in one unit, and how they compare."""
+    """One line of the report: a contender's figures in one unit, compared with those of another contender."""
 
     name: str
     unit: str
     values: tuple[float, ...]
-    beside: str = ""
+    compared_with: str = ""
     ratios: tuple[float, ...] = field(default=())
-    """This contender's figure divided by the other's, round by round."""
+    """This contender's figure divided by the other contender's figure, round by round."""
     target: Target | None = None
     note: str = ""
     cpu: Figure | None = None
-    """The same by CPU time instead of the clock, where it was measured."""
+    """The same figure by CPU time instead of the clock, if it was measured."""
 
     @property
     def median(self) -> float:
-        """The middle one of the values."""
+        """Return the median of the values."""
         return statistics.median(self.values)
 
     @property
     def ratio(self) -> float | None:
-        """The middle one of the ratios."""
+        """Return the median of the ratios, if this figure has any."""
         return statistics.median(self.ratios) if self.ratios else None
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met; nothing where there is none."""
+        """Return "met" or "missed", or an empty text without a target."""
         if self.target is None:
             return ""
         return "met" if self.target.is_met(self) else "missed"
@@ -140,18 +140,20 @@ class Series:
     trials: Mapping[str, list[Trial]]
 
     def figure(
-        self, name: str, unit: str, *, beside: str = "", target: Target | None = None, note: str = ""
+        self, name: str, unit: str, *, compared_with: str = "", target: Target | None = None, note: str = ""
     ) -> Figure:
-        """The line of one contender, compared with the one named ``beside``."""
+        """Return the line of one contender, compared with the contender named ``compared_with``."""
         cpu_unit = unit.removesuffix("s") + _CPU
-        cpu = self._figure(name, cpu_unit, beside) if cpu_unit in self.trials[name][0].figures else None
-        return replace(self._figure(name, unit, beside), target=target, note=note, cpu=cpu)
+        cpu = (
+            self._figure(name, cpu_unit, compared_with) if cpu_unit in self.trials[name][0].figures else None
+        )
+        return replace(self._figure(name, unit, compared_with), target=target, note=note, cpu=cpu)
 
-    def _figure(self, name: str, unit: str, beside: str) -> Figure:
+    def _figure(self, name: str, unit: str, compared_with: str) -> Figure:
         values = self._values(name, unit)
-        others = self._values(beside, unit) if beside else ()
+        others = self._values(compared_with, unit) if compared_with else ()
         ratios = tuple(value / other for value, other in zip(values, others, strict=False))
-        return Figure(name, unit, values, beside, ratios)
+        return Figure(name, unit, values, compared_with, ratios)
 
     def _values(self, name: str, unit: str) -> tuple[float, ...]:
         return tuple(trial.figures[unit] for trial in self.trials[name])
@@ -163,9 +165,9 @@ def alternate(
     repeat: int,
     agree: Callable[[Any, Any], bool] = lambda first, other: bool(first == other),
 ) -> Series:
-    """Run all contenders ``repeat`` times in turn, each round beginning with another one.
+    """Run all contenders ``repeat`` times in turn; each round begins with another contender.
 
-    Raises DifferentResultsError unless every result agrees with that of the first contender.
+    Raise DifferentResultsError unless all results agree with the first contender's result.
     """
     names = list(contenders)
     trials: dict[str, list[Trial]] = {name: [] for name in names}
@@ -184,7 +186,9 @@ def _check(names: list[str], trials: Mapping[str, list[Trial]], agree: Callable[
     for name in names[1:]:
         result = trials[name][-1].result
         if not agree(reference, result):
-            raise DifferentResultsError(f"{names[0]} came to {reference!r}, {name} to {result!r}")
+            raise DifferentResultsError(
+                f"expected equal results, given {reference!r} by {names[0]!r} and {result!r} by {name!r}"
+            )
 
 
 def _shown(trial: Trial) -> str:

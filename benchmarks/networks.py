@@ -1,4 +1,4 @@
-"""Training of networks beside the same steps written straight down in numpy."""
+"""Train networks, compared with the same steps in plain numpy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from streamiter.sparse_rows import SparseRows
 __all__ = ["DATA", "OWN", "PUBLISHED", "networks_speed"]
 
 DATA: Final = PROJECT.parent / "shared" / "data"
-"""LIBSVM's a9a, and the same people with 13 fields ("census"); both from UCI's Adult data set."""
+"""LIBSVM's a9a, and the same people with 13 fields ("census"); both are made from UCI's Adult data set."""
 PUBLISHED: Final = PROJECT.parent / "shared" / "networks"
 OWN: Final = PROJECT / "examples" / "networks"
 
 EPOCHS: Final = "epochs/s"
-# At most 1.5 times the time of the bare steps.
+# fit_network may take 1.5 times as long as the bare steps.
 _RATIO_AT_LEAST: Final = 1 / 1.5
 _SECONDS_BELOW: Final = 0.5
 
 
 def networks_speed(session: Session) -> Iterator[Figure]:
-    """Epochs of DeepFM on census (20,512 rows in ten steps, Adam, float32); logistic regression on a9a."""
+    """DeepFM learns census in epochs of 20,512 rows in ten steps (Adam, float32); logistic regression learns a9a."""
     yield from _deepfm(session)
     yield from _logistic_regression(session)
 
@@ -64,9 +64,9 @@ def _deepfm(session: Session) -> Iterator[Figure]:
     yield series.figure(
         ours,
         EPOCHS,
-        beside=bare,
+        compared_with=bare,
         target=Target("ratio", at_least=_RATIO_AT_LEAST),
-        note="from the call to the end, with its losses",
+        note="the whole call, with its losses",
     )
 
 
@@ -97,9 +97,10 @@ def _logistic_regression(session: Session) -> Iterator[Figure]:
 
     name = "a9a, logistic regression, 10 epochs"
     series = alternate(
-        {f"{name}, file and all": in_all, f"{name}, rows in memory": without_reading}, repeat=session.repeat
+        {f"{name}, with reading the file": in_all, f"{name}, rows in memory": without_reading},
+        repeat=session.repeat,
     )
-    yield series.figure(f"{name}, file and all", "s", target=Target("figure", below=_SECONDS_BELOW))
+    yield series.figure(f"{name}, with reading the file", "s", target=Target("figure", below=_SECONDS_BELOW))
     yield series.figure(f"{name}, rows in memory", "s")
 
 
@@ -118,13 +119,13 @@ def _census(network: Network) -> LabelledRows | None:
 
 
 def _fields(data: LabelledRows) -> npt.NDArray[np.intp]:
-    """(rows, fields): the feature of each field."""
+    """Return the feature of each field, as an array of (rows, fields)."""
     assert isinstance(data.rows, SparseRows)
     return data.rows.indices.reshape(len(data), -1)
 
 
 def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """Enough of the parameters to tell whether they are others."""
+    """Return the mean of each parameter array, which differs between different results."""
     return np.array([np.abs(arrays[name]).mean(dtype=np.float64) for name in sorted(arrays)])
 
 

@@ -1,4 +1,4 @@
-"""The training steps of a DeepFM, straight down in numpy: no layers, no server, no checks."""
+"""Train a DeepFM in plain numpy, without layers, server and checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def train_deepfm(
     updates: int,
     rate: float,
 ) -> list[float]:
-    """Adam in place on the parameters, named as in ``examples/networks/deepfm.json``; gives the loss of each step."""
+    """Train the parameters in place with Adam, and return the loss of each step.
+
+    The parameters have the names of ``examples/networks/deepfm.json``.
+    """
     m = {name: np.zeros_like(array) for name, array in p.items()}
     v = {name: np.zeros_like(array) for name, array in p.items()}
     batch = -(-len(labels) // updates)
@@ -36,7 +39,7 @@ def train_deepfm(
             losses.append(loss)
             present = np.flatnonzero(np.bincount(at.reshape(-1)))
             for name, gradient in gradients.items():
-                if name in BY_FEATURE:  # others wait, with what is remembered of them
+                if name in BY_FEATURE:  # absent features keep their values and their state of Adam
                     some = p[name][present], m[name][present], v[name][present]
                     _adam(some[0], gradient[present], *some[1:], rate, step)
                     p[name][present], m[name][present], v[name][present] = some
@@ -61,7 +64,7 @@ def _gradients(
     margins = labels * (wide + crosses + deep)
     small = np.exp(-np.abs(margins))
     loss = float(np.mean(np.log1p(small) + np.maximum(-margins, 0)))
-    g = -labels * np.where(margins >= 0, small, 1) / (1 + small) / rows  # by the score
+    g = -labels * np.where(margins >= 0, small, 1) / (1 + small) / rows  # the derivative by the score
     column = g[:, None]
     g1 = (column @ p["fclayer.weight"].T) * (a1 > 0)
     g0 = (g1 @ p["fclayer_1.weight"].T) * (a0 > 0)

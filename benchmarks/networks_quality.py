@@ -1,4 +1,4 @@
-"""How good networks become on real data, beside what was published, and beside a restatement in numpy."""
+"""Measure the quality of networks on real data, compared with published results and with the same networks in numpy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["networks_quality"]
 A9A: Final = "a9a/a9a_123d_train.libsvm", "a9a/a9a_123d_test.dummy"
 CENSUS: Final = "census/census_148d_train.dummy", "census/census_148d_test.dummy"
 
-# As near as a restatement of the same network in numpy, whose shuffling is another.
+# The largest difference to the same network in numpy, which shuffles in another order.
 _NEAR: Final = 0.003
 
 
 class Known(NamedTuple):
-    """What a network has come to elsewhere."""
+    """The results of a network in another implementation."""
 
     loss: float
     accuracy: float
@@ -34,24 +34,24 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A configuration, and what is known of it. ``published`` and ``restated`` are those of the validation rows."""
+    """A configuration and its known results. ``published`` and ``restated`` are results on the validation rows."""
 
     name: str
     config: Path
     files: tuple[str, str] = CENSUS
-    """Of training, and of test."""
+    """The files of training and of test."""
     init: str | None = None
-    """Other initial values than the configuration's."""
+    """The kind of initial values, if it is not the one of the configuration."""
     published: Known | None = None
     restated: Known | None = None
     restated_test: Known | None = None
     is_near: bool = False
-    """It should be as good as the restatement."""
+    """Whether the target is the result of the same network in numpy."""
     auc_at_least: float | None = None
-    """On the test file: the validation rows are too few to judge by (2,280, ± .009)."""
+    """The target on the test file; the 2,280 validation rows are too few to judge by (± .009)."""
 
 
-# Published: by Angel, of its own files. Restated: the same networks and steps in numpy.
+# Angel published its results on its own files. Restated results are those of the same networks and steps in numpy.
 _DEEPFM: Final = Known(0.323, 0.853, 0.904), Known(0.331, 0.850, 0.900)
 _DAW: Final = Known(0.323, 0.853, 0.904), Known(0.315, 0.851, 0.909)
 _LOGREG: Final = PUBLISHED / "logreg.json"
@@ -89,7 +89,7 @@ _RUNS: Final = (
 
 
 def networks_quality(session: Session) -> Iterator[Figure]:
-    """Loss, accuracy and AUC in validation and on the test file, for three seeds each."""
+    """Networks are trained with three seeds, and judged on the validation rows and on the test file."""
     seeds = range(session.size(3, 1))
     for run in _RUNS:
         train, test = (DATA / name for name in run.files)
@@ -118,12 +118,12 @@ def _judged(run: Run, train: Path, test: Path, seeds: range) -> Iterator[Figure]
             f"{run.name}: {where} {metric}",
             "",
             tuple(values),
-            beside=_beside(metric, published=published, restated=restated),
+            compared_with=_known_results(metric, published=published, restated=restated),
             target=_target(run, metric, restated, is_test=is_test),
         )
 
 
-def _beside(metric: str, **known: Known | None) -> str:
+def _known_results(metric: str, **known: Known | None) -> str:
     return ", ".join(
         f"{name} {getattr(figures, metric):.3f}" for name, figures in known.items() if figures is not None
     )

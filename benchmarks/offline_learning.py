@@ -1,4 +1,4 @@
-"""Offline training on arrays beside the bare numpy loop that makes the same steps."""
+"""Train on arrays offline, compared with a bare numpy loop of the same steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FEATURES = 100
 _EPOCHS = 100
 _LEARNING_RATE = 0.5
 
-# At most 1.3 times the time of the bare loop.
+# LogisticRegression may take 1.3 times as long as the bare loop.
 _RATIO_AT_LEAST = 0.77
 
 
 def offline_logistic_regression(session: Session) -> Iterator[Figure]:
-    """Logistic regression, full batch: 100,000 × 100 dense, 100 epochs."""
+    """Logistic regression learns 100,000 × 100 dense values in full batches, for 100 epochs."""
     rows = session.size(100_000, 2_000)
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(rows, _FEATURES))
@@ -44,7 +44,7 @@ def offline_logistic_regression(session: Session) -> Iterator[Figure]:
     yield series.figure(
         "LogisticRegression.fit",
         EPOCHS,
-        beside=bare,
+        compared_with=bare,
         target=Target("ratio", at_least=_RATIO_AT_LEAST),
         note="with its losses",
     )
@@ -60,7 +60,7 @@ def _bare(features: Floats, targets: Floats) -> Trial:
 
 
 def _fit(features: Floats, targets: Floats) -> Trial:
-    """From the call of ``fit`` to its end: with the flow, its start, and the checks of all rows."""
+    """Measure a call of ``fit``, including the start of the flow and the checks of all rows."""
     model = LogisticRegression(_FEATURES, intercept=False)
     with Stopwatch() as watch:
         model.fit(features, targets, rounds=_EPOCHS, learning_rate=_LEARNING_RATE, progress=False)

@@ -1,4 +1,4 @@
-"""Online linear regression from Kafka to Kafka, beside a loop written by hand on aiokafka, orjson and numpy."""
+"""Learn a linear regression online from Kafka to Kafka, compared with a hand-written loop on aiokafka and numpy."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ BY_HAND_AT_BEST = "by hand: msgspec schema, rare garbage collections"
 
 Floats = npt.NDArray[np.float64]
 Rows = Callable[[Any], tuple[Floats, Floats]]
-"""Features and targets of a mini-batch."""
+"""A function from a mini-batch to its features and targets."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What all contenders must agree on."""
+    """The result of a contender, which must be the same for all contenders."""
 
     updates: int
     weights: Floats
 
     def agrees_with(self, other: Learned) -> bool:
-        """As many updates, and weights that converged to the same, which is what the events were made from.
+        """Return whether both have as many updates, and weights close to each other and to the true weights.
 
-        They are not equal to the last bit: partitions interleave differently in each run.
+        The weights are not equal to the last bit, because the partitions interleave differently in each run.
         """
         return (
             self.updates == other.updates
@@ -66,7 +66,7 @@ class Learned:
 
 
 def online_learning(session: Session) -> Iterator[Figure]:
-    """1 M events of 100 bytes from two partitions, 1,000 at a time into a model, each update to Kafka."""
+    """A model learns 1 M events of 100 bytes from two partitions, 1,000 at a time, and writes each update to Kafka."""
     count = session.size(1_000_000, 20_000)
     events = kafka.new_topic(session, "events", partitions=PARTITIONS)
     kafka.fill(session, events, make_events(count), partitions=PARTITIONS)
@@ -96,7 +96,7 @@ def online_learning(session: Session) -> Iterator[Figure]:
         yield series.figure(
             name,
             EVENTS,
-            beside="" if name == BY_HAND else BY_HAND,
+            compared_with="" if name == BY_HAND else BY_HAND,
             target=None if bound is None else Target("ratio", at_least=bound),
         )
 
@@ -138,30 +138,30 @@ def _by_hand(
 
 
 def gradient(features: Floats, targets: Floats, weights: Floats) -> Floats:
-    """Of half the mean squared error."""
+    """Return the gradient of half the mean squared error."""
     slope: Floats = features.T @ (features @ weights - targets) / len(targets)
     return slope
 
 
 def rows_of_dicts(mini_batch: list[dict[str, Any]]) -> tuple[Floats, Floats]:
-    """Of what JSON gives without a schema."""
+    """Return the features and targets of dicts, which JSON gives without a schema."""
     return np.array([event["x"] for event in mini_batch]), np.array([event["y"] for event in mini_batch])
 
 
 def rows_of_structs(mini_batch: list[Event]) -> tuple[Floats, Floats]:
-    """Of typed records."""
+    """Return the features and targets of typed records."""
     return np.array([event.x for event in mini_batch]), np.array([event.y for event in mini_batch])
 
 
 def rows_of_columns(mini_batch: Columns) -> tuple[Floats, Floats]:
-    """Of columns, which are arrays already."""
+    """Return the features and targets of columns, which are arrays already."""
     return mini_batch["x"], mini_batch["y"]
 
 
 # -- as flows -----------------------------------------------------------------------------------------------
 
 Learn = Callable[[Stream, Rows], Stream]
-"""From the stream of events to that of models."""
+"""A function from the stream of events to the stream of models."""
 
 
 def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: Any, rows: Rows) -> Trial:
@@ -174,12 +174,14 @@ def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: An
     with Stopwatch() as watch:
         statistics = flow.run()
     read = next(step for task in statistics.tasks for step in task.steps if step.step == events.name)
-    assert read.counts.records_in == count, f"{read.counts.records_in} of {count} events were read"
+    assert read.counts.records_in == count, (
+        f"expected {count} events to be read, given {read.counts.records_in}"
+    )
     return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), last.weights))
 
 
 class _Last(Operator):
-    """Remembers the last model."""
+    """Keeps the weights of the last model."""
 
     def __init__(self) -> None:
         self.weights: Floats = np.zeros(FEATURES)
@@ -189,7 +191,7 @@ class _Last(Operator):
 
 
 class Train(Operator):
-    """Learns from mini-batches; its model comes back through the loop, where the newer one wins."""
+    """Learns from mini-batches; its model returns through the loop, and a newer model replaces an older one."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -209,7 +211,7 @@ class Train(Operator):
 
 
 def learn_asynchronously(events: Stream, rows: Rows, *, mini_batch: int = MINI_BATCH) -> Stream:
-    """An unbounded iteration around one operator, its model fed back."""
+    """Learn in an unbounded iteration around one operator, whose model is fed back."""
     start = events.flow.from_items([(0, np.zeros(FEATURES))])
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -222,7 +224,7 @@ def learn_asynchronously(events: Stream, rows: Rows, *, mini_batch: int = MINI_B
 
 
 class TrainInEpochs(Operator, IterationListener):
-    """One mini-batch an epoch; the step is made when the epoch is complete."""
+    """Learns from one mini-batch in an epoch, and makes the step when the epoch is complete."""
 
     epochs_in_order = True
 
@@ -245,7 +247,7 @@ class TrainInEpochs(Operator, IterationListener):
 
 
 def learn_in_epochs(events: Stream, rows: Rows) -> Stream:
-    """The same with an epoch for each mini-batch: callbacks, watermarks, no staleness."""
+    """Learn with an epoch for each mini-batch, with callbacks and watermarks and without staleness."""
     start = events.flow.from_items([np.zeros(FEATURES)])
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -258,7 +260,7 @@ def learn_in_epochs(events: Stream, rows: Rows) -> Stream:
 
 
 def learn_online(events: Stream, rows: Rows) -> Stream:
-    """The ready-made training: progressive validation beside the model."""
+    """Learn with ``train_online``, which also evaluates each example before it learns it."""
     return train_online(
         events,
         lambda: LinearRegression(FEATURES, optimizer=SGD(LEARNING_RATE), intercept=False),

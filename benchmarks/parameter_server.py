@@ -1,4 +1,4 @@
-"""Calls of a parameter server in this process, beside the same on a bare numpy array."""
+"""Call a parameter server in this process, compared with the same work on a bare numpy array."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ __all__ = [
 
 CALLS: Final = "calls/s"
 AT_LEAST: Final = 0.5
-"""Half as fast as numpy."""
+"""The calls may be half as fast as numpy."""
 AT_LEAST_CALLS: Final = 50_000
-"""A second, of 100 keys each."""
+"""The number of calls in a second, of 100 keys each."""
 MATRIX: Final = "w"
 KEYS_IN_ALL: Final = 200_000
-"""Of calls one after the other: their numbers take 13 MB of cache lines, more than a core has by itself."""
+"""The number of different keys in successive calls; their values take 13 MB of cache lines, more than a core has."""
 CLOCKS_AHEAD: Final = 1
 
 Use = Callable[[Client, Stopwatch], Awaitable[Numbers]]
 
 
 def parameter_server(session: Session) -> Iterator[Figure]:
-    """A row of 10 M float32: all of it, and 10,000 keys in no order; added and read, beside numpy on an array.
+    """A whole row of 10 M float32, and 10,000 of its keys in random order, are added and read, as in numpy.
 
-    What numpy does with all of it is ``row += values`` and ``row.copy()``, with keys ``row[keys] += values`` (no key
-    comes twice) and ``row[keys]``. Arrays go to and fro as in a program: each call is given one and gives a new one.
-    Two shards are two arrays, for which keys have to be sorted out: what that costs in numpy alone is there, too.
+    For the whole row, numpy does ``row += values`` and ``row.copy()``; for keys it does ``row[keys] += values`` (no
+    key comes twice) and ``row[keys]``. As in a program, each call takes an array or returns a new one. Two shards are
+    two arrays, between which keys must be divided; one line shows the cost of this division in numpy alone.
     """
     columns = session.size(10_000_000, 100_000)
     start, row_values = _numbers(columns, seed=1), _numbers(columns, seed=2)
-    yield from _beside_numpy(
+    yield from _compared_with_numpy(
         session,
         "whole row",
         session.size(40, 4),
@@ -62,7 +62,7 @@ def parameter_server(session: Session) -> Iterator[Figure]:
     )
     keys = _key_sets(columns, session.size(10_000, 1_000))
     values = _numbers(len(keys[0]), seed=2)
-    yield from _beside_numpy(
+    yield from _compared_with_numpy(
         session,
         f"{len(keys[0]):,} keys",
         session.size(2_000, 40),
@@ -82,9 +82,9 @@ def parameter_server(session: Session) -> Iterator[Figure]:
 
 
 def parameter_server_calls(session: Session) -> Iterator[Figure]:
-    """Calls of 100 keys of a row of 10 M float32 that need not wait, one after the other.
+    """Calls for 100 keys of a row of 10 M float32 follow each other, and none of them waits.
 
-    Under SSP the caller is a clock ahead of another worker, which the staleness allows.
+    With SSP the caller is one clock ahead of another worker, which the staleness allows.
     """
     count = session.size(50_000, 500)
     start = _numbers(session.size(10_000_000, 100_000), seed=1)
@@ -113,13 +113,13 @@ def parameter_server_calls(session: Session) -> Iterator[Figure]:
         yield series.figure(f"numpy, {call}", CALLS)
         for way, (shards, _) in ways.items():
             target = Target("figure", at_least=AT_LEAST_CALLS) if shards == 1 else None
-            yield series.figure(f"{call}, {way}", CALLS, beside=f"numpy, {call}", target=target)
+            yield series.figure(f"{call}, {way}", CALLS, compared_with=f"numpy, {call}", target=target)
 
 
 def parameter_server_optimizer(session: Session) -> Iterator[Figure]:
-    """Adam on 10 M float32 where they lie (``psf.Optimize``), beside Adam on whole arrays in numpy.
+    """Adam updates 10 M float32 on the server (``psf.Optimize``), compared with Adam on whole arrays in numpy.
 
-    An update is one gradient added and the step with it.
+    An update adds one gradient and makes the step with it.
     """
     count = session.size(5, 2)
     columns = session.size(10_000_000, 100_000)
@@ -133,15 +133,15 @@ def parameter_server_optimizer(session: Session) -> Iterator[Figure]:
         agree=agree,
     )
     yield series.figure("numpy, whole arrays", "updates/s")
-    yield series.figure("psf.Optimize", "updates/s", beside="numpy, whole arrays")
+    yield series.figure("psf.Optimize", "updates/s", compared_with="numpy, whole arrays")
 
 
-# -- how it is measured --------------------------------------------------------------------------------------
+# -- measuring -----------------------------------------------------------------------------------------------
 
 
-def _beside_numpy(
+def _compared_with_numpy(
     session: Session,
-    what: str,
+    label: str,
     count: int,
     *,
     numpy: Callable[[int], Mapping[str, Work]],
@@ -149,24 +149,24 @@ def _beside_numpy(
     two_arrays: Mapping[str, Callable[[int], Work]] | None = None,
 ) -> Iterator[Figure]:
     for call, bare in numpy(count).items():
-        contenders = {f"numpy, {what}, {call}": bare}
-        of_two = f"numpy, {what}, {call}, two arrays"
+        contenders = {f"numpy, {label}, {call}": bare}
+        of_two = f"numpy, {label}, {call}, two arrays"
         if two_arrays is not None:
             contenders[of_two] = two_arrays[call](count)
         for shards in (1, 2):
-            contenders[f"{what}, {call}, {shards} shard{'s' * (shards > 1)}"] = served(shards, count)[call]
+            contenders[f"{label}, {call}, {shards} shard{'s' * (shards > 1)}"] = served(shards, count)[call]
         series = alternate(
             {name: _measured(count, work) for name, work in contenders.items()},
             repeat=session.repeat,
             agree=agree,
         )
-        beside, *others = contenders
-        yield series.figure(beside, CALLS)
+        bare_name, *others = contenders
+        yield series.figure(bare_name, CALLS)
         for name in others:
             target = Target("ratio", at_least=AT_LEAST) if name != of_two else None
-            yield series.figure(name, CALLS, beside=beside, target=target)
+            yield series.figure(name, CALLS, compared_with=bare_name, target=target)
         if two_arrays is not None:
-            yield series.figure(others[-1], CALLS, beside=of_two)
+            yield series.figure(others[-1], CALLS, compared_with=of_two)
 
 
 def _measured(count: int, work: Work, noun: str = "calls") -> Contender:
@@ -179,12 +179,12 @@ def _measured(count: int, work: Work, noun: str = "calls") -> Contender:
 
 
 def digest(numbers: Numbers) -> npt.NDArray[np.float64]:
-    """Enough of many numbers to tell whether they are others: some of them, and the sum of all."""
+    """Return some of many numbers and the sum of all, which differ between different results."""
     return np.append(numbers[::997].astype(np.float64), numbers.sum(dtype=np.float64))
 
 
 def agree(first: Any, other: Any) -> bool:
-    """Whether two digests are of the same float32 numbers, added up in any order."""
+    """Return whether two digests are those of the same float32 numbers, summed in any order."""
     return bool(np.allclose(first, other, rtol=1e-4, atol=1e-3))
 
 
@@ -248,7 +248,7 @@ def _served_adam(weights: Numbers, gradient: Numbers, count: int) -> Work:
             rows = optimize.rows_needed(optimize.optimizer)
             await server.create_matrix(MATRIX, rows=rows, columns=len(weights), dtype="float32")
             client = server.client(worker=0)
-            await client.update(psf.FullFill(MATRIX, 0.0))  # has the memory there before it is timed
+            await client.update(psf.FullFill(MATRIX, 0.0))  # allocates the memory before the time is measured
             await client.add(MATRIX, row=0, values=weights)
             with watch:
                 for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a parameter server does in benchmarks, in numpy on bare arrays."""
+"""Do the work of the parameter server's benchmarks in numpy, on bare arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 Numbers = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
 Work = Callable[[Stopwatch], Numbers]
-"""Does the work, timed, and gives what it came to."""
+"""A function that does the work within a stopwatch and returns the resulting numbers."""
 
 
 def adds_row(start: Numbers, count: int, values: Numbers) -> Work:
-    """``row += values``."""
+    """Return the work ``row += values``."""
 
     def work(watch: Stopwatch) -> Numbers:
         row = start.copy()
@@ -43,7 +43,7 @@ def adds_row(start: Numbers, count: int, values: Numbers) -> Work:
 
 
 def gets_row(start: Numbers, count: int) -> Work:
-    """``row.copy()``."""
+    """Return the work ``row.copy()``."""
 
     def work(watch: Stopwatch) -> Numbers:
         row = start.copy()
@@ -56,7 +56,7 @@ def gets_row(start: Numbers, count: int) -> Work:
 
 
 def adds_keys(start: Numbers, count: int, keys: list[Keys], values: Numbers) -> Work:
-    """``row[keys] += values``."""
+    """Return the work ``row[keys] += values``."""
 
     def work(watch: Stopwatch) -> Numbers:
         row = start.copy()
@@ -69,7 +69,7 @@ def adds_keys(start: Numbers, count: int, keys: list[Keys], values: Numbers) -> 
 
 
 def gets_keys(start: Numbers, count: int, keys: list[Keys]) -> Work:
-    """``row[keys]``."""
+    """Return the work ``row[keys]``."""
 
     def work(watch: Stopwatch) -> Numbers:
         row = start.copy()
@@ -82,26 +82,26 @@ def gets_keys(start: Numbers, count: int, keys: list[Keys]) -> Work:
 
 
 def _in_two(start: Numbers) -> list[tuple[Numbers, int]]:
-    """Two arrays, each with the column that it begins with."""
+    """Return the two halves of an array, each with the number of its first column."""
     half = len(start) // 2
     return [(start[:half].copy(), 0), (start[half:].copy(), half)]
 
 
-def _sorted_out(keys: Keys, half: int) -> list[Keys]:
-    """The positions of the keys in either of two arrays."""
+def _positions_in_two(keys: Keys, half: int) -> list[Keys]:
+    """Return the positions of the keys of the first array, and of the keys of the second one."""
     below = keys < half
     return [below.nonzero()[0], (~below).nonzero()[0]]
 
 
 def adds_keys_to_two(start: Numbers, count: int, keys: list[Keys], values: Numbers) -> Work:
-    """The same where the row lies in two arrays."""
+    """Return the work ``row[keys] += values`` for a row that is stored in two arrays."""
 
     def work(watch: Stopwatch) -> Numbers:
         arrays = _in_two(start)
         with watch:
             for number in range(count):
                 some = keys[number % len(keys)]
-                positions = _sorted_out(some, arrays[1][1])
+                positions = _positions_in_two(some, arrays[1][1])
                 for (array, first), at in zip(arrays, positions, strict=True):
                     array[some[at] - first] += values[at]
         return np.concatenate([array for array, _ in arrays])
@@ -110,14 +110,14 @@ def adds_keys_to_two(start: Numbers, count: int, keys: list[Keys], values: Numbe
 
 
 def gets_keys_of_two(start: Numbers, count: int, keys: list[Keys]) -> Work:
-    """The same where the row lies in two arrays."""
+    """Return the work ``row[keys]`` for a row that is stored in two arrays."""
 
     def work(watch: Stopwatch) -> Numbers:
         arrays = _in_two(start)
         with watch:
             for number in range(count):
                 some = keys[number % len(keys)]
-                positions = _sorted_out(some, arrays[1][1])
+                positions = _positions_in_two(some, arrays[1][1])
                 found = np.empty(len(some), start.dtype)
                 for (array, first), at in zip(arrays, positions, strict=True):
                     found[at] = array[some[at] - first]
@@ -127,7 +127,7 @@ def gets_keys_of_two(start: Numbers, count: int, keys: list[Keys]) -> Work:
 
 
 def adam(weights: Numbers, gradient: Numbers, count: int) -> Work:
-    """As the paper has it, on whole arrays; an update is one gradient added and the step with it."""
+    """Return the work of Adam as in its paper, on whole arrays; an update adds one gradient and makes the step."""
     learning_rate, beta, gamma, epsilon = 0.001, 0.9, 0.99, 1e-8
 
     def work(watch: Stopwatch) -> Numbers:

@@ -1,4 +1,4 @@
-"""A row pushed to a shard in another process, and pulled back, beside the same on an array in this one."""
+"""Push a row to a shard in another process and pull it back, compared with an array in this process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ __all__ = ["parameter_server_on_ray"]
 PUSH: Final = "s to push"
 PULL: Final = "s to pull"
 BELOW_S: Final = 0.25
-"""Published for FlexPS and ps-lite, one worker and one server: push 0.25 to 0.28 s, pull 0.83 to 1.1 s."""
+"""The published times of FlexPS and ps-lite, with one worker and one server: push 0.25–0.28 s, pull 0.83–1.1 s."""
 MATRIX: Final = "w"
 
 
 def parameter_server_on_ray(session: Session) -> Iterator[Figure]:
-    """10 M float32, one worker and one shard in another process of this machine: ``add`` and ``get`` of a whole row."""
+    """One worker adds and gets a row of 10 M float32 on one shard in another process of this machine."""
     if importlib.util.find_spec("ray") is None:
-        print("ray is not installed, so it is left out: pip install '.[ray]'", file=sys.stderr, flush=True)
+        hint = "ray is not installed, so this benchmark is left out; to run it: pip install '.[ray]'"
+        print(hint, file=sys.stderr, flush=True)
         return
     columns = session.size(10_000_000, 100_000)
     values = np.random.default_rng(1).random(columns, np.float32)
@@ -45,11 +46,13 @@ def parameter_server_on_ray(session: Session) -> Iterator[Figure]:
             runner.run(server.close())
     for unit in (PUSH, PULL):
         yield series.figure("numpy", unit)
-        yield series.figure("one shard on Ray", unit, beside="numpy", target=Target("figure", below=BELOW_S))
+        yield series.figure(
+            "one shard on Ray", unit, compared_with="numpy", target=Target("figure", below=BELOW_S)
+        )
 
 
 async def _begin(server: ParameterServer, columns: int) -> Client:
-    """Everything is there, and has been used once."""
+    """Create the matrix, and return a client that has used it once."""
     await server.create_matrix(MATRIX, rows=1, columns=columns, dtype="float32")
     client = server.client(worker=0)
     await client.add(MATRIX, row=0, values=np.zeros(columns, np.float32))

@@ -1,8 +1,8 @@
-"""The pipelines whose latency and footprint are measured, each to be run in a process of its own.
+"""The pipelines whose latency and memory are measured, each in its own process.
 
     python -m benchmarks.pipelines NAME BROKER SOURCE_TOPIC TARGET_TOPIC [OPTION]
 
-They run until they are terminated, unless they say otherwise.
+A pipeline runs until it is terminated, unless its docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MINI_BATCH: Final = 20
 
 
 def score_and_stamp(event: dict[str, Any]) -> dict[str, Any]:
-    """A prediction that carries on when its event was sent."""
+    """Return the prediction for an event, with the time at which the event was sent."""
     return {**score(event), "sent_ns": event["sent_ns"]}
 
 
 def score_by_hand(address: str, source: str, target: str) -> None:
-    """Every event is answered as soon as it is there."""
+    """Score each event as soon as it has arrived, in a loop on aiokafka."""
 
     async def copy() -> None:
         async with (
@@ -49,7 +49,7 @@ def score_by_hand(address: str, source: str, target: str) -> None:
 
 
 def score_in_flow(address: str, source: str, target: str) -> None:
-    """The same as a flow."""
+    """Score each event in a flow."""
     flow = Flow("scores")
     flow.source(topic(f"kafka://{address}/{source}")).map(score_and_stamp).sink(
         topic(f"kafka://{address}/{target}")
@@ -58,7 +58,7 @@ def score_in_flow(address: str, source: str, target: str) -> None:
 
 
 def learn_by_hand(address: str, source: str, target: str) -> None:
-    """A model update for every mini-batch."""
+    """Publish a model update for each mini-batch, in a loop on aiokafka."""
 
     async def learn() -> None:
         weights = np.zeros(FEATURES)
@@ -83,7 +83,7 @@ def learn_by_hand(address: str, source: str, target: str) -> None:
 
 
 def learn_in_flow(address: str, source: str, target: str) -> None:
-    """The same as an unbounded iteration."""
+    """Publish a model update for each mini-batch, in an unbounded iteration."""
     flow = Flow("online learning")
     events = flow.source(topic(f"kafka://{address}/{source}"))
     models = learn_asynchronously(events, rows_of_dicts, mini_batch=MINI_BATCH)
@@ -91,8 +91,8 @@ def learn_in_flow(address: str, source: str, target: str) -> None:
     flow.run()
 
 
-def learn_and_tell_memory(address: str, source: str, target: str, every: str = "1000000") -> None:
-    """Learns to the topic's end; prints the resident memory (kB) after every so many events."""
+def learn_and_print_memory(address: str, source: str, target: str, every: str = "1000000") -> None:
+    """Learn until the topic's end; print the resident memory (kB) after each ``every`` events."""
     step = int(every)
     seen = 0
 
@@ -122,13 +122,13 @@ PIPELINES: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
         "score in a flow": score_in_flow,
         "learn by hand": learn_by_hand,
         "learn in a flow": learn_in_flow,
-        "learn and tell memory": learn_and_tell_memory,
+        "learn and print memory": learn_and_print_memory,
     }
 )
 
 
 def main(arguments: list[str]) -> None:
-    """Run the pipeline named first."""
+    """Run the pipeline that the first argument names, with the other arguments."""
     name, *others = arguments
     PIPELINES[name](*others)
 

@@ -1,4 +1,4 @@
-"""Predictions of a served linear model for hashed records: all rows at once, or as a list of single rows."""
+"""Predict hashed records with a served linear model: all rows at once, or a list of single rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ROWS = "rows/s"
 _BITS = 18
 _INTERCEPT = 0.1
 
-# What takes a third of a millisecond is done so often in a trial.
+# A call takes a third of a millisecond, so a trial has this many calls.
 _TIMES = 100
 
-# So that nobody makes single rows for the sake of speed.
+# SparseRows must be this much faster than a list of single rows, which the documentation promises.
 _TIMES_SINGLE_ROWS = 10.0
 
 
 def predicting(session: Session) -> Iterator[Figure]:
-    """A logistic model of 2**18 weights on 10,000 hashed records of 6 features: what `ServedModel.predict` does."""
+    """A logistic model of 2**18 weights predicts 10,000 hashed records of 6 features, as `ServedModel.predict` does."""
     generator = np.random.default_rng(seed=1)
     rows = _hashed(session.size(10_000, 500), generator)
     weights = generator.normal(size=rows.width)
@@ -48,11 +48,11 @@ def predicting(session: Session) -> Iterator[Figure]:
         agree=lambda first, other: np.allclose(first, other, rtol=1e-12, atol=0.0),
     )
     yield series.figure(by_hand, ROWS)
-    yield series.figure("one tuple after the other", ROWS, beside=by_hand)
-    yield series.figure(single, ROWS, beside=by_hand)
-    yield series.figure("SparseRows", ROWS, beside=by_hand, target=Target("ratio", at_least=0.5))
+    yield series.figure("one tuple after the other", ROWS, compared_with=by_hand)
+    yield series.figure(single, ROWS, compared_with=by_hand)
+    yield series.figure("SparseRows", ROWS, compared_with=by_hand, target=Target("ratio", at_least=0.5))
     yield series.figure(
-        "SparseRows", ROWS, beside=single, target=Target("ratio", at_least=_TIMES_SINGLE_ROWS)
+        "SparseRows", ROWS, compared_with=single, target=Target("ratio", at_least=_TIMES_SINGLE_ROWS)
     )
 
 

@@ -1,6 +1,7 @@
-"""A learning job with checkpoints, as a program: ``python -m benchmarks.recovering KAFKA EVENTS UPDATES FOLDER COUNT``.
+"""Run a learning job with checkpoints: ``python -m benchmarks.recovering KAFKA EVENTS UPDATES FOLDER COUNT``.
 
-It learns until it is killed. It says when it had handled the first event, and when COUNT of them are committed.
+The job learns until it is killed. It prints the time after the first event, and the time after the commit of COUNT
+events.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from streamiter.topics import JsonColumns
 
 __all__ = ["main"]
 
-# Asked for often beside what is measured, which takes hundreds of milliseconds.
+# The time between two looks at the counters, short compared with the hundreds of milliseconds that are measured.
 _LOOK_S = 0.002
 
 
 async def learn(address: str, events: str, updates: str, folder: str, count: int) -> None:
-    """Print the seconds of the monotonic clock at the first event, and at a checkpoint behind the last."""
+    """Learn; print the seconds of the monotonic clock after the first event, and after a checkpoint behind the last."""
     flow = Flow(f"recovering {events}")
     columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
     source = flow.source(topic(f"kafka://{address}/{events}"), decode=columns, name="events")
@@ -31,7 +32,7 @@ async def learn(address: str, events: str, updates: str, folder: str, count: int
     )
     job = await flow.start(checkpoints=Checkpoints(folder, interval_s=1.0))
     for step, records in (("train", 1), ("events", count)):
-        while job.statistics().step(step).records_in < records:  # noqa: ASYNC110 (nothing tells of it)
+        while job.statistics().step(step).records_in < records:  # noqa: ASYNC110 (no event signals it)
             await asyncio.sleep(_LOOK_S)
         if step == "events":
             await job.checkpoint()
@@ -40,7 +41,7 @@ async def learn(address: str, events: str, updates: str, folder: str, count: int
 
 
 def main() -> None:
-    """See above."""
+    """Run the job with the arguments of the command line."""
     address, events, updates, folder, count = sys.argv[1:]
     kafka.run(learn(address, events, updates, folder, int(count)))
 

@@ -1,4 +1,4 @@
-"""The report: a Markdown table for people, ``results.json`` for programs."""
+"""Write the report: Markdown tables for people, and ``results.json`` for programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from benchmarks.measuring import Figure
 __all__ = ["as_json", "as_markdown", "write"]
 
 Results = Mapping[str, Sequence[Figure]]
-"""Figures by the name of their benchmark."""
+"""The figures by the name of their benchmark."""
 
 _HEADER = ("", "figure", "spread", "compared with", "ratio", "spread", "ratio by CPU time", "target", "")
 _PACKAGES = ("streamiter", "aiokafka", "numpy", "orjson", "msgspec", "uvloop")
 
 
 def write(directory: Path, results: Results) -> str:
-    """Write both files; gives the Markdown."""
+    """Write both files and return the Markdown."""
     directory.mkdir(parents=True, exist_ok=True)
     markdown = as_markdown(results)
     (directory / "results.md").write_text(markdown)
@@ -32,7 +32,7 @@ def write(directory: Path, results: Results) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """All values of all figures, and what they were measured with."""
+    """Return all values of all figures, and the versions and the machine that they were measured with."""
     return {
         "environment": _environment(),
         "benchmarks": {
@@ -43,7 +43,7 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def as_markdown(results: Results) -> str:
-    """A table for each benchmark."""
+    """Return one table for each benchmark."""
     environment = ", ".join(f"{name} {value}" for name, value in _environment().items())
     parts = [f"# Benchmarks\n\n{environment}. Medians; spread is lowest–highest.\n"]
     for name, figures in results.items():
@@ -59,7 +59,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.name + (f" ({figure.note})" if figure.note else ""),
         f"{_shown(figure.median)} {figure.unit}",
         _spread(figure.values),
-        figure.beside,
+        figure.compared_with,
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         _spread(figure.ratios),
         "" if cpu_ratio is None else f"{cpu_ratio:.2f}",

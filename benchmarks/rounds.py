@@ -1,4 +1,4 @@
-"""Bounded iterations with next to nothing to do in a round: what a round itself costs."""
+"""Measure the cost of a round, in bounded iterations with almost no work in a round."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["bounded_rounds"]
 
 ROUNDS = "rounds/s"
 
-# Flink ML 2.3 on two cores: 1,900 to 2,500 a second over the first 1,000 rounds, 3,800 to 7,000 warmed up,
-# 1,500 to 2,000 with a criteria stream.
+# Flink ML 2.3 on two cores makes 1,900 to 2,500 rounds a second in the first 1,000 rounds, 3,800 to 7,000 later,
+# and 1,500 to 2,000 with a criteria stream.
 
 
 def bounded_rounds(session: Session) -> Iterator[Figure]:
-    """A bounded iteration with one tiny record a round for each subtask (Flink ML: 3,800 to 7,000 rounds/s)."""
+    """A bounded iteration has one small record a round for each subtask (Flink ML: 3,800 to 7,000 rounds/s)."""
     rounds = session.size(20_000, 500)
     kinds = {
         "parallelism 1": (1, False, 20e3),
@@ -55,7 +55,7 @@ def _measured(rounds: int, *, parallelism: int, with_criteria: bool) -> Contende
         watch = Stopwatch()
         with watch:
             flow.run()
-        # The same for all contenders, however many subtasks they have.
+        # The set is the same for all contenders, for any number of subtasks.
         return Trial(watch.rates(rounds, "rounds"), sorted(set(collected.items)))
 
     return run

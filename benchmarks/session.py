@@ -1,4 +1,4 @@
-"""What every benchmark is given: how large, how often, and a Kafka broker when it asks for one."""
+"""The settings of a run of the benchmarks: sizes, rounds, and a Kafka broker for benchmarks that need one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PROJECT", "Session", "running"]
 
 PROJECT = Path(__file__).parents[1]
 
-# A job that is terminated takes a last checkpoint.
+# A terminated job takes a last checkpoint, which must fit into this time.
 _END_S = 30.0
 
 
@@ -25,15 +25,15 @@ _END_S = 30.0
 def running(
     command: Sequence[str], *, limit_s: float, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process in the project's folder, terminated at the end of the block, and killed where it does not end.
+    """Run a process in the project's folder; terminate it at the end of the block, and kill it if it does not end.
 
-    After ``limit_s`` seconds it is killed, too: so no read of what it prints waits for ever.
+    The process is also killed after ``limit_s`` seconds, so that no read of its output waits for ever.
     """
     process = subprocess.Popen(command, cwd=PROJECT, stdout=stdout, text=True)
     limit = threading.Timer(limit_s, process.kill)
     limit.daemon = True
     limit.start()
-    with process:  # closes its pipes
+    with process:  # closes the pipes of the process
         try:
             yield process
         finally:
@@ -46,22 +46,22 @@ def running(
 
 
 class Session:
-    """One run of the benchmarks; a context manager, which stops what it started."""
+    """One run of the benchmarks, as a context manager that stops the broker it has started."""
 
     def __init__(self, *, quick: bool = False, repeat: int = 5, kafka: str | None = None) -> None:
-        """``kafka`` is the address of a broker that runs already."""
+        """Prepare a run; ``kafka`` is the address of a broker that runs already."""
         self.quick = quick
         self.repeat = repeat
         self._given_kafka = kafka or os.environ.get("STREAMITER_TEST_KAFKA")
         self._resources = contextlib.ExitStack()
 
     def size(self, full: int, quick: int) -> int:
-        """How much work a trial does."""
+        """Return the size of a trial's work: ``full``, or ``quick`` in a quick run."""
         return quick if self.quick else full
 
     @functools.cached_property
     def kafka(self) -> str:
-        """``host:port`` of a broker: one that was given, or one of its own."""
+        """Return ``host:port`` of the given broker, or of a broker that this session starts."""
         if self._given_kafka:
             return self._given_kafka
         sys.path.append(str(PROJECT / "tests"))

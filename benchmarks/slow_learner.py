@@ -1,6 +1,7 @@
-"""``python -m benchmarks.slow_learner SECONDS``: a learner slower than its topic, with four checkpoints a second.
+"""Run a learner that is slower than its topic, with four checkpoints a second.
 
-Prints a line each second: seconds since the start, MB resident, MB of the last snapshot, mini-batches learned.
+The program ``python -m benchmarks.slow_learner SECONDS`` prints a line each second: seconds since the start,
+MB resident, MB of the last snapshot, and the number of learned mini-batches.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ __all__ = ["main"]
 
 _FEATURES = 10
 _MINI_BATCH = 100
-# 20,000 rows a second, a tenth of what the source could bring.
+# The learner handles 20,000 rows a second; the source could give ten times as many.
 _MINI_BATCH_S = 0.005
 _INTERVAL_S = 0.25
 
 
 class _Rows(Source):
-    """The same rows without end, as fast as they are taken."""
+    """A source that gives the same rows without end, as fast as they are taken."""
 
     bounded = False
 
@@ -45,7 +46,7 @@ class _Rows(Source):
 
 
 def _examples(rows: list[dict[str, Any]]) -> Examples:
-    time.sleep(_MINI_BATCH_S)  # What a larger model would compute.
+    time.sleep(_MINI_BATCH_S)  # stands in for the computation of a larger model
     return Examples(np.array([row["x"] for row in rows]), np.array([row["y"] for row in rows]))
 
 
@@ -54,7 +55,7 @@ def _model() -> LinearRegression:
 
 
 async def main(seconds: float) -> None:
-    """Run the job for so long."""
+    """Run the job for this many seconds."""
     flow = Flow("slow learner")
     rows = flow.from_source(_Rows, name="rows")
     training = train_online(rows, _model, extract=_examples, mini_batch=_MINI_BATCH)

@@ -1,4 +1,4 @@
-"""The longest time without records, of a step with a million states whose snapshots are stored every second."""
+"""Measure the longest time without records behind a step with a million states and a snapshot each second."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["snapshot_pause"]
 
 PAUSE = "ms longest pause"
 WORK = "CPU-ms longest pause"
-"""What the event loop's thread did itself in the longest pause: to look at where others take part of the machine."""
+"""The CPU time of the event loop's thread in a pause; the better figure where others use part of the machine."""
 RECORDS = "records/s"
 SNAPSHOTS = "snapshots"
 
 _ROUNDS = 4
-"""How often each key comes, once in each round; the first makes its state, and is not timed."""
+"""The number of rounds. Each key comes once in a round; the first round creates the states, and is not timed."""
 
 
 class NoSnapshotsError(Exception):
-    """The flow was over before a snapshot was stored: the pause says nothing about them."""
+    """The flow ended before a snapshot was stored, so the pause says nothing about snapshots."""
 
 
 def snapshot_pause(session: Session) -> Iterator[Figure]:
-    """A million keys, each with {"n": int, "s": float}, in a keyed step that is snapshot every second."""
+    """A keyed step with {"n": int, "s": float} for each of a million keys takes a snapshot each second."""
     keys = session.size(1_000_000, 50_000)
     interval_s = 1.0 if not session.quick else 0.05
     contenders = {
@@ -43,17 +43,17 @@ def snapshot_pause(session: Session) -> Iterator[Figure]:
     series = alternate(contenders, repeat=session.repeat)
     yield series.figure("no checkpoints", PAUSE)
     yield series.figure(
-        "with checkpoints", PAUSE, beside="no checkpoints", target=Target("figure", below=250)
+        "with checkpoints", PAUSE, compared_with="no checkpoints", target=Target("figure", below=250)
     )
     yield series.figure("no checkpoints", WORK)
-    yield series.figure("with checkpoints", WORK, beside="no checkpoints")
+    yield series.figure("with checkpoints", WORK, compared_with="no checkpoints")
     yield series.figure("no checkpoints", RECORDS)
-    yield series.figure("with checkpoints", RECORDS, beside="no checkpoints")
+    yield series.figure("with checkpoints", RECORDS, compared_with="no checkpoints")
     yield series.figure("with checkpoints", SNAPSHOTS)
 
 
 class _Pauses(Operator):
-    """Notes the longest time between two batches, and adds up what is in them."""
+    """Measures the longest time between two batches, and sums the records."""
 
     def __init__(self, not_timed: int) -> None:
         self._not_timed = not_timed
@@ -74,7 +74,7 @@ class _Pauses(Operator):
 def _measured(keys: int, interval_s: float | None) -> Contender:
     def run() -> Trial:
         random = np.random.default_rng(1)
-        # In another order each time, so that states are met at random, as in life, and not as they lie in memory.
+        # Each round has another order, so that states are used at random and not in their order in memory.
         records = np.concatenate([random.permutation(keys) for _ in range(_ROUNDS)]).tolist()
         pauses = _Pauses(not_timed=keys)
         flow = Flow("snapshots")
@@ -88,10 +88,12 @@ def _measured(keys: int, interval_s: float | None) -> Contender:
         pause = {PAUSE: pauses.longest_s * 1e3, WORK: pauses.longest_cpu_s * 1e3}
         figures = {**pause, **watch.rates(len(records), "records")}
         if statistics.checkpoints is not None:
-            # The last one is that of the end.
+            # The last checkpoint is taken at the end.
             figures[SNAPSHOTS] = statistics.checkpoints.taken - 1
             if not figures[SNAPSHOTS]:
-                raise NoSnapshotsError(f"the flow was over after {watch.seconds:.2f} s")
+                raise NoSnapshotsError(
+                    f"expected a snapshot during the flow, which ended after {watch.seconds:.2f} s without one"
+                )
         return Trial(figures, (pauses.records, pauses.sum))
 
     return run
