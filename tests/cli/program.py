@@ -1,4 +1,4 @@
-"""The real program as a process of its own: with pipes, or on a terminal."""
+"""Run the real program in its own process: with pipes, or on a terminal."""
 
 import atexit
 import contextlib
@@ -21,7 +21,7 @@ from support.processes import process
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
 
-# Far above what anything here takes on a busy machine; a program that hangs fails its test.
+# The time limit of a program, far above its time on a busy machine; a program that hangs fails its test.
 DEADLINE_S = 90
 
 _AT_EXIT = contextlib.ExitStack()
@@ -29,7 +29,7 @@ atexit.register(_AT_EXIT.close)
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would change how the program prints."""
+    """Return this process's environment without the variables that change how the program prints."""
     left_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERMINAL_WIDTH", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return kept | {"TERM": "xterm-256color"}
@@ -63,7 +63,7 @@ def streamiter(
 
 @contextlib.contextmanager
 def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The program (or a line of a shell) while it runs; what it prints can be read line by line."""
+    """Start the program (or a line of a shell), whose output can be read line by line."""
     with process(
         [*PROGRAM, *arguments] if shell is None else ["/bin/sh", "-c", f"exec {shell}"],
         cwd=cwd,
@@ -82,13 +82,14 @@ def on_terminal(
     interrupt_at: Sequence[str] = (),
     stdout: IO[bytes] | None = None,
 ) -> tuple[int, str]:
-    """Run the program on a terminal; Ctrl-C is typed when each of ``interrupt_at`` is seen. Exit code, raw output.
+    """Run the program on a terminal, and return its exit code and its raw output.
 
-    ``stdout`` goes to a file instead, where one is given.
+    Ctrl-C is typed when each text of ``interrupt_at`` is printed. ``stdout`` is a file that takes the standard output
+    instead of the terminal.
     """
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    # It leads a session whose terminal this is: only then does Ctrl-C become a signal.
+    # The program leads a session with this terminal, because only then does Ctrl-C become a signal.
     with process(
         [*PROGRAM, *arguments],
         cwd=cwd,

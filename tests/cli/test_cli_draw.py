@@ -1,4 +1,4 @@
-"""`streamiter draw`: what it draws, and where to."""
+"""`streamiter draw` draws a flow to standard output or into a file."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -34,8 +34,8 @@ def _kind(file: Path) -> str:
     return "mermaid"
 
 
-def test_without_a_file_it_is_mermaid_text_on_standard_output(folder):
-    """It is for a document."""
+def test_a_drawing_without_a_file_is_mermaid_text_on_standard_output(folder):
+    """The drawing could not be pasted into a document."""
     ran = streamiter("draw", "clicks:flow", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("---\ntitle: clicks\n---\nflowchart LR\n")
@@ -54,8 +54,8 @@ def test_without_a_file_it_is_mermaid_text_on_standard_output(folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_the_suffix_of_the_file_says_what_is_drawn_unless_the_format_does(folder, arguments, file, kind):
-    """One thing less to type; but a file may be called anything."""
+def test_the_suffix_of_the_file_chooses_the_format_unless_an_option_does(folder, arguments, file, kind):
+    """Users had to type the format although the file name has it, or could not choose their own file name."""
     ran = streamiter("draw", "clicks:flow", "-o", file, *arguments, cwd=folder)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert _kind(folder / file) == kind
@@ -74,7 +74,7 @@ flow.from_items([1, 2]).process(Train, parameter_server=ParameterServer(shards=3
 
 
 def test_a_parameter_server_of_the_flow_is_drawn(folder):
-    """Half of what the flow keeps would not be seen."""
+    """The parameter server, which keeps half of the flow's state, was missing in the drawing."""
     (folder / "training.py").write_text(SERVED)
     ran = streamiter("draw", "training:flow", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -82,8 +82,8 @@ def test_a_parameter_server_of_the_flow_is_drawn(folder):
 
 
 @pytest.mark.parametrize(("file", "given"), [("flow.pdf", ".pdf"), ("flow", "no suffix")])
-def test_a_suffix_that_says_nothing_is_an_error(folder, file, given):
-    """Mermaid text in a file named .pdf would be found out much later."""
+def test_an_unknown_suffix_is_an_error(folder, file, given):
+    """Mermaid text was written into a file named .pdf, and nobody could open the file."""
     ran = streamiter("draw", "clicks:flow", "-o", file, cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr == (
@@ -94,14 +94,14 @@ def test_a_suffix_that_says_nothing_is_an_error(folder, file, given):
 
 
 def test_a_drawing_that_cannot_be_written_is_an_error(folder):
-    """The drawing would be lost silently."""
+    """The drawing was lost without an error."""
     ran = streamiter("draw", "clicks:flow", "-o", "nosuch/flow.mmd", cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr == "error: --output nosuch/flow.mmd: cannot write it: No such file or directory\n"
 
 
-def test_a_format_that_is_none_is_a_usage_error(folder):
-    """The error lists them."""
+def test_an_unknown_format_is_a_usage_error(folder):
+    """The error about an unknown format did not list the formats."""
     ran = streamiter("draw", "clicks:flow", "--format", "jpeg", cwd=folder)
     assert ran.returncode == 2
     assert "'mermaid', 'svg', 'png'" in ran.stderr

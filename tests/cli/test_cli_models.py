@@ -1,4 +1,4 @@
-"""`streamiter models`: tail and show."""
+"""`streamiter models` tails and shows published models."""
 
 import json
 import re
@@ -16,7 +16,7 @@ UPDATES = "sqlite:///models.db?topic=updates"
 
 
 async def published(folder, *, model="ctr", generation=1, versions, first=1):
-    """Publish versions of a model to a topic in that folder."""
+    """Publish versions of a model to a topic in a folder."""
     models = [
         ModelSnapshot({"weights": np.array([0.5, number])}, records=1000 * number, metrics={"loss": 0.25})
         for number in range(first, first + versions)
@@ -27,7 +27,7 @@ async def published(folder, *, model="ctr", generation=1, versions, first=1):
 
 
 async def published_as_given(folder, models, encoder=None):
-    """Publish these models to a topic in that folder."""
+    """Publish the given models to a topic in a folder."""
     target = topic(f"sqlite:///{folder}/models.db?topic=updates")
     await target.create()
     writer = await target.open_writer()
@@ -36,7 +36,7 @@ async def published_as_given(folder, models, encoder=None):
 
 
 async def test_the_last_updates_are_a_line_each(tmp_path):
-    """Version, how much was learned, how good it is and how old: what tells whether training goes well."""
+    """Users could not see whether the training works: the version, the records, the loss and the age of each update."""
     await published(tmp_path, versions=12)
     lines = streamiter("models", "tail", UPDATES, "--model", "ctr", cwd=tmp_path).stdout.splitlines()
     assert len(lines) == 10
@@ -46,7 +46,7 @@ async def test_the_last_updates_are_a_line_each(tmp_path):
 
 
 async def test_updates_are_found_behind_those_of_other_models(tmp_path):
-    """Models may share a topic; the last records need not be of the one that is asked for."""
+    """Updates were not found, because the last records of the topic were those of another model."""
     await published(tmp_path, versions=3)
     await published(tmp_path, model="other", versions=50)
     lines = streamiter("models", "tail", UPDATES, "-m", "ctr", "-n", "2", cwd=tmp_path).stdout.splitlines()
@@ -54,7 +54,7 @@ async def test_updates_are_found_behind_those_of_other_models(tmp_path):
 
 
 async def test_following_shows_each_update_once_also_across_runs(tmp_path):
-    """A new run of the trainer is a new generation; Ctrl-C is the regular end."""
+    """Updates of a new run of the trainer were not shown, or were shown twice."""
     await published(tmp_path, versions=2)
     with started("models", "tail", UPDATES, "-m", "ctr", "-f", cwd=tmp_path) as program:
         assert [program.stdout.readline().split()[1] for _ in range(2)] == ["1.1", "1.2"]
@@ -68,7 +68,7 @@ async def test_following_shows_each_update_once_also_across_runs(tmp_path):
 
 
 async def test_following_waits_for_a_first_update(tmp_path):
-    """The consumer may be started before the trainer."""
+    """A consumer that was started before the trainer ended at once."""
     await topic(f"sqlite:///{tmp_path}/models.db?topic=updates").create()
     with started("models", "tail", UPDATES, "-m", "ctr", "-f", cwd=tmp_path) as program:
         await published(tmp_path, versions=1)
@@ -76,7 +76,7 @@ async def test_following_waits_for_a_first_update(tmp_path):
 
 
 async def test_json_has_the_parameters_too(tmp_path):
-    """For programs in other languages."""
+    """Programs in other languages did not get the parameters."""
     await published(tmp_path, versions=2)
     ran = streamiter("models", "tail", UPDATES, "-m", "ctr", "--json", cwd=tmp_path)
     updates = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -87,7 +87,7 @@ async def test_json_has_the_parameters_too(tmp_path):
 
 
 async def test_the_newest_state_is_shown(tmp_path):
-    """In a pipe name and value with a tab between, on a terminal as a table."""
+    """A script could not separate names and values, and the table was unreadable on a terminal."""
     await published(tmp_path, versions=2)
     lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
     fields = dict(line.split("\t") for line in lines)
@@ -106,8 +106,8 @@ async def test_the_newest_state_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["tail", "show"])
-async def test_a_model_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path, command):
-    """A misspelt name would wait for ever, or show nothing."""
+async def test_a_missing_model_is_an_error_that_names_the_existing_models(tmp_path, command):
+    """The program waited for ever, or showed nothing, because the model's name was misspelt."""
     await published(tmp_path, versions=1)
     ran = streamiter("models", command, UPDATES, "-m", "crt", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -116,7 +116,7 @@ async def test_a_model_that_is_not_there_is_an_error_that_names_those_that_are(t
 
 @pytest.mark.parametrize("command", ["tail", "show"])
 def test_a_topic_that_is_not_there_is_an_error(tmp_path, command):
-    """Nothing is made by looking."""
+    """Showing a topic that does not exist created it."""
     ran = streamiter("models", command, UPDATES, "-m", "ctr", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error: no topic 'updates': ")
@@ -144,7 +144,7 @@ OF_EVERY_KIND = {
 @pytest.mark.parametrize("form", ["json", "safetensors"])
 @pytest.mark.parametrize("command", ["tail", "show"])
 async def test_json_has_parameters_of_every_kind(tmp_path, command, form):
-    """Labels kept as text, or a number alone, ended in an error of ours that asked to be reported."""
+    """Labels kept as text, or a single number, ended in an unexpected error that asked to be reported."""
     encoder = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), format=form)
     await published_as_given(tmp_path, [OF_EVERY_KIND], encoder)
     ran = streamiter("models", command, UPDATES, "-m", "ctr", "--json", cwd=tmp_path)
@@ -169,7 +169,7 @@ async def test_json_has_parameters_of_every_kind(tmp_path, command, form):
 
 @pytest.mark.parametrize("command", ["tail", "show"])
 async def test_json_has_a_model_that_is_one_number(tmp_path, command):
-    """An array without axes is what a published ``np.float64`` becomes."""
+    """A published ``np.float64`` could not be shown, because it becomes an array without axes."""
     await published_as_given(tmp_path, [np.float64(3)])
     ran = streamiter("models", command, UPDATES, "-m", "ctr", "--json", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -177,7 +177,7 @@ async def test_json_has_a_model_that_is_one_number(tmp_path, command):
 
 
 async def test_parameters_of_every_kind_are_a_line_each(tmp_path):
-    """One called as the model's own fields hid them, and text with line breaks or markup broke the table."""
+    """A parameter with the name of a model's own field hid it, and line breaks or markup broke the table."""
     await published_as_given(tmp_path, [OF_EVERY_KIND])
     lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
     assert [tuple(line.split("\t")) for line in lines if not line.startswith("age\t")] == [
@@ -205,7 +205,7 @@ async def test_parameters_of_every_kind_are_a_line_each(tmp_path):
 
 
 async def test_none_of_the_last_updates_is_nothing_to_print(tmp_path):
-    """It was an error that contradicted itself: updates of the model expected, only those of it given."""
+    """With a count of 0, an error expected updates of the model and said that only updates of this model were given."""
     await published(tmp_path, versions=2)
     ran = streamiter("models", "tail", UPDATES, "-m", "ctr", "-n", "0", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""`streamiter network`: what it shows, draws and checks of a configuration file."""
+"""`streamiter network` shows, draws and checks a configuration file."""
 
 import json
 import os
@@ -41,13 +41,13 @@ def rewritten(folder: Path, **keys: Any) -> None:
 
 
 def test_show_prints_the_table(folder):
-    """As network.summary() does, so that it can be searched and pasted."""
+    """The printed table differed from network.summary(), and could not be searched and pasted."""
     ran = streamiter("network", "show", "net.json", cwd=folder)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, TABLE, "")
 
 
 def test_show_on_a_terminal_breaks_cells_and_not_the_table(folder):
-    """A long row would fold over the next."""
+    """A long row was folded over the next row."""
     code, printed = on_terminal("network", "show", "net.json", cwd=folder, width=60)
     assert code == 0
     lines = [line.rstrip() for line in printed.replace("\r", "").splitlines()]
@@ -57,13 +57,13 @@ def test_show_on_a_terminal_breaks_cells_and_not_the_table(folder):
 
 
 def _plain(line: str) -> str:
-    """Without what only switches colours."""
+    """Return the line without the codes that switch colours."""
     parts = line.split("\x1b[")
     return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])
 
 
 def test_show_as_json_is_one_document(folder):
-    """For scripts: numbers as numbers."""
+    """Scripts had to parse a table for numbers."""
     ran = streamiter("network", "show", "net.json", "--json", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout) == {
@@ -94,7 +94,7 @@ def test_show_as_json_is_one_document(folder):
 
 
 def test_the_canonical_form_is_a_file_that_stays_as_it_is(folder):
-    """It is what is saved beside a model."""
+    """The file that is saved with a model was not the canonical form, and changed when it was saved again."""
     ran = streamiter("network", "show", "net.json", "--canonical", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout)["train"]["numupdateperepoch"] == 10
@@ -104,21 +104,21 @@ def test_the_canonical_form_is_a_file_that_stays_as_it_is(folder):
 
 
 def test_two_forms_at_once_are_a_usage_error(folder):
-    """One of them would be left out silently."""
+    """Of two given forms, one was left out silently."""
     ran = streamiter("network", "show", "net.json", "--canonical", "--json", cwd=folder)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "'--canonical': expected one of --json and --canonical, given both" in ran.stderr
 
 
 def test_check_says_how_large_a_good_network_is(folder):
-    """Nothing at all might mean that nothing was checked."""
+    """The check of a good file printed nothing, so users did not know whether it was checked."""
     ran = streamiter("network", "check", "net.json", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "net.json: 9 features, float32, 2 layers, 10 parameters\n"
 
 
 def test_check_refuses_a_wrong_file_and_says_where_it_is_wrong(folder):
-    """Exit code 1, for a script that trains behind it; nobody wants a traceback."""
+    """A script started a training with a wrong file, or the user got a traceback."""
     layers = [NETWORK["layers"][0], {**NETWORK["layers"][1], "type": "simpleinput"}]
     rewritten(folder, layers=layers)
     ran = streamiter("network", "check", "net.json", cwd=folder)
@@ -130,8 +130,8 @@ def test_check_refuses_a_wrong_file_and_says_where_it_is_wrong(folder):
 
 
 @pytest.mark.parametrize("command", ["show", "draw", "check"])
-def test_unknown_keys_are_told_on_stderr(folder, command):
-    """What is piped on stays clean, and what was left out is seen."""
+def test_unknown_keys_are_printed_on_stderr(folder, command):
+    """Warnings were mixed into the output for the next program, or unknown keys were left out silently."""
     rewritten(folder, trian={})
     ran = streamiter("network", command, "net.json", cwd=folder)
     assert ran.returncode == 0
@@ -141,14 +141,14 @@ def test_unknown_keys_are_told_on_stderr(folder, command):
 
 @pytest.mark.parametrize("command", ["show", "draw", "check"])
 def test_a_file_that_is_not_there_is_an_error(tmp_path, command):
-    """With its name, not with a traceback."""
+    """The error about a missing file was a traceback without the file's name."""
     ran = streamiter("network", command, "nosuch.json", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == "error: nosuch.json: expected a JSON file, given No such file or directory\n"
 
 
 def test_draw_prints_mermaid_text(folder):
-    """For a document."""
+    """The drawing of a network could not be pasted into a document."""
     ran = streamiter("network", "draw", "net.json", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith('---\ntitle: "net.json"\n---\nflowchart LR\n')
@@ -160,8 +160,8 @@ def test_draw_prints_mermaid_text(folder):
     [([], "net.svg"), ([], "net.png"), ([], "net.mmd"), (["--format", "svg"], "net.xml")],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_draw_writes_what_the_suffix_or_the_format_says(folder, arguments, file):
-    """As `streamiter draw` does."""
+def test_draw_writes_the_format_of_the_suffix_or_of_the_option(folder, arguments, file):
+    """The suffix of the file did not choose the format, as it does with `streamiter draw`."""
     ran = streamiter("network", "draw", "net.json", "-o", file, *arguments, cwd=folder)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     written = folder / file
@@ -174,8 +174,8 @@ def test_draw_writes_what_the_suffix_or_the_format_says(folder, arguments, file)
         assert ElementTree.fromstring(written.read_bytes()).tag.endswith("svg")
 
 
-def test_draw_refuses_a_suffix_that_says_nothing(folder):
-    """Before the file is read, and with what to do."""
+def test_draw_refuses_an_unknown_suffix(folder):
+    """A file with an unknown suffix was written, or the error did not say what to do."""
     ran = streamiter("network", "draw", "net.json", "-o", "net.pdf", cwd=folder)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == (

@@ -1,4 +1,4 @@
-"""The program as a whole: its help, its version, wrong arguments."""
+"""The program as a whole has a help, a version, and errors for wrong arguments."""
 
 import re
 import sys
@@ -10,13 +10,13 @@ from cli.program import PROGRAM, streamiter
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path):
-    """A bug report needs it."""
+    """A bug report had no version, or a wrong one."""
     ran = streamiter("--version", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"streamiter {version('streamiter')}\n", "")
 
 
 def test_the_installed_program_is_the_same_as_the_module(tmp_path):
-    """`streamiter` and `python -m streamiter` must not drift apart."""
+    """`streamiter` and `python -m streamiter` had different commands."""
     installed = Path(sys.executable).parent / "streamiter"
     assert installed.exists()
     assert (
@@ -48,7 +48,7 @@ def test_the_installed_program_is_the_same_as_the_module(tmp_path):
     ids=" ".join,
 )
 def test_the_help_of_every_command_has_examples(tmp_path, command):
-    """Whoever asks for help wants a line to copy; each must be a line of its own, not filled up with others."""
+    """The help had no line that can be copied, because examples were missing or were joined to one paragraph."""
     ran = streamiter(*command, "--help", cwd=tmp_path)
     assert ran.returncode == 0
     examples = ran.stdout.partition("Examples:\n")[2].splitlines()
@@ -60,14 +60,14 @@ def test_the_help_of_every_command_has_examples(tmp_path, command):
     "command", [[], ["topics", "create"], ["topics", "tail"], ["models", "show"]], ids=" ".join
 )
 def test_urls_with_a_question_mark_are_quoted_in_examples(tmp_path, command):
-    """Pasted without quotes, a shell takes the ? for a pattern: zsh says `no matches found`."""
+    """A shell took the ? of a pasted URL for a pattern, and zsh said `no matches found`."""
     urls = re.findall(r".?sqlite:\S*\?\S*", streamiter(*command, "--help", cwd=tmp_path).stdout)
     assert urls
     assert all(re.fullmatch(r"'[^']*'", url) for url in urls)
 
 
-def test_no_arguments_is_the_help(tmp_path):
-    """Typed to see what there is."""
+def test_the_program_without_arguments_prints_the_help(tmp_path):
+    """The program without arguments printed nothing, so a new user did not see the commands."""
     ran = streamiter(cwd=tmp_path)
     assert ran.returncode == 2
     assert "Commands:" in ran.stdout + ran.stderr
@@ -90,7 +90,7 @@ def test_no_arguments_is_the_help(tmp_path):
     ],
 )
 def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):
-    """Exit code 2, so that a script can tell a typing error from a failure."""
+    """A script could not distinguish a typing error from a failure, because both had one exit code."""
     ran = streamiter(*arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert said in ran.stderr

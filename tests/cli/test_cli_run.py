@@ -1,4 +1,4 @@
-"""`streamiter run`: finding flows, running them, and what goes wrong in them."""
+"""`streamiter run` finds flows, runs them, and reports their errors."""
 
 import json
 import re
@@ -131,14 +131,14 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("target", ["clicks:flow", "clicks.py:flow"])
 def test_a_flow_of_a_module_or_a_file_runs_quietly(folder, target):
-    """In a script or a container nothing but the outcome is of interest."""
+    """A script or a container got more output than the outcome of the run."""
     ran = streamiter("run", target, cwd=folder)
     assert (ran.returncode, ran.stdout) == (0, "")
     assert re.fullmatch(r"clicks: finished, \d+\.\d s, 1,000 records read\n", ran.stderr)
 
 
 def test_a_file_in_another_folder_may_import_its_neighbours(folder):
-    """As with `python file.py`: otherwise a flow would only run from its own folder."""
+    """A flow that imports its neighbours ran only from its own folder, unlike with `python file.py`."""
     inner = folder / "inner"
     inner.mkdir()
     (inner / "helper.py").write_text(
@@ -150,7 +150,7 @@ def test_a_file_in_another_folder_may_import_its_neighbours(folder):
 
 
 def test_the_statistics_as_json_are_one_document(folder):
-    """A program that reads them must find nothing else on standard output."""
+    """A program could not parse the statistics, because other output was mixed into them."""
     ran = streamiter("run", "clicks:flow", "--json", cwd=folder)
     statistics = json.loads(ran.stdout)
     assert (statistics["flow"], statistics["state"]) == ("clicks", "finished")
@@ -213,23 +213,23 @@ def test_the_statistics_as_json_are_one_document(folder):
         ),
     ],
 )
-def test_what_is_wrong_with_a_flow_is_said_in_a_line(folder, target, said):
-    """A traceback through the engine hides the one line of the user's that matters."""
+def test_an_error_of_a_flow_is_printed_on_one_line(folder, target, said):
+    """A traceback through the engine hid the one line of the user's code that mattered."""
     ran = streamiter("run", target, cwd=folder)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == f"error: {said.format(folder=folder)}\n"
 
 
 def test_an_error_of_the_graph_names_the_step(folder):
-    """It is the user's own line that must change."""
+    """An error of the graph did not name the step that the user must change."""
     ran = streamiter("run", "clicks:wrong", cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr.startswith("error: step 'batch': expected a number of records of at least 1, given 0")
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "run", "clicks:make"), ("run", "clicks:make", "--debug")])
-def test_debug_shows_the_traceback_wherever_it_stands(folder, arguments):
-    """It is typed at the end of the line that has just failed."""
+def test_debug_shows_the_traceback_at_any_place_in_the_line(folder, arguments):
+    """A user typed --debug at the end of the failed line, and the program refused it there."""
     ran = streamiter(*arguments, cwd=folder)
     assert ran.returncode == 1
     assert "Traceback (most recent call last):" in ran.stderr
@@ -238,7 +238,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(folder, arguments):
 
 
 def test_an_unexpected_error_asks_to_be_reported(folder):
-    """A mistake of ours must not look like one of the user's."""
+    """A bug of the program looked like a mistake of the user."""
     ran = streamiter("draw", "clicks:odd", cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr.splitlines() == [
@@ -257,7 +257,7 @@ async def _events(folder, count):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_suspends_the_job_and_the_program_ends_well(folder, number):
-    """A service is stopped by SIGTERM; an exit code of failure would raise an alarm."""
+    """A service manager stopped the program by SIGTERM, and its exit code raised an alarm."""
     await _events(folder, 2)
     with started("run", "clicks:endless", cwd=folder) as program:
         assert [program.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
@@ -268,18 +268,18 @@ async def test_a_signal_suspends_the_job_and_the_program_ends_well(folder, numbe
 
 
 def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
-    """A step that waits for ever must not keep the program from being stopped."""
+    """The program could not be stopped, because a step waited for ever."""
     with started("run", "clicks:stuck", cwd=folder) as program:
         assert program.stdout.readline() == "stuck\n"
         program.send_signal(signal.SIGTERM)
-        program.send_signal(signal.SIGINT)  # another one: two equal ones that come at once count as one
+        program.send_signal(signal.SIGINT)  # another signal, because two equal signals at once count as one
         program.wait(60)
         assert program.returncode == 130
         assert program.stderr.read().startswith("stuck: aborted, ")
 
 
 async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
-    """What is seen is what runs; after Ctrl-C the last figures stay."""
+    """The live figures were not those of the running flow, or disappeared after Ctrl-C."""
     await _events(folder, 2)
     code, printed = on_terminal("run", "clicks:endless", cwd=folder, interrupt_at=["endless: running"])
     assert code == 0
@@ -288,8 +288,8 @@ async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
     assert "Traceback" not in printed
 
 
-def test_what_steps_print_goes_into_the_file_it_was_sent_to(folder):
-    """The live figures took it to the terminal, and ``streamiter run … > results`` left an empty file."""
+def test_the_output_of_steps_goes_into_the_file_of_the_shell(folder):
+    """The live figures took the output of steps to the terminal, and ``streamiter run … > results`` left an empty file."""
     with (folder / "results").open("wb") as results:
         code, _ = on_terminal("run", "clicks:printing", cwd=folder, stdout=results)
     assert code == 0
@@ -297,7 +297,7 @@ def test_what_steps_print_goes_into_the_file_it_was_sent_to(folder):
 
 
 def test_epochs_of_a_loop_are_among_the_figures(folder):
-    """How far a loop has come is what its owner looks for."""
+    """Users of a loop could not see its epoch."""
     code, printed = on_terminal("run", "clicks:loop", cwd=folder)
     assert code == 0
     last = printed.rpartition("loop: finished")[2]
@@ -316,8 +316,8 @@ def test_epochs_of_a_loop_are_among_the_figures(folder):
         ),
     ],
 )
-def test_a_log_tells_where_and_why_each_loop_has_ended(folder, target, told):
-    """That it gave up after its last round and that it converged look the same otherwise."""
+def test_a_log_has_the_last_epoch_of_each_loop_and_the_reason_of_its_end(folder, target, told):
+    """A loop that stopped after its last round looked like a loop that converged."""
     ran = streamiter("run", f"clicks:{target}", cwd=folder)
     first, *loops = ran.stderr.splitlines()
     assert first.startswith(f"{target}: finished, ")
@@ -327,8 +327,8 @@ def test_a_log_tells_where_and_why_each_loop_has_ended(folder, target, told):
     assert loops == [told.format(fed_back=statistics["loops"][0]["fed_back_records"])]
 
 
-def test_a_terminal_shows_the_epoch_of_a_loop_and_then_where_it_ended(folder):
-    """The table has steps only; which of their epochs is complete for the whole loop stands in none of its rows."""
+def test_a_terminal_shows_the_epoch_of_a_loop_and_then_its_last_one(folder):
+    """The table shows epochs of steps only, so users could not see the epoch that is complete for the whole loop."""
     options = ("--on-interrupt", "drain")
     code, printed = on_terminal(
         "run",
@@ -351,8 +351,8 @@ def test_a_terminal_shows_the_epoch_of_a_loop_and_then_where_it_ended(folder):
     [((), "suspended", ""), (("--on-interrupt", "drain"), "finished", r"result \d+\n")],
     ids=["suspend", "drain"],
 )
-def test_of_an_interrupted_loop_the_result_so_far_comes_out_if_wanted(folder, options, state, result):
-    """All rounds of an hour were lost with a Ctrl-C."""
+def test_an_interrupted_loop_emits_its_result_if_the_option_is_given(folder, options, state, result):
+    """Ctrl-C lost all rounds of an hour."""
     with started("run", "clicks:many_rounds", *options, cwd=folder) as program:
         assert program.stdout.readline() == "in round 100\n"
         program.send_signal(signal.SIGINT)
@@ -362,21 +362,21 @@ def test_of_an_interrupted_loop_the_result_so_far_comes_out_if_wanted(folder, op
     assert said.startswith(f"rounds: {state}, ")
 
 
-def test_an_interrupt_that_is_none_is_a_usage_error(folder):
-    """The error lists them."""
+def test_an_unknown_way_to_interrupt_is_a_usage_error(folder):
+    """The error about an unknown way to interrupt did not list the ways."""
     ran = streamiter("run", "clicks:flow", "--on-interrupt", "abort", cwd=folder)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "'suspend', 'drain'" in ran.stderr
 
 
-def test_a_log_tells_that_records_were_thrown_out(folder):
-    """Without it a container's log says that all went well."""
+def test_a_log_has_the_number_of_rejected_records(folder):
+    """A container's log said that all went well, although records were rejected."""
     ran = streamiter("run", "clicks:picky", cwd=folder)
     assert re.fullmatch(r"picky: finished, \d+\.\d s, 2 records read, 1 rejected\n", ran.stderr)
 
 
-def test_after_ctrl_c_the_terminal_says_that_it_was_heard(folder):
-    """A second one, typed because nothing was to be seen, would abort."""
+def test_after_ctrl_c_the_terminal_confirms_it(folder):
+    """After Ctrl-C the terminal showed no reaction, so the user typed it again, which aborted the job."""
     code, printed = on_terminal(
         "run", "clicks:stuck", cwd=folder, interrupt_at=["stuck: running", "Suspending"]
     )
@@ -386,7 +386,7 @@ def test_after_ctrl_c_the_terminal_says_that_it_was_heard(folder):
 
 
 def test_a_narrow_terminal_cuts_no_numbers(folder):
-    """`3,…` is worse than nothing."""
+    """A narrow terminal cut a number to `3,…`."""
     code, printed = on_terminal("run", "clicks:flow", cwd=folder, width=36)
     assert code == 0
     last = printed.rpartition("clicks: finished")[2]

@@ -1,4 +1,4 @@
-"""`streamiter run --checkpoints`: options, runs that go on from each other, and what goes wrong with them."""
+"""`streamiter run --checkpoints` resumes runs, and reports wrong options and wrong checkpoints."""
 
 import contextlib
 import json
@@ -81,8 +81,8 @@ def expected(count):
     return outputs
 
 
-async def test_a_run_that_was_suspended_is_gone_on_with(folder):
-    """A service is stopped and started by every deploy."""
+async def test_a_suspended_run_is_resumed(folder):
+    """A service that was stopped and started by a deploy lost records or doubled outputs."""
     with started("run", "job.py:service", *KEPT, cwd=folder) as program:
         for _ in range(10):
             program.stdout.readline()
@@ -98,15 +98,17 @@ async def test_a_run_that_was_suspended_is_gone_on_with(folder):
     assert await committed(folder) == expected(20)
 
 
-async def test_a_run_can_go_back_or_begin_anew(folder):
-    """After a mistake in the flow."""
+async def test_a_run_can_restart_from_an_older_checkpoint_or_from_the_beginning(folder):
+    """After a mistake in the flow, a user could not restart it from an older checkpoint or from the beginning."""
     committed_by = {}
     for options in ((), ("--restore", "1"), ("--restore", "none")):
         ran = streamiter("run", "job.py:rest", "--checkpoints", "kept", *options, cwd=folder)
         assert ran.returncode == 0, ran.stderr
         committed_by[options] = await committed(folder)
     assert committed_by[()] == expected(10)
-    assert committed_by["--restore", "1"] == expected(10)  # It was the last of a job that had ended.
+    assert committed_by["--restore", "1"] == expected(
+        10
+    )  # checkpoint 1 was the last one of a job that had ended
     assert committed_by["--restore", "none"] == expected(10) * 2
 
 
@@ -142,16 +144,16 @@ async def test_a_run_can_go_back_or_begin_anew(folder):
         ),
     ],
 )
-def test_what_is_wrong_with_an_option_is_said_in_a_line(tmp_path, options, said):
-    """The message names the option, not something in the engine; and nothing has begun yet."""
-    # In this process: a second sooner than the program.
+def test_an_error_of_an_option_is_printed_on_one_line(tmp_path, options, said):
+    """The error about an option named a part of the engine instead of the option, or came after the start."""
+    # The command runs in this process, which saves a second.
     with contextlib.chdir(tmp_path):
         ran = CliRunner().invoke(app, ["run", "job.py:rest", *options], prog_name="streamiter")
     assert (ran.exit_code, ran.stdout, ran.stderr) == (1, "", f"error: {said}\n")
 
 
 def test_an_interval_that_is_no_number_is_a_usage_error(tmp_path):
-    """As for all commands."""
+    """An interval that is no number ended with the exit code of a failure, unlike with other commands."""
     options = ("--checkpoints", "kept", "--checkpoint-interval", "soon")
     ran = CliRunner().invoke(app, ["run", "job.py:rest", *options], prog_name="streamiter")
     assert (ran.exit_code, ran.stdout) == (2, "")
@@ -172,13 +174,13 @@ def test_an_interval_that_is_no_number_is_a_usage_error(tmp_path):
         ),
     ],
 )
-def test_options_that_do_not_fit_the_flow_are_said_in_a_line(folder, options, said):
-    """Before anything is read or written."""
+def test_options_that_do_not_fit_the_flow_are_an_error_on_one_line(folder, options, said):
+    """An option that does not fit the flow was reported after records had been read and written."""
     check_error(streamiter("run", "job.py:rest", *options, cwd=folder), said)
 
 
 def check_error(ran, *said):
-    """One line, behind what was logged, that says all this."""
+    """Check that the program printed one error, as its last line, that contains all these texts."""
     assert (ran.returncode, ran.stdout) == (1, "")
     [error] = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
     assert ran.stderr.endswith(f"{error}\n")
@@ -188,14 +190,14 @@ def check_error(ran, *said):
 
 
 def test_a_step_whose_state_could_not_be_found_again_is_named(folder):
-    """With the user's own line."""
+    """The error about a step without a name did not have the user's own line."""
     ran = streamiter("run", "job.py:unnamed", *KEPT, cwd=folder)
     check_error(ran, "step 'stateful_map': expected a name= for a step that keeps state", "job.py:")
     check_error(ran, "nor have 'items' at job.py:20, 'collect' at job.py:20")
 
 
-def test_a_step_that_came_or_went_may_be_said_to_be_meant(folder):
-    """The error told of an option that only programs had."""
+def test_a_changed_step_may_be_confirmed_by_an_option(folder):
+    """The error about a changed step named an option that only Python programs had."""
     assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
     check_error(streamiter("run", "job.py:renamed", *KEPT, cwd=folder), "it has state of step 'sum'")
     changed = ("--changed-step", "sum", "--changed-step", "total")
@@ -206,8 +208,8 @@ def test_a_step_that_came_or_went_may_be_said_to_be_meant(folder):
     )
 
 
-async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder):
-    """A folder that was not mounted, or a file of topics that was put back from another day."""
+async def test_checkpoints_that_do_not_fit_the_commit_record_are_an_error(folder):
+    """A run started fresh, because its folder was not mounted or the file of topics came from another day."""
     assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
     ran = streamiter("run", "job.py:rest", "--checkpoints", "elsewhere", cwd=folder)
     check_error(ran, "flow 'sums': checkpoint 1 of run", "cannot be read", "Give the folder")
@@ -217,8 +219,8 @@ async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder
     assert await committed(folder) == expected(10)
 
 
-def test_a_broker_that_is_not_there_is_an_error_with_its_address(folder, monkeypatch):
-    """A newcomer's first try."""
+def test_a_broker_that_is_down_is_an_error_with_its_address(folder, monkeypatch):
+    """A new user's first run ended with an error that did not name the broker's address."""
     [port] = free_ports(1)
     monkeypatch.setenv("ELSEWHERE", f"kafka://127.0.0.1:{port}/numbers?give_up_after_s=1")
     ran = streamiter("run", "job.py:elsewhere", *KEPT, cwd=folder)
@@ -226,7 +228,7 @@ def test_a_broker_that_is_not_there_is_an_error_with_its_address(folder, monkeyp
 
 
 async def test_a_run_that_is_replaced_ends_with_a_line_and_a_failure(folder):
-    """Two of them would have written everything twice."""
+    """Two runs of one flow wrote all outputs twice."""
     with started("run", "job.py:service", *KEPT, cwd=folder) as older:
         for _ in range(10):
             older.stdout.readline()

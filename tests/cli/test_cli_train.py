@@ -1,4 +1,4 @@
-"""`streamiter train` and `streamiter predict`."""
+"""`streamiter train` trains a network, and `streamiter predict` predicts with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dummy_file(path: Path, count: int, seed: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A configuration, rows to learn from, and rows to judge by."""
+    """Return a folder with a configuration, rows to learn from, and rows to evaluate."""
     dummy_file(tmp_path / "train.dummy", 600, 1)
     dummy_file(tmp_path / "test.dummy", 200, 2)
     (tmp_path / "small.json").write_text(json.dumps(document(train={"epoch": 4})))
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
 TRAIN = ("train", "--config", "small.json", "--data", "train.dummy")
 
 
-def test_it_trains_says_how_good_each_epoch_is_and_saves_a_model_that_predicts(folder: Path) -> None:
-    """The way that everybody goes first: two commands, and figures that can be believed."""
+def test_train_prints_the_results_of_each_epoch_and_saves_a_model_that_predicts(folder: Path) -> None:
+    """One of the two commands that each new user runs first failed, or printed figures that cannot be believed."""
     ran = streamiter(*TRAIN, "--validate", "test.dummy", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     *epochs, last = ran.stdout.splitlines()
@@ -58,7 +58,7 @@ def test_it_trains_says_how_good_each_epoch_is_and_saves_a_model_that_predicts(f
 
 
 def test_as_json_there_is_one_document(folder: Path) -> None:
-    """For programs; the progress of people does not come between."""
+    """A program could not parse the results, because the progress for people was mixed into them."""
     ran = streamiter(*TRAIN, "--json", "--model", "m", "--epochs", "2", "--workers", "3", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)
@@ -76,7 +76,7 @@ def test_as_json_there_is_one_document(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["bsp", "ASP", "ssp:2"])
 def test_workers_share_the_rows_under_each_consistency(folder: Path, how: str) -> None:
-    """As the configuration of a cluster says it, in any case."""
+    """A consistency in upper or lower case, as configurations of clusters have it, was refused."""
     ran = streamiter(*TRAIN, "--workers", "3", "--consistency", how, "--json", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     losses = [each["validation"]["loss"] for each in json.loads(ran.stdout)["epochs"]]
@@ -84,7 +84,7 @@ def test_workers_share_the_rows_under_each_consistency(folder: Path, how: str) -
 
 
 def test_the_same_seed_saves_the_same_bytes_and_another_does_not(folder: Path) -> None:
-    """Which of two models is deployed can be told by its checksum."""
+    """The checksum of a deployed model did not identify it, because the same seed saved other bytes."""
     contents = []
     for seed in ("1", "1", "2"):
         assert streamiter(*TRAIN, "--seed", seed, "--epochs", "1", cwd=folder).returncode == 0
@@ -92,8 +92,8 @@ def test_the_same_seed_saves_the_same_bytes_and_another_does_not(folder: Path) -
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_it_goes_on_from_a_saved_model(folder: Path) -> None:
-    """Yesterday's model is where today begins."""
+def test_training_resumes_from_a_saved_model(folder: Path) -> None:
+    """A training could not start from yesterday's model."""
     first = json.loads(streamiter(*TRAIN, "--json", cwd=folder).stdout)["epochs"]
     ran = streamiter(
         *TRAIN, "--json", "--start", "small.model", "--model", "next", "--epochs", "1", cwd=folder
@@ -104,7 +104,7 @@ def test_it_goes_on_from_a_saved_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "begins"), [("t.svg", b"<svg"), ("t.png", b"\x89PNG")])
 def test_the_plot_shows_loss_accuracy_and_auc(folder: Path, name: str, begins: bytes) -> None:
-    """A picture for the report."""
+    """The plot for a report had no loss, no accuracy or no AUC."""
     if name.endswith(".png"):
         pytest.importorskip("resvg_py", reason="drawing PNG takes the extra draw")
     ran = streamiter(*TRAIN, "--epochs", "2", "--plot", name, cwd=folder)
@@ -117,12 +117,12 @@ def test_the_plot_shows_loss_accuracy_and_auc(folder: Path, name: str, begins: b
 
 
 def endless(folder: Path) -> None:
-    """So many epochs that nobody waits for their end."""
+    """Write a configuration with more epochs than a test can wait for."""
     (folder / "small.json").write_text(json.dumps(document(train={"epoch": 1_000_000})))
 
 
 def test_ctrl_c_keeps_the_model(folder: Path) -> None:
-    """Somebody who has seen enough wants what was learned, not a traceback."""
+    """A user pressed Ctrl-C to keep the model, and got a traceback."""
     endless(folder)
     with started(*TRAIN, cwd=folder) as program:
         shown = ""
@@ -141,7 +141,7 @@ def test_ctrl_c_keeps_the_model(folder: Path) -> None:
 
 
 def test_on_a_terminal_a_bar_shows_the_epochs_and_ctrl_c_ends_it(folder: Path) -> None:
-    """It is looked at for hours: how far it is, and how good it is now."""
+    """A user watched the training for hours without its progress and its results."""
     endless(folder)
     code, printed = on_terminal(*TRAIN, cwd=folder, width=160, interrupt_at=["epoch   5"])
     assert code == 0
@@ -153,8 +153,8 @@ def test_on_a_terminal_a_bar_shows_the_epochs_and_ctrl_c_ends_it(folder: Path) -
     assert "Traceback" not in printed
 
 
-def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> None:
-    """The training was over, and the sentence that said where the model is failed: invalid width 0."""
+def test_a_terminal_of_unknown_width_gets_the_output(folder: Path) -> None:
+    """After the training, the line with the model's folder failed with "invalid width 0"."""
     code, printed = on_terminal(*TRAIN, cwd=folder, width=0)
     assert code == 0
     assert "Saved the model in small.model." in printed
@@ -216,8 +216,10 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Before an hour of training, and with no line of the program that runs the commands: main.py:1445."""
+def test_a_wrong_argument_is_an_error_on_one_line(
+    folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """An error was reported after an hour of training, or with a line of the library of commands: main.py:1445."""
     (folder / "torn.dummy").write_text("1 0 6 12 18\n1 0 6 x 18\n")
     (folder / "zeros.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n")
     (folder / "far.dummy").write_text("1 0 6 12 49\n")
@@ -230,7 +232,7 @@ def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...
 
 
 def save_larger_network(folder: Path) -> None:
-    """With a layer more than the network of the other folder."""
+    """Save a network that has one layer more than the network of the other folder."""
     larger = document()
     larger["layers"].append({"name": "other", "type": "simpleinputlayer", "outputdim": 1})
     larger["layers"][4]["inputlayers"].append("other")
@@ -239,7 +241,7 @@ def save_larger_network(folder: Path) -> None:
 
 
 def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
-    """The file, the row, and what to change."""
+    """The error about rows of another network named neither the option nor the row, nor what to change."""
     (folder / "train.dummy").write_text("1 0 6 12 18\n-1 0 6 12\n")
     ran = streamiter(*TRAIN, cwd=folder)
     assert ran.returncode == 1
@@ -254,7 +256,7 @@ def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
 
 
 def steep(folder: Path, rate: float) -> None:
-    """A regression that diverges at this rate, for nobody has scaled its features."""
+    """Write rows and a regression that diverges at this rate, because the features are not scaled."""
     features = 10.0 * np.random.default_rng(1).normal(size=(125, 2))
     lines = (f"{row @ [1.0, -2.0]:g} {row[0]:g} {row[1]:g}\n" for row in features)
     (folder / "steep.txt").write_text("".join(lines))
@@ -277,8 +279,8 @@ DIVERGED = (
 )
 
 
-def test_of_a_training_that_diverges_the_last_finite_model_is_saved(folder: Path) -> None:
-    """Nothing was saved. The exit code is that of an error: no script must go on with such a model."""
+def test_a_diverging_training_saves_its_last_finite_model(folder: Path) -> None:
+    """A training diverged and saved no model, or had exit code 0, so a script used the model."""
     steep(folder, rate=0.1)
     ran = streamiter(*STEEP, "--plot", "t.svg", cwd=folder)
     assert (ran.returncode, ran.stderr) == (1, DIVERGED)
@@ -296,7 +298,7 @@ def test_of_a_training_that_diverges_the_last_finite_model_is_saved(folder: Path
 
 
 def test_a_training_that_diverges_at_once_leaves_no_model(folder: Path) -> None:
-    """Rather none than the numbers that it began with."""
+    """A training that diverged in its first epoch saved its initial parameters as a model."""
     steep(folder, rate=1e30)
     ran = streamiter(*STEEP, cwd=folder)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -306,8 +308,8 @@ def test_a_training_that_diverges_at_once_leaves_no_model(folder: Path) -> None:
     assert not (folder / "steep.model").exists()
 
 
-def test_a_model_that_is_replaced_is_said_before_the_training(folder: Path) -> None:
-    """Last week's model was gone: the folder is called after the configuration unless told otherwise."""
+def test_a_warning_before_the_training_names_the_model_to_be_replaced(folder: Path) -> None:
+    """Last week's model was replaced without a warning, because the default folder has the configuration's name."""
     assert streamiter(*TRAIN, "--epochs", "1", cwd=folder).stderr == ""
     ran = streamiter(*TRAIN, "--epochs", "1", cwd=folder)
     assert (ran.returncode, ran.stderr) == (
@@ -317,8 +319,8 @@ def test_a_model_that_is_replaced_is_said_before_the_training(folder: Path) -> N
     assert streamiter(*TRAIN, "--epochs", "1", "--model", "new", cwd=folder).stderr == ""
 
 
-def test_without_data_it_says_where_to_name_them(folder: Path) -> None:
-    """A configuration may have the path, and mostly has not."""
+def test_the_error_about_missing_data_names_the_option(folder: Path) -> None:
+    """The error about missing rows did not name the option, although most configurations have no path of data."""
     ran = streamiter("train", "--config", "small.json", cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr == (
@@ -327,8 +329,8 @@ def test_without_data_it_says_where_to_name_them(folder: Path) -> None:
     )
 
 
-def test_labels_that_are_made_up_are_no_error_of_predictions(folder: Path) -> None:
-    """Rows to be predicted have none: a 0 stands in their place."""
+def test_placeholder_labels_are_no_error_of_predictions(folder: Path) -> None:
+    """Rows to predict were refused, because they have 0 instead of a label."""
     assert streamiter(*TRAIN, "--epochs", "1", cwd=folder).returncode == 0
     (folder / "new.dummy").write_text("0 0 6 12 18\n0 1 7 13 19\n")
     ran = streamiter("predict", "--model", "small.model", "--data", "new.dummy", cwd=folder)

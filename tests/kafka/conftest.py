@@ -1,4 +1,4 @@
-"""Shared fixtures of the tests of the Kafka connector."""
+"""Fixtures that the tests of the Kafka connector share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
 
 @pytest.fixture(scope="session")
 def broker_to_break() -> Iterator[KafkaServer]:
-    """A broker that tests stop and freeze, one after the other; its start takes as long as several tests."""
+    """Start a broker that tests stop and freeze in turn; its start takes as long as several tests."""
     skip_without_java()
     with running_kafka() as server:
         yield server
@@ -35,7 +35,7 @@ def broker_to_break() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def breakable_broker(broker_to_break) -> Iterator[KafkaServer]:
-    """The broker to break, which runs again after the test."""
+    """Return the broker to break, which runs again after the test."""
     yield broker_to_break
     broker_to_break.start()
     broker_to_break.resume()
@@ -43,7 +43,7 @@ def breakable_broker(broker_to_break) -> Iterator[KafkaServer]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    """A failed test shows the end of its broker's log."""
+    """Add the end of the broker's log to the report of a failed test."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         for name, server in item.funcargs.items():

@@ -1,4 +1,4 @@
-"""Closing that is cancelled on its way: no connection stays open."""
+"""A closing that is cancelled leaves no connection open."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def closing_of_a_reader(topic: Topic) -> Closing:
 
 
 async def closing_of_a_writer(topic: Topic) -> Closing:
-    """Close a writer while records are being sent."""
+    """Return the closing of a writer that is sending records."""
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch(numbered(range(10))))
     return writer.close
 
 
 async def closing_of_transactions(topic: Topic) -> Closing:
-    """Close transactions while one is open and its records are being sent."""
+    """Return the closing of transactions, one of which is open and is sending records."""
     transactions = await topic.open_transactions(f"{topic.name}-t")
     await transactions.begin()
     await transactions.write(topic, OutgoingBatch(numbered(range(10))))
@@ -37,7 +37,7 @@ async def closing_of_transactions(topic: Topic) -> Closing:
 
 
 async def cancelled_after(turns: int, close: Closing, *, times: int) -> None:
-    """Close, and cancel the closing after some turns of the event loop, in each of ``times`` turns."""
+    """Close, and after some turns of the event loop cancel the closing in each of ``times`` turns."""
 
     async def closed() -> None:
         await close()
@@ -54,7 +54,7 @@ async def cancelled_after(turns: int, close: Closing, *, times: int) -> None:
 async def unclosed_after(
     turns: int, opened: Callable[[Topic], Awaitable[Closing]], topic: Topic, *, times: int
 ) -> list[str]:
-    """Return the warnings of Python about unclosed resources after all references are gone."""
+    """Return Python's warnings about unclosed resources after a cancelled closing, when all references are gone."""
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

@@ -1,4 +1,4 @@
-"""The commit topic on a broker: it stays small; and positions for the tools that show lag."""
+"""The commit topic on a broker stays small, and tools that show the lag see the positions of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeTopic = Callable[..., Topic]
 
 
 class Renamed:
-    """Gives the commit topic another name, so that it is this test's own."""
+    """Renames the commit topic, so that each test has its own."""
 
     def __init__(self, outputs: Topic) -> None:
         self._outputs = outputs
@@ -30,8 +30,8 @@ class Renamed:
         return self._outputs.beside(f"{self._outputs.name}-{name}")
 
 
-async def test_commits_of_long_ago_are_dropped_though_they_are_tiny(kafka_topic: MakeTopic) -> None:
-    """By default a segment is compacted once it has a gigabyte or is a week old: that is years of commits."""
+async def test_old_commits_are_dropped_although_they_are_small(kafka_topic: MakeTopic) -> None:
+    """The broker kept years of commits, because by default it compacts a segment after a gigabyte or a week."""
     commits = await ensure_commit_topic(Renamed(kafka_topic("outputs")))
     writer = await commits.open_writer()
     keys = [b"flow-%d" % (number % 3) for number in range(9_999)]
@@ -52,7 +52,7 @@ async def test_commits_of_long_ago_are_dropped_though_they_are_tiny(kafka_topic:
         assert int(record.value or b"") == 9_996 + flow
 
 
-async def test_a_commit_topic_that_deletes_is_warned_of(
+async def test_a_commit_topic_that_deletes_records_causes_a_warning(
     kafka_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A flow that was stopped for longer than the retention could not resume, and the reason was unclear."""
@@ -68,7 +68,7 @@ async def test_a_commit_topic_that_deletes_is_warned_of(
 
 
 async def group_offsets(broker: str, group: str) -> dict[TopicPartition, int]:
-    """Return the offsets that Kafka's own tools would show."""
+    """Return the committed offsets of a group, which Kafka's own tools show."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker)
     await admin.start()
     try:
@@ -79,7 +79,7 @@ async def group_offsets(broker: str, group: str) -> dict[TopicPartition, int]:
 
 
 async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic: MakeTopic) -> None:
-    """Without them, every dashboard says that a job has stopped."""
+    """Every dashboard showed that a running job had stopped, because the group had no positions."""
     made = kafka_topic()
     await made.create(partitions=3)
     group = f"{made.name}-group"
@@ -95,7 +95,7 @@ async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic:
 async def test_positions_of_a_group_that_consumers_are_in_are_refused(
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
-    """The job would make consumers of another program skip records."""
+    """A job stored positions for the group of another program, whose consumers then skipped records."""
     made = kafka_topic()
     await made.create()
     group = f"{made.name}-group"

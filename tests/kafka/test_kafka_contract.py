@@ -1,4 +1,4 @@
-"""The contract of topics, kept by Kafka topics on a real broker."""
+"""Kafka topics on a real broker keep the contract of topics."""
 
 from __future__ import annotations
 

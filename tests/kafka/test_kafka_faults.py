@@ -1,4 +1,4 @@
-"""Brokers that stop, freeze and come back; topics that are deleted. Nothing hangs, nothing is lost."""
+"""Brokers stop, freeze and return, and topics are deleted: no call hangs and no record is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streamiter.topics import (
 )
 from streamiter_kafka import cluster
 
-# Small limits, so that giving up takes a second; and a wide one for what must come through a restart.
+# QUICK gives up after a second; PATIENT is long enough for calls that must survive a restart.
 QUICK = {"give_up_after_s": 1.5, "request_timeout_s": 0.3}
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
 
@@ -48,13 +48,13 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> Callable[..., To
 
 
 class Outage:
-    """The outage of a broker that several scenarios share, because a restart takes 5 to 7 s."""
+    """An outage of the broker that several scenarios share, because a restart takes 5 to 7 s."""
 
     def __init__(self, broker: KafkaServer, handle: Callable[..., Topic], how: str) -> None:
         self.address = broker.bootstrap
         self.handle = handle
         self.is_restarted = asyncio.Event()
-        """Set when the broker answers again, in an outage that is a restart."""
+        """Set when the broker answers again after a restart."""
         self._broker = broker
         self._how = how
 
@@ -75,7 +75,7 @@ class Outage:
 
 
 Scenario = Callable[[Outage], AsyncIterator[None]]
-"""Prepares up to its ``yield``, where the broker breaks, and checks the behaviour afterwards."""
+"""A generator that prepares up to its ``yield``, where the broker breaks, and then checks the behaviour."""
 
 
 async def _to_end(scenario: AsyncIterator[None]) -> None:
@@ -83,12 +83,12 @@ async def _to_end(scenario: AsyncIterator[None]) -> None:
         raise AssertionError("a scenario has one yield")
 
 
-# -- Nobody there
+# -- without a broker
 
 
 @pytest.fixture
 async def silent_server() -> AsyncIterator[str]:
-    """A server that accepts connections and never answers."""
+    """Return the address of a server that accepts connections and never answers."""
     connections: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _reader, writer: connections.append(writer), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -99,7 +99,7 @@ async def silent_server() -> AsyncIterator[str]:
 
 
 async def outcomes_of_opening(of: Topic) -> list[object]:
-    """Return the result or error of each call that connects, all made at the same time."""
+    """Make all calls that connect at the same time, and return the result or error of each."""
     calls = [
         of.open_reader(ReadRequest()),
         of.open_writer(),
@@ -113,7 +113,7 @@ async def outcomes_of_opening(of: Topic) -> list[object]:
 
 
 async def test_without_a_broker_opening_is_an_error_with_the_address() -> None:
-    """The first run of a newcomer: a hang, or a message without the address, and they leave."""
+    """The first run of a new user hung, or failed with a message that had no address."""
     [port] = free_ports(1)
     for outcome in await outcomes_of_opening(topic(f"kafka://127.0.0.1:{port}/clicks", **QUICK)):
         assert isinstance(outcome, TopicUnavailable)
@@ -122,7 +122,7 @@ async def test_without_a_broker_opening_is_an_error_with_the_address() -> None:
 
 
 async def test_a_server_that_never_answers_is_an_error_with_the_address(silent_server: str) -> None:
-    """A firewall, or another service at this port."""
+    """A job hung behind a firewall, or at the port of another service."""
     started_s = time.monotonic()
     for outcome in await outcomes_of_opening(topic(f"kafka://{silent_server}/clicks", **QUICK)):
         assert isinstance(outcome, TopicUnavailable)
@@ -131,7 +131,7 @@ async def test_a_server_that_never_answers_is_an_error_with_the_address(silent_s
 
 
 async def test_a_patient_option_does_not_make_opening_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that starts should say within seconds that its broker is not there."""
+    """A job with a long time limit needed minutes at its start to report that its broker was down."""
     assert cluster.OPEN_TIMEOUT_S < 10
     monkeypatch.setattr(cluster, "OPEN_TIMEOUT_S", 0.3)
     [port] = free_ports(1)
@@ -140,7 +140,7 @@ async def test_a_patient_option_does_not_make_opening_slow(monkeypatch: pytest.M
 
 
 async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServer, topic_prefix: str) -> None:
-    """The address of a cluster outlives each of its brokers."""
+    """A job did not start because the first server in its address was down, although the second one was alive."""
     [port] = free_ports(1)
     made = topic(f"kafka://127.0.0.1:{port},{breakable_broker.bootstrap}/{topic_prefix}clicks", **QUICK)
     await made.create()
@@ -148,11 +148,11 @@ async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServe
     assert values_of(await read_to_end(made)) == [b"a"]
 
 
-# -- Gone, and not back
+# -- a broker that does not return
 
 
 async def reading_raises(outage: Outage) -> AsyncIterator[None]:
-    """The most reported problem: a consumer that hung for days without an error."""
+    """A consumer hung for days without an error, which is the problem that users report most."""
     made = outage.handle("reading", **QUICK)
     await made.create()
     await write(made, numbered(range(3)))
@@ -165,7 +165,9 @@ async def reading_raises(outage: Outage) -> AsyncIterator[None]:
 
 
 async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[None]:
-    """The reader fetches nothing, so only its search for new partitions can notice it."""
+    """A reader without partitions never noticed the outage, because only its search for new partitions calls the
+    broker.
+    """
     made = outage.handle("idle", **QUICK)
     await made.create(partitions=1)
     reader = await made.open_reader(ReadRequest(subtask=1, subtasks=2, refresh_s=0.05))
@@ -176,7 +178,7 @@ async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[Non
 
 
 async def fetched_records_are_still_read(outage: Outage) -> AsyncIterator[None]:
-    """Records that were fetched are not lost with the broker."""
+    """Records that the reader had fetched were lost with the broker."""
     made = outage.handle("fetched", **QUICK)
     await made.create()
     await write(made, numbered(range(50)))
@@ -190,7 +192,7 @@ async def fetched_records_are_still_read(outage: Outage) -> AsyncIterator[None]:
 
 
 async def flushing_raises(outage: Outage) -> AsyncIterator[None]:
-    """A flush that waits for ever is a checkpoint that never completes."""
+    """A flush waited for ever, so the checkpoint never completed."""
     made = outage.handle("flushing", **QUICK)
     await made.create()
     writer = await made.open_writer()
@@ -206,7 +208,7 @@ async def flushing_raises(outage: Outage) -> AsyncIterator[None]:
 
 
 async def closing_a_writer_raises(outage: Outage) -> AsyncIterator[None]:
-    """Closing is the last chance to hear of records that were not stored."""
+    """A writer closed without an error, and its last records were not stored."""
     made = outage.handle("closing", **QUICK)
     await made.create()
     writer = await made.open_writer()
@@ -218,7 +220,7 @@ async def closing_a_writer_raises(outage: Outage) -> AsyncIterator[None]:
 
 
 async def committing_raises(outage: Outage) -> AsyncIterator[None]:
-    """Neither the commit nor closing after it may hang."""
+    """A commit hung, or the closing after it hung."""
     made = outage.handle("committing", **QUICK)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -252,7 +254,7 @@ async def test_every_call_to_a_broker_that_is_down_raises_within_its_time_limit(
     assert any("trying again" in record.message for record in caplog.records)
 
 
-# -- Gone, and back
+# -- a broker that returns
 
 
 async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
@@ -278,7 +280,7 @@ async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
 
 
 async def writing_neither_loses_nor_doubles(outage: Outage) -> AsyncIterator[None]:
-    """A request whose answer was lost is sent again: the broker has to recognize it."""
+    """The answer to a request was lost, and the broker stored the records of the repeated request again."""
     made = outage.handle("writing", **PATIENT)
     await made.create(partitions=2)
     writer = await made.open_writer()
@@ -300,12 +302,14 @@ async def _write_until_restarted(writer: TopicWriter, outage: Outage) -> int:
         numbers = range(written, written + 20)
         await patiently(writer.write(OutgoingBatch(numbered(numbers), partition=written // 20 % 2)))
         written += 20
-        await asyncio.sleep(0.005)  # a restart takes seconds: thousands of records are enough for it
+        await asyncio.sleep(
+            0.005
+        )  # limits the records: a restart takes seconds, and thousands of records are enough
     return written
 
 
 async def a_transaction_is_committed_once(outage: Outage) -> AsyncIterator[None]:
-    """A checkpoint that falls into a restart completes late, but once."""
+    """A checkpoint that fell into a restart was never committed, or was committed twice."""
     made = outage.handle("transaction", **PATIENT)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -325,19 +329,19 @@ RESUMING = {
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_reading_and_writing_come_through_a_restart(
+async def test_reading_and_writing_survive_a_restart(
     breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str
 ) -> None:
     await Outage(breakable_broker, handle, how).run(RESUMING[how], restart=True)
 
 
-# -- Frozen, and back
+# -- a broker that freezes and resumes
 
 
 async def test_reading_continues_after_a_freeze(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
-    """A long garbage collection: the answers of before come late, on connections given up long ago."""
+    """After a long garbage collection of the broker, late answers on abandoned connections confused the reader."""
     made = handle(**{**PATIENT, "request_timeout_s": 0.3})
     await made.create()
     reader = await made.open_reader(ReadRequest())
@@ -367,10 +371,10 @@ async def finishes(call: Awaitable[object], *, within_s: float) -> bool:
     return True
 
 
-async def test_too_much_under_way_makes_a_write_wait(
+async def test_a_write_waits_while_too_many_bytes_are_unacknowledged(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
-    """Without a limit, a slow broker makes the process grow."""
+    """The process grew without a limit while the broker was slow."""
     made = handle(**PATIENT, max_unacked_bytes=100_000)
     await made.create()
     writer = await made.open_writer()
@@ -388,7 +392,7 @@ async def test_too_much_under_way_makes_a_write_wait(
 async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_one(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
-    """The next expected sequence numbers are unknown: with wrong ones, records could be lost or refused."""
+    """A transaction after an aborted one used wrong sequence numbers, so its records were lost or refused."""
     made = handle(**PATIENT)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -411,14 +415,14 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
 async def until_stored(made: Topic, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await made.describe()).offsets[0][1] < count:
-            pass  # it is on its way
+            pass  # the record is being sent
 
 
-# -- Deleted
+# -- deleted topics
 
 
 async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
-    """A deleted topic does not return, for any time limit."""
+    """A reader waited until its time limit for a deleted topic, which never returns."""
     made = handle(give_up_after_s=600)
     await made.create(partitions=2)
     readers: list[TopicReader] = [
@@ -434,7 +438,7 @@ async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callabl
 
 
 async def test_a_writer_to_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
-    """Kafka's own clients retry this for minutes."""
+    """A writer retried for minutes on a deleted topic, as Kafka's own clients do."""
     made = handle(give_up_after_s=600)
     await made.create()
     writer = await made.open_writer()
@@ -448,7 +452,7 @@ async def test_a_writer_to_a_deleted_topic_gets_an_error_at_once(handle: Callabl
 async def test_a_transaction_on_a_deleted_topic_gets_an_error_and_the_next_one_works(
     handle: Callable[..., Topic],
 ) -> None:
-    """One wrong sink must not take the others with it."""
+    """One sink with a deleted topic made the other sinks of the transaction fail for ever."""
     gone, kept = handle("gone", give_up_after_s=600), handle("kept")
     await gone.create()
     await kept.create()

@@ -1,4 +1,4 @@
-"""Jobs whose topics are deleted, created again or cut off: one error that names the loss and the choices."""
+"""Jobs whose topics are deleted, created again or truncated fail with one error that names the loss and the choices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def topics(kafka_topic: MakeTopic) -> Topics:
 
 @pytest.fixture
 def run(serve: Serve, topics: Topics, topic_prefix: str, tmp_path: Path) -> RunAgain:
-    """Each call is a run of the same flow, which resumes from the same folder."""
+    """Return a function that runs the same flow again, from the same folder."""
 
     def run(**options: Any) -> Service:
         return serve(sums_flow(f"{topic_prefix}sums", topics), checkpoints_in(tmp_path), **options)
@@ -59,7 +59,7 @@ def check_cause(error: StreamiterError, kind: type[Exception], *said: str) -> No
 async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_the_next_one_resumes(
     topics: Topics, run: RunAgain, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Results went nowhere for a week; and after the repair some of them came twice."""
+    """Results were lost for a week, and after the repair some of them were written twice."""
     with nothing_unheard(caplog):
         service = run()
         async with feeding(topics.numbers) as feed:
@@ -72,7 +72,7 @@ async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_t
         await until_committed(topics.sums, last=feed.count - 1)
         await service.suspended()
     outputs = [orjson.loads(record.value or b"")[:2] for record in await read_to_end(topics.sums)]
-    # Those from the last checkpoint on: what was committed before is gone with the topic.
+    # The topic has the outputs after the last checkpoint; earlier outputs were deleted with the topic.
     assert outputs == expected(feed.count)[-len(outputs) :]
     assert len(outputs) > 0
 
@@ -114,16 +114,15 @@ other records, and has the offsets 0 to"
     await check_committed(topics.sums, end + 30)
 
 
-async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_an_added_partition(
+async def test_a_job_continues_after_a_restart_of_the_broker_and_an_added_partition(
     breakable_broker: KafkaServer,
     topic_prefix: str,
     serve: Serve,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A topic that was never deleted must never be taken for another topic.
-
-    ``test_a_job_comes_through_a_restart_of_its_broker`` tests restarts while a job runs.
+    """A job took a topic that was never deleted for another topic. Restarts during a run are tested in
+    ``test_a_job_survives_a_restart_of_its_broker``.
     """
     prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
     made = Topics.same(

@@ -1,4 +1,4 @@
-"""Jobs whose own process is stopped for longer than their transactions may last."""
+"""A process of a job is stopped for longer than its transactions may last."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from streamiter_kafka.trouble import BrokerTrouble, RetryLimit
 
 _TESTS: Final = Path(__file__).parents[1]
 _TIMEOUT_S: Final = 1.0
-# The broker looks for transactions that have lasted too long five times a second.
+# The broker looks five times a second for transactions that are open for too long.
 _LONGER_S: Final = 2.0
 # The process is stopped for longer than the broker may be away: the error must not blame the broker.
 _PATIENCE: Final = {"give_up_after_s": 1.5, "request_timeout_s": 0.5}
-# With records in its transaction: at the first commits there may be none yet.
+# The number of the commit at which the process stops; the transactions of the first commits may have no records yet.
 _COMMIT: Final = 6
 _RESTARTED: Final = "resuming from the last checkpoint"
 
@@ -45,7 +45,7 @@ async def topics(kafka_topic: Callable[..., Topic]) -> Topics:
 
 @pytest.fixture
 def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
-    """Return the program of sums, with transactions that may last a second."""
+    """Return the program of sums, whose transactions may last one second."""
     options = Options(
         flow=f"{topic_prefix}sums",
         numbers=topics.numbers.url,
@@ -64,13 +64,13 @@ def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
 
 
 def frozen_at_commit(program: Program) -> AbstractAsyncContextManager[Process]:
-    """Return the program, which stops itself right before a commit."""
+    """Run the program until it stops itself right before a commit."""
     return running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP)
 
 
 async def frozen_too_long(process: Process) -> None:
     assert await process.until(process.is_stopped)
-    await asyncio.sleep(_LONGER_S)  # the broker's time, which no condition tells
+    await asyncio.sleep(_LONGER_S)  # the broker measures real time, which no condition signals
 
 
 async def suspended(process: Process) -> str:
@@ -84,7 +84,7 @@ async def suspended(process: Process) -> str:
 async def test_a_job_that_was_frozen_for_too_long_resumes_from_its_checkpoint_automatically(
     topics: Topics, program: Program
 ) -> None:
-    """A paused machine resumed, and the service stayed down until an operator noticed; or it continued with a gap."""
+    """A frozen machine resumed, and the service stayed down until an operator noticed, or it continued with a gap."""
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as process:
         await frozen_too_long(process)
         process.send(signal.SIGCONT)
@@ -92,14 +92,14 @@ async def test_a_job_that_was_frozen_for_too_long_resumes_from_its_checkpoint_au
         await until_committed(topics.watched_sums, feed.count)
         printed = await suspended(process)
     await check_committed(topics.watched_sums, feed.count)
-    [told] = [line for line in printed.splitlines() if _RESTARTED in line]
-    assert told.startswith("WARNING streamiter.job flow ")
-    assert f"which was open for over {_TIMEOUT_S:g} s" in told
+    [warning] = [line for line in printed.splitlines() if _RESTARTED in line]
+    assert warning.startswith("WARNING streamiter.job flow ")
+    assert f"which was open for over {_TIMEOUT_S:g} s" in warning
     assert "Traceback" not in printed
 
 
 async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topics, program: Program) -> None:
-    """The frozen job took the end of its transaction for a timeout, and ended the run that had replaced it."""
+    """A frozen job took the end of its transaction for a timeout, and ended the run that had replaced it."""
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as zombie:
         await frozen_too_long(zombie)
         async with running(program) as twin:
@@ -117,7 +117,7 @@ async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topi
     assert "another run of the flow has taken over, so this one must end" in last
 
 
-async def test_one_attempt_never_uses_up_all_patience() -> None:
+async def test_one_late_answer_never_uses_up_the_retry_limit() -> None:
     """A machine slept for a night, the first answer was late, and the error said that the broker was down."""
     clock = ManualClock()
     patience = RetryLimit("topic 'clicks'", 60.0, clock)

@@ -1,4 +1,4 @@
-"""Jobs whose broker stops, dies or freezes, also during a commit: the committed outputs are correct."""
+"""The broker of a job stops, dies or freezes, also during a commit, and the committed outputs are correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamiter_kafka.transactions import KafkaTransactions
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 1.0}
 QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.3}
-# The broker looks for transactions that have lasted too long five times a second.
+# The broker looks five times a second for transactions that are open for too long.
 SHORT_TRANSACTION = {"transaction_timeout_s": 1.0, "alignment_timeout_s": 0.5}
 
 
@@ -32,7 +32,7 @@ def soak_seed() -> int:
 
 
 def soak_faults() -> int:
-    """Return the number of faults of a soak; each takes some ten seconds."""
+    """Return the number of faults of a soak test; each fault takes about ten seconds."""
     return int(os.environ.get("STREAMITER_SOAK_FAULTS", "10"))
 
 
@@ -42,7 +42,7 @@ Interrupt = Callable[[KafkaServer], Awaitable[None]]
 
 @pytest.fixture
 def make_topics(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopics:
-    """Return topics of the broker that will break, for a job with these options."""
+    """Return a maker of topics on the broker that will break, for a job with the given options."""
 
     def make(**options: object) -> Topics:
         prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
@@ -54,7 +54,7 @@ def make_topics(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopics:
 
 @pytest.fixture
 def flow_name(topic_prefix: str) -> str:
-    """Return a unique name: flows of all tests share the topic of the commit records."""
+    """Return a unique name for a flow, because the flows of all tests share the topic of commit records."""
     return f"{topic_prefix}sums"
 
 
@@ -70,19 +70,19 @@ async def kill_and_start(broker: KafkaServer) -> None:
 
 async def freeze(broker: KafkaServer, *, for_s: float) -> None:
     broker.pause()
-    await asyncio.sleep(for_s)  # frozen: no condition tells
+    await asyncio.sleep(for_s)  # a frozen broker signals no condition
     broker.resume()
 
 
-async def check_goes_on(serve: Serve, flow: str, topics: Topics, kept: Checkpoints, count: int) -> None:
-    """A new run commits the remaining outputs, and then all outputs are correct."""
+async def check_resumes(serve: Serve, flow: str, topics: Topics, kept: Checkpoints, count: int) -> None:
+    """Check that a new run commits the remaining outputs, and that all outputs are then correct."""
     service = serve(sums_flow(flow, topics), kept)
     await until_committed(topics.watched_sums, count)
     await service.suspended()
     await check_committed(topics.watched_sums, count)
 
 
-# -- gone for a while
+# -- stopped for a while
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def check_goes_on(serve: Serve, flow: str, topics: Topics, kept: Checkpoin
     ],
     ids=["stop", "kill for longer than a transaction", "stop for longer than a transaction", "kill"],
 )
-async def test_a_job_comes_through_a_restart_of_its_broker(
+async def test_a_job_survives_a_restart_of_its_broker(
     serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
@@ -105,7 +105,7 @@ async def test_a_job_comes_through_a_restart_of_its_broker(
     transactions: dict[str, float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A rolling update of the cluster took all jobs with it, or their last seconds; or one blamed another for it."""
+    """A rolling update of the cluster ended all jobs, lost their last seconds, or made one job blame another."""
     topics = make_topics(**PATIENT)
     await topics.create()
     with nothing_unheard(caplog):
@@ -123,18 +123,18 @@ async def test_a_job_comes_through_a_restart_of_its_broker(
 
 
 class Reached:
-    """Stops jobs where they call a method of their transactions, until the test lets them continue."""
+    """Stops jobs at a method of their transactions until the test lets them continue."""
 
     def __init__(self, patch: pytest.MonkeyPatch, method: str, *, skip: int) -> None:
-        self.is_there = asyncio.Event()
-        self.go_on = asyncio.Event()
+        self.is_reached = asyncio.Event()
+        self.may_continue = asyncio.Event()
         original: Any = getattr(KafkaTransactions, method)
         calls = iter(range(skip))
 
         async def reached(transactions: KafkaTransactions) -> Any:
             if next(calls, None) is None:
-                self.is_there.set()
-                await self.go_on.wait()
+                self.is_reached.set()
+                await self.may_continue.wait()
             return await original(transactions)
 
         patch.setattr(KafkaTransactions, method, reached)
@@ -151,16 +151,16 @@ async def test_a_broker_that_dies_right_before_a_commit_or_after_it_changes_noth
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The answer was lost, and the outputs of that checkpoint were written a second time."""
+    """The answer to a commit was lost, and the outputs of its checkpoint were written a second time."""
     topics = make_topics(**PATIENT)
     await topics.create()
     reached = Reached(monkeypatch, method, skip=4)
     with nothing_unheard(caplog):
         service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
         async with feeding(topics.watched_numbers) as feed:
-            await service.until(reached.is_there.is_set)
+            await service.until(reached.is_reached.is_set)
             restarting = asyncio.create_task(kill_and_start(breakable_broker))
-            reached.go_on.set()
+            reached.may_continue.set()
             await restarting
             await service.works()
         await until_committed(topics.watched_sums, feed.count)
@@ -179,7 +179,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
     how: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Jobs hung for days, or reported a dozen errors that followed from the first."""
+    """Jobs hung for days, or reported a dozen errors that followed from the first one."""
     topics = make_topics(**QUICK)
     await topics.create()
     with nothing_unheard(caplog):
@@ -191,7 +191,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
             await asyncio.to_thread(breakable_broker.start)
             breakable_broker.resume()
         patient = make_topics(**PATIENT)
-        await check_goes_on(serve, flow_name, patient, checkpoints_in(tmp_path), feed.count)
+        await check_resumes(serve, flow_name, patient, checkpoints_in(tmp_path), feed.count)
     assert isinstance(error, JobFailed)
     assert isinstance(error.__cause__, TopicUnavailable)
     assert "Is the broker running, and is the address right?" in one_line(error)
@@ -208,7 +208,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The frozen broker executed old requests later, in a transaction that was over."""
+    """A frozen broker executed old requests later, in a transaction that had ended."""
     topics = make_topics(**PATIENT)
     await topics.create()
     with nothing_unheard(caplog):
@@ -220,7 +220,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
-    # Only if the broker ended the transaction before it answered the requests.
+    # The job resumes only if the broker ended the transaction before it answered the requests.
     assert len(service.jobs) == 1 + caplog.text.count("resuming from the last checkpoint")
 
 
@@ -246,7 +246,7 @@ async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_a
         again = serve(sums_flow(flow_name, topics), kept, restore=statistics.checkpoints.committed)
         await until_committed(topics.watched_sums, feed.count)
         await again.suspended()
-        service = serve(sums_flow(flow_name, topics), kept)  # The new commit records are as good.
+        service = serve(sums_flow(flow_name, topics), kept)  # resumes from the new commit records
         await service.works()
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
@@ -260,7 +260,7 @@ async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_a
 async def test_commit_records_that_are_deleted_between_two_runs_are_no_fresh_start(
     serve: Serve, make_topics: MakeTopics, flow_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The cluster was restored from a copy without that topic."""
+    """The cluster was restored from a copy without the commit topic, and all flows started fresh."""
     topics = make_topics(**PATIENT)
     await topics.create()
     kept = checkpoints_in(tmp_path)
@@ -280,7 +280,7 @@ async def test_commit_records_that_are_deleted_between_two_runs_are_no_fresh_sta
     assert "has no commit record of this flow" in one_line(refused)
 
 
-# -- for as long as one likes
+# -- soak
 
 
 async def _any_fault(broker: KafkaServer, random: Random) -> None:
@@ -293,7 +293,7 @@ async def _any_fault(broker: KafkaServer, random: Random) -> None:
 
 
 @pytest.mark.soak
-async def test_a_job_comes_through_any_faults_of_its_broker(
+async def test_a_job_survives_any_faults_of_its_broker(
     serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
@@ -301,12 +301,12 @@ async def test_a_job_comes_through_any_faults_of_its_broker(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Errors that need one special moment of a thousand; a later run after a clear error is also correct."""
+    """Errors appeared only at rare moments of a fault, or a run after a clear error had wrong outputs."""
     topics = make_topics(**PATIENT)
     await topics.create()
     random = Random(soak_seed())
     kept = checkpoints_in(tmp_path, **SHORT_TRANSACTION)
-    told: list[StreamiterError] = []
+    errors: list[StreamiterError] = []
     with nothing_unheard(caplog):
         service = serve(sums_flow(flow_name, topics), kept)
         async with feeding(topics.watched_numbers) as feed:
@@ -316,12 +316,13 @@ async def test_a_job_comes_through_any_faults_of_its_broker(
                 try:
                     await service.works()
                 except (JobFailed, TopicUnavailable) as error:
-                    told.append(error)
+                    errors.append(error)
                     service = serve(sums_flow(flow_name, topics), kept)
                     await service.works()
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
     assert all(
-        isinstance(error, TopicUnavailable) or isinstance(error.__cause__, TopicUnavailable) for error in told
+        isinstance(error, TopicUnavailable) or isinstance(error.__cause__, TopicUnavailable)
+        for error in errors
     )

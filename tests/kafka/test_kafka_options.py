@@ -1,4 +1,4 @@
-"""URLs and options: which are accepted, which are refused, and which are never shown."""
+"""Options of a URL and of keywords are accepted or refused, and secrets are never shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SASL = {"security_protocol": "SASL_SSL", "sasl_username": "alice", "sasl_passwor
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    """A misspelt option that is ignored is a setting that silently does not hold."""
+    """A misspelt option was ignored, so its setting silently had no effect."""
     with pytest.raises(ConfigurationError, match=r"compresion.*compression"):
         topic(URL, compresion="zstd")
     with pytest.raises(ConfigurationError, match=r"compresion.*compression"):
@@ -39,20 +39,20 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(option: str, value: object) -> None:
-    """The first use of a wrong value, hours later and deep in a client, is the wrong place to say so."""
+    """A wrong value was reported hours later by its first use, deep in a client."""
     with pytest.raises(ConfigurationError, match=option):
         topic(URL, **{option: value})
 
 
 def test_options_come_from_the_url_too_and_keywords_go_first() -> None:
-    """The command line has only the URL."""
+    """Users of the command line could not set options, because they only have the URL."""
     made = topic(f"{URL}?compression=lz4&give_up_after_s=7", compression="zstd")
     assert (made.options.compression, made.options.give_up_after_s) == ("zstd", 7.0)
 
 
 @pytest.mark.parametrize("how", ["keywords", "query"])
 def test_credentials_are_never_shown(how: str) -> None:
-    """URLs end in logs, in dashboards and in error reports."""
+    """A password was in a URL that logs, dashboards and error reports showed."""
     if how == "keywords":
         made = topic(URL, **SASL)
     else:
@@ -64,20 +64,22 @@ def test_credentials_are_never_shown(how: str) -> None:
 
 
 def test_a_password_in_the_host_part_is_refused_without_repeating_it() -> None:
-    """The usual way to leak one."""
+    """A password in the host part of a URL was repeated by an error, which is the usual way to leak one."""
     with pytest.raises(ConfigurationError, match="sasl_password") as caught:
         topic("kafka://alice:hush-hush@127.0.0.1:9092/clicks")
     assert "hush-hush" not in str(caught.value)
 
 
 def test_a_misspelt_credential_is_not_repeated() -> None:
-    """A value of an unknown option may also be a secret."""
+    """The error about an unknown option repeated its value, which was a secret."""
     with pytest.raises(ConfigurationError, match="sasl_pasword") as caught:
         topic(f"{URL}?sasl_pasword=hush-hush")
     assert "hush-hush" not in str(caught.value)
 
 
-_ONE_OPTION_TOO_MANY = "ssl_keyfile"  # Refused without TLS: so there is an error with each of these options.
+_ONE_OPTION_TOO_MANY = (
+    "ssl_keyfile"  # is refused without TLS, so there is an error with each of these options
+)
 
 
 @pytest.mark.parametrize("how", ["keywords", "query"])
@@ -97,7 +99,7 @@ _ONE_OPTION_TOO_MANY = "ssl_keyfile"  # Refused without TLS: so there is an erro
     ],
 )
 def test_a_secret_that_is_given_for_another_option_is_not_repeated(option: str, how: str) -> None:
-    """The values changed places in a script, and the error had the password in it."""
+    """The values changed places in a script, and the error contained the password."""
     options = {_ONE_OPTION_TOO_MANY: "key.pem", option: "hush-hush"}
     query = "&".join(f"{name}={value}" for name, value in options.items())
     url, keywords = (URL, options) if how == "keywords" else (f"{URL}?{query}", {})
@@ -119,7 +121,7 @@ def test_a_secret_that_is_given_for_another_option_is_not_repeated(option: str, 
     ],
 )
 def test_a_malformed_url_does_not_repeat_a_secret(place: str) -> None:
-    """A password with a slash or an ampersand in it takes a URL apart."""
+    """A password with a slash or an ampersand split the URL, and the error about the URL repeated it."""
     with pytest.raises(ConfigurationError) as caught:
         topic(f"kafka://{place}")
     assert "hush" not in str(caught.value)
@@ -127,7 +129,7 @@ def test_a_malformed_url_does_not_repeat_a_secret(place: str) -> None:
 
 @pytest.mark.parametrize("given", ["hush-hush", "hush-hush\n", "hush-hush\r\n", " hush ", "\n\n"])
 def test_a_secret_may_be_in_a_file_whose_last_line_end_is_not_part_of_it(tmp_path: Path, given: str) -> None:
-    """Secrets that are mounted as files are written by `echo`, which ends the line."""
+    """A password from a file was refused, because `echo` had written a line end behind it."""
     file = tmp_path / "password"
     file.write_bytes(given.encode())
     options = {**SASL, "sasl_password": None, "sasl_password_file": str(file)}
@@ -140,7 +142,7 @@ def test_a_secret_may_be_in_a_file_whose_last_line_end_is_not_part_of_it(tmp_pat
 
 @pytest.mark.parametrize("option", ["sasl_username", "sasl_password", "ssl_password"])
 def test_every_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    """A command line is seen by every user of the machine, and stays in the history of the shell."""
+    """Every user of the machine saw the password in the command line, and the shell's history kept it."""
     monkeypatch.setenv("KAFKA_SECRET", "hush-hush")
     options = {**SASL, option: None, f"{option}_env": "KAFKA_SECRET"}
     made = topic(URL, **options)
@@ -148,8 +150,8 @@ def test_every_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch,
     assert "hush" not in f"{made.url} {made!r} {made.options!r}"
 
 
-def test_a_secret_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty password would be refused by the broker, with no word of where it should have come from."""
+def test_a_missing_secret_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker refused an empty password, and no message named the variable or file where it was missing."""
     monkeypatch.setenv("EMPTY", "")
     monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
     (tmp_path / "empty").write_text("\n")
@@ -176,7 +178,7 @@ def test_a_secret_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("ways", [("", "_env"), ("", "_file"), ("_env", "_file"), ("", "_env", "_file")])
 def test_a_secret_that_is_given_in_several_ways_is_refused(ways: tuple[str, ...]) -> None:
-    """Which of them holds would be found out when one is changed, and nothing changes."""
+    """A user changed one of two settings of a password, and the change had no effect."""
     given = {f"sasl_password{way}": "HUSH" for way in ways}
     listed = ", ".join(given)
     with pytest.raises(ConfigurationError, match=f"expected one of {listed}, given {len(ways)}") as caught:
@@ -186,7 +188,7 @@ def test_a_secret_that_is_given_in_several_ways_is_refused(ways: tuple[str, ...]
 
 @pytest.mark.parametrize("password", ["hush\ud800hush", "hush\0hush"])
 def test_a_password_that_cannot_be_sent_is_refused_without_repeating_it(password: str) -> None:
-    """Python's error for a text that cannot be encoded contains the whole text."""
+    """Python's error for a text that cannot be encoded contained the whole password."""
     with pytest.raises(ConfigurationError, match="sasl_password to be a text in UTF-8") as caught:
         topic(URL, **{**SASL, "sasl_password": password})
     assert "hush" not in str(caught.value)
@@ -202,7 +204,7 @@ def test_a_password_that_cannot_be_sent_is_refused_without_repeating_it(password
     ],
 )
 def test_credentials_that_would_not_be_used_are_refused(options: dict[str, object]) -> None:
-    """A password that is given and ignored means an open connection that looks like a safe one."""
+    """A password was given and ignored, so an unprotected connection looked like a safe one."""
     with pytest.raises(ConfigurationError, match=r"security_protocol|sasl_username"):
         topic(URL, **options)
 
@@ -220,20 +222,20 @@ def test_credentials_that_would_not_be_used_are_refused(options: dict[str, objec
     ],
 )
 def test_a_malformed_url_is_refused(url: str) -> None:
-    """Better here than as a connection that is refused somewhere."""
+    """A malformed URL was noticed only when a connection was refused."""
     with pytest.raises(ConfigurationError, match="expected"):
         topic(url)
 
 
 def test_servers_in_another_order_are_the_same_commit_domain() -> None:
-    """One transaction must be able to write to both."""
+    """Two topics of one cluster had different commit domains, so one transaction could not write to both."""
     one = topic("kafka://b:1,a/clicks")
     other = topic("kafka://a:9092,b:1/updates")
     assert one.commit_domain == other.commit_domain != topic("kafka://c/clicks").commit_domain
 
 
 def test_a_missing_certificate_file_is_named(tmp_path) -> None:
-    """The error of the library names neither the option nor the file."""
+    """The library's error about a missing file named neither the option nor the file."""
     made = topic(URL, security_protocol="SSL", ssl_cafile=str(tmp_path / "nowhere.pem"))
     with pytest.raises(ConfigurationError, match=r"ssl_cafile.*nowhere\.pem"):
         made._cluster()

@@ -21,7 +21,7 @@ from streamiter.topics import Topic
 async def test_partitions_on_a_broker_change_hands(
     kafka_topic: Callable[..., Topic], topic_prefix: str, parallelisms: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """A partition that another subtask had read was read from its beginning, and its keys were counted again."""
+    """A partition that another subtask had read was read again from its beginning, and its keys were counted twice."""
     source, out = kafka_topic("in"), kafka_topic("out")
     await source.create(partitions=PARTITIONS)
     await out.create()

@@ -1,4 +1,4 @@
-"""Handling of fetched bytes: positions, stops, columns, damage. Without a broker."""
+"""Fetched bytes become records with positions, stops, columns and checks of damage, without a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from streamiter_kafka.reader import KafkaBatch, ReadPartition
 
 
 def stored(first: int, count: int, compression: str = "none") -> bytes:
-    """A record batch as a broker stores it: records of the offsets ``first`` and on, each valued by its own."""
+    """Return a record batch as a broker stores it, with ``count`` records from offset ``first``; each value is its
+    offset.
+    """
     packing = Packing("t", 10**6, compression=compression, max_batch_bytes=10**6, transactional=False)
     queue = PartitionQueue(packing, 0)
     numbers = range(first, first + count)
@@ -25,9 +27,7 @@ def stored(first: int, count: int, compression: str = "none") -> bytes:
     )
     queue.put(batch, 0)
     sealed = bytes(queue.seal(ProducerIdentity()))
-    return (
-        struct.pack(">q", first) + sealed[8:]
-    )  # the offset is the broker's to give, and not in the checksum
+    return struct.pack(">q", first) + sealed[8:]  # the broker sets the offset, which is not in the checksum
 
 
 def partition(offset: int = 0, stop: int | None = None) -> ReadPartition:
@@ -39,7 +39,7 @@ def taken(read: ReadPartition, max_records: int = 100) -> list[int]:
 
 
 def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
-    """A broker returns whole batches, for any position in them."""
+    """A reader returned records before its start or after its stop, because a broker returns whole batches."""
     read = partition(offset=3, stop=12)
     read.add(read.fetch_offset, stored(0, 5) + stored(5, 5) + stored(10, 5), None, 15)
     assert taken(read) == list(range(3, 12))
@@ -48,7 +48,7 @@ def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
 
 
 def test_the_next_offset_is_never_behind_dropped_records() -> None:
-    """A run that ends at its stop position is resumed by a run that reads further: no record may be missing."""
+    """A run ended at its stop position, and a run that read further missed records."""
     read = partition(offset=3, stop=7)
     read.add(read.fetch_offset, stored(0, 10), None, 10)
     assert read.position == 3
@@ -60,9 +60,7 @@ def test_the_next_offset_is_never_behind_dropped_records() -> None:
 
 
 def test_an_answer_to_an_earlier_fetch_is_dropped() -> None:
-    """A partition had a new leader, and the old leader answered last, with records that the new leader did not
-    have.
-    """
+    """A partition had a new leader, and the old leader answered last, with records that the new one did not have."""
     read = partition()
     read.add(0, stored(0, 5), None, 10)
     read.add(0, stored(0, 5) + stored(5, 3), None, 5)
@@ -73,7 +71,7 @@ def test_an_answer_to_an_earlier_fetch_is_dropped() -> None:
 
 
 def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
-    """Neither small nor huge batches of a producer decide how many records a flow takes at once."""
+    """The size of a producer's batches decided how many records a flow took at once."""
     read = partition()
     read.add(read.fetch_offset, b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
     assert taken(read, 10) == list(range(10))
@@ -86,15 +84,15 @@ def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
 
 
 def test_offsets_that_were_compacted_away_are_passed_over() -> None:
-    """A reader that waits for the offset after its last record waits for ever."""
+    """A reader waited for ever for an offset that compaction had removed."""
     read = partition(stop=50)
     read.add(read.fetch_offset, stored(7, 2) + stored(60, 2), None, 62)
     assert taken(read) == [7, 8]
     assert read.is_finished
 
 
-def test_what_is_held_is_counted_and_let_go() -> None:
-    """The bound on memory rests on this number."""
+def test_fetched_bytes_are_counted_and_released() -> None:
+    """The limit of memory had no effect, because it uses this number of bytes."""
     read = partition()
     read.add(read.fetch_offset, stored(0, 50) + stored(50, 50), None, 100)
     held = read.fetched_bytes
@@ -106,7 +104,7 @@ def test_what_is_held_is_counted_and_let_go() -> None:
 
 
 def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
-    """A reader that continued would return records that were never written."""
+    """A reader continued after a damaged batch, and returned records that were never written."""
     damaged = bytearray(stored(20, 5))
     damaged[-3] ^= 1
     read = partition(offset=20)
@@ -117,7 +115,7 @@ def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_all_columns_belong_to_the_same_records_however_a_batch_is_cut(compression: str) -> None:
-    """Columns are built when they are asked for: each cut must build its own."""
+    """A part of a batch had the columns of other records, because columns are built only when they are used."""
     read = partition()
     read.add(read.fetch_offset, stored(0, 12, compression), None, 12)
     batch = KafkaBatch(0, read.take(12))

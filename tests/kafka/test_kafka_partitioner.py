@@ -1,4 +1,4 @@
-"""Keys go where the Java client sends them."""
+"""A key goes to the same partition as with the Java client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.examples import random_examples
 
 from streamiter_kafka.packing import murmur2, partitions_of_keys
 
-# From the Java client's own test, UtilsTest.testMurmur2.
+# The hashes are those of the Java client's own test, UtilsTest.testMurmur2.
 JAVA_HASHES = {
     b"21": -973932308,
     b"foobar": -790332482,
@@ -22,7 +22,7 @@ JAVA_HASHES = {
 
 @pytest.mark.parametrize(("key", "expected"), JAVA_HASHES.items())
 def test_the_hash_is_that_of_the_java_client(key: bytes, expected: int) -> None:
-    """Another hash would part equal keys that are written from two languages."""
+    """Records with equal keys from two languages went to different partitions, because the hashes differed."""
     assert murmur2(key) == expected % 2**32
 
 
@@ -32,10 +32,8 @@ def keys_and_partitions(random: Random) -> tuple[list[bytes], int]:
 
 
 @random_examples(keys_and_partitions, examples=500)
-def test_many_keys_at_once_go_where_each_goes_alone(example: tuple[list[bytes], int]) -> None:
-    """A few keys are hashed one by one and many together: the partition of a key must not depend on the size of
-    its batch.
-    """
+def test_many_keys_go_to_the_same_partitions_as_single_keys(example: tuple[list[bytes], int]) -> None:
+    """The partition of a key depended on the size of its batch, because many keys are hashed together."""
     keys, partitions = example
     alone = [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
     assert partitions_of_keys(keys, partitions) == alone

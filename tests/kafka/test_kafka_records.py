@@ -1,4 +1,4 @@
-"""Records on a real broker: other clients, compression, compaction, time."""
+"""Records on a real broker, with other clients, compression, compaction and retention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeTopic = Callable[..., Topic]
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 async def test_compressed_records_come_back_and_are_smaller(kafka_topic: MakeTopic, compression: str) -> None:
-    """A codec that is accepted but not applied is found out by the bill for the disk."""
+    """A codec was accepted and not applied, and only the costs of the disk showed it."""
     topic = kafka_topic(compression=compression)
     await topic.create()
     values = [b"%d " % number * 50 for number in range(3000)]
@@ -58,7 +58,7 @@ async def codecs_on_the_wire(topic: Topic) -> set[int]:
 
 
 async def test_another_client_reads_what_is_written(kafka_broker, kafka_topic: MakeTopic) -> None:
-    """A topic is shared with services in other languages."""
+    """A service in another language could not read the records of a shared topic."""
     topic = kafka_topic()
     await topic.create()
     batch = OutgoingBatch(
@@ -80,8 +80,10 @@ async def test_another_client_reads_what_is_written(kafka_broker, kafka_topic: M
     ]
 
 
-async def test_keys_go_where_another_client_sends_them(kafka_broker, kafka_topic: MakeTopic) -> None:
-    """Otherwise the records of a key are in two partitions as soon as two programs write the topic."""
+async def test_keys_go_to_the_same_partitions_as_with_another_client(
+    kafka_broker, kafka_topic: MakeTopic
+) -> None:
+    """Two programs wrote one topic, and the records of a key were in two partitions."""
     topic = kafka_topic()
     await topic.create(partitions=7)
     keys = [b"user-%d" % number for number in range(200)]
@@ -102,7 +104,7 @@ async def test_keys_go_where_another_client_sends_them(kafka_broker, kafka_topic
 
 
 async def test_unkeyed_batches_spread_over_all_partitions(kafka_topic: MakeTopic) -> None:
-    """One busy partition would be one busy subtask."""
+    """One partition got all records, so one subtask did all the work."""
     topic = kafka_topic()
     await topic.create(partitions=3)
     writer = await topic.open_writer()
@@ -116,7 +118,7 @@ async def test_unkeyed_batches_spread_over_all_partitions(kafka_topic: MakeTopic
 async def test_a_writer_finds_partitions_that_were_added(
     kafka_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic is widened because it is too narrow, and then the new partitions stay empty."""
+    """Partitions were added to a busy topic, and the writer left them empty."""
     topic = kafka_topic()
     await topic.create(partitions=1)
     writer = await topic.open_writer()
@@ -129,7 +131,7 @@ async def test_a_writer_finds_partitions_that_were_added(
 
 
 async def test_records_can_be_acknowledged_by_the_leader_alone(kafka_topic: MakeTopic) -> None:
-    """Some users prefer speed to a replica."""
+    """Users who prefer speed to safety could not write with the leader's acknowledgement alone."""
     topic = kafka_topic(acks="1")
     await topic.create(partitions=2)
     await write(topic, OutgoingBatch(numbered(range(1000)), keys=numbered(range(1000))))
@@ -137,7 +139,7 @@ async def test_records_can_be_acknowledged_by_the_leader_alone(kafka_topic: Make
 
 
 async def test_small_writes_travel_together_under_load(kafka_topic: MakeTopic) -> None:
-    """A request for each record would make a thousand writes a second the limit."""
+    """Each record was sent in its own request, so a thousand writes a second were the limit."""
     topic = kafka_topic()
     await topic.create()
     writer = await topic.open_writer()
@@ -165,13 +167,13 @@ async def stored_batches(topic: Topic) -> int:
 
 
 async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic: MakeTopic) -> None:
-    """A writer lingers only if it is asked to; a flush asks for the opposite."""
+    """A writer sent each record alone although it was asked to linger, or a flush lingered too."""
     topic = kafka_topic(linger_s=600)
     await topic.create()
     writer = await topic.open_writer()
     for number in range(50):
         await writer.write(OutgoingBatch(numbered([number])))
-        await topic.describe()  # the broker has answered since: each had time to leave alone
+        await topic.describe()  # gives the writer time to send each record alone
     await patiently(writer.flush())
     assert await stored_batches(topic) == 1
     await writer.close()
@@ -180,7 +182,7 @@ async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic:
 async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(
     kafka_topic: MakeTopic,
 ) -> None:
-    """The caller takes the record out and writes the batch again: no record may be there twice."""
+    """The caller removed the large record and wrote the batch again, and some records were stored twice."""
     topic = kafka_topic()
     await topic.create(settings={"max.message.bytes": "10000"})
     writer = await topic.open_writer()
@@ -193,7 +195,7 @@ async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(
 
 
 async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic: MakeTopic) -> None:
-    """The size is known only after compression, so the broker decides."""
+    """A record was too large even after compression, and the broker's refusal was not reported."""
     topic = kafka_topic(compression="gzip")
     await topic.create(settings={"max.message.bytes": "1000"})
     writer = await topic.open_writer()
@@ -207,7 +209,7 @@ async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic:
 
 
 async def test_a_record_larger_than_one_fetch_is_read(kafka_topic: MakeTopic) -> None:
-    """A reader that asks for less than one record must not hang before this record."""
+    """A reader that fetched less than one record at a time hung before a large record."""
     topic = kafka_topic(max_batch_bytes=10**7, fetch_max_bytes=1000)
     await topic.create(settings={"max.message.bytes": str(10**7)})
     values = [b"small", b"x" * 3_000_000, b"behind"]
@@ -216,7 +218,7 @@ async def test_a_record_larger_than_one_fetch_is_read(kafka_topic: MakeTopic) ->
 
 
 async def test_a_compacted_topic_ends_a_bounded_read(kafka_topic: MakeTopic) -> None:
-    """The last offsets of a range may be gone: waiting for them is a hang."""
+    """A bounded read waited for ever for last offsets that compaction had removed."""
     topic = kafka_topic()
     settings = {
         "cleanup.policy": "compact",
@@ -236,13 +238,13 @@ async def test_a_compacted_topic_ends_a_bounded_read(kafka_topic: MakeTopic) -> 
             if len(numbers) < written:
                 break
             await asyncio.sleep(0.1)  # the cleaner works in real time
-    # A range whose records are all gone, in the middle of what was compacted.
+    # All records of this range were compacted.
     first = (await read_to_end(topic))[0].offset
     assert await read_to_end(topic, ReadRequest(start={0: 0}, stop={0: first})) == []
 
 
 async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(kafka_topic: MakeTopic) -> None:
-    """The broker's own answer is a number."""
+    """The error was only the number of the broker's own answer."""
     topic = kafka_topic()
     await topic.create(settings={"cleanup.policy": "compact"})
     writer = await topic.open_writer()
@@ -257,7 +259,7 @@ async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(ka
 async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_numbers(
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
-    """A reader that continued at the earliest record would lose the records in between without an error."""
+    """A reader continued at the earliest record, and lost the records before it without an error."""
     topic = kafka_topic()
     await topic.create()
     await write(topic, numbered(range(100)))
@@ -272,14 +274,14 @@ async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_number
 async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an_error(
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
-    """A slow reader is overtaken by the retention: the records that are gone must not just be missing."""
+    """The retention overtook a slow reader, and the deleted records were missing without an error."""
     topic = kafka_topic(fetch_max_bytes=1000)
     await topic.create()
     await write_in_blocks(topic, range(100))
     reader = await topic.open_reader(ReadRequest())
     first = await read_count(reader, 10)
     assert numbers_of(first) == list(range(10))
-    # Nothing beyond the second block has been asked for: the reader holds one and asks for no more.
+    # The reader has asked for nothing beyond the second block: it holds one block and asks for no more.
     await delete_records(kafka_broker.bootstrap, topic, 95)
     for _ in range(2):
         with pytest.raises(OffsetOutOfRange, match="95 to 100"):
@@ -288,7 +290,7 @@ async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an
 
 
 async def write_in_blocks(topic: Topic, numbers: range) -> None:
-    """Write ten records in each block, too large for two blocks in an answer of a kilobyte."""
+    """Write ten records in each block; an answer of a kilobyte has no room for two blocks."""
     writer = await topic.open_writer()
     for start in range(0, len(numbers), 10):
         await writer.write(
@@ -310,12 +312,11 @@ async def read_for_ever(reader: TopicReader, into: list[int] | None = None) -> N
 async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
     kafka_topic: MakeTopic, broker_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader asked for nothing while the topic was deleted, and took 100 records of the new topic for the
-    old one.
+    """The reader fetched nothing while the topic was deleted, and took 100 records of the new topic for the old one.
 
-    Brokers before 2.8 have no ids of topics. There the time of the first record shows it, when the reader looks
-    for new partitions or the broker returns an error; a client without the newer requests looks the same to a
-    broker.
+    Brokers before 2.8 have no ids of topics. With them the reader compares the time of the first record when it looks
+    for new partitions or when the broker returns an error. For a broker, a client without the newer requests looks the
+    same.
     """
     if broker_of == "before ids":
         monkeypatch.setattr(TopicMetadataRequest, "_CLASSES", ())
@@ -344,7 +345,7 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
 
 
 async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topic: MakeTopic) -> None:
-    """The topic was created again: its offsets mean other records."""
+    """The topic was created again, and positions of the old topic were used for other records."""
     topic = kafka_topic()
     await topic.create(partitions=2)
     with pytest.raises(OffsetOutOfRange, match="partition 5"):
@@ -352,7 +353,7 @@ async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topi
 
 
 async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTopic) -> None:
-    """A topic with another retention than asked for loses records, or keeps them too long."""
+    """A topic had another retention than the user had set, and lost records or kept them too long."""
     topic = kafka_topic()
     await topic.create(partitions=2, settings={"retention.ms": "12345", "replication.factor": "1"})
     described = await topic.describe()
@@ -367,7 +368,7 @@ async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTo
 
 
 async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTopic) -> None:
-    """A topic whose partitions have no leader yet refuses the first records."""
+    """A new topic refused the first records, because its partitions had no leader yet."""
     for number in range(5):
         topic = kafka_topic(f"fresh-{number}")
         await topic.create(partitions=4)
@@ -377,7 +378,7 @@ async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTop
 
 
 async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic: MakeTopic) -> None:
-    """Each fetch tells from its position on which of several interleaved producers aborted."""
+    """Aborted records were read, because each answer lists the aborted producers only from its own position on."""
     topic = kafka_topic()
     await topic.create()
     choice = random.Random(11)
@@ -411,7 +412,7 @@ async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic:
 
 
 async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic: MakeTopic) -> None:
-    """A dead run's open transaction must not hold up all readers for ever."""
+    """A dead run's open transaction held up all readers for ever."""
     topic = kafka_topic()
     await topic.create()
     transactions = await topic.open_transactions(f"{topic.name}-t", timeout_s=1.0)
@@ -419,7 +420,7 @@ async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic:
     await transactions.write(topic, OutgoingBatch([b"left open"]))
     async with asyncio.timeout(PATIENCE_S):
         while (await topic.describe()).offsets[0] == (0, 0):
-            pass  # it is on its way
+            pass  # the record is being sent
     await write(topic, [b"behind"])
     reader = await topic.open_reader(ReadRequest())
     assert values_of(await read_count(reader, 1)) == [b"behind"]
@@ -430,7 +431,7 @@ async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic:
 
 
 async def test_a_transaction_timeout_that_the_broker_does_not_take_is_refused(kafka_topic: MakeTopic) -> None:
-    """The limit is the broker's: a checkpoint interval beyond it can never work."""
+    """A checkpoint interval above the broker's limit could never work, and no error said so."""
     topic = kafka_topic()
     await topic.create()
     with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):

@@ -1,4 +1,4 @@
-"""Reading of a topic on a real broker resumes at the position of a snapshot."""
+"""A flow that reads a topic on a real broker resumes at the position of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from streamiter.topics import topic
 from streamiter_kafka.reader import KafkaReader
 
 
-def test_a_kafka_topic_is_read_on(
+def test_a_restored_flow_reads_a_kafka_topic_from_its_position(
     kafka_broker: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions are those behind the handled records, not behind the fetched records."""
+    """A restored flow lost records, because its positions were those behind the fetched and not the handled records."""
     url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks"
     asyncio.run(written(topic(url), numbered(partitions=4)))
     calls = count_calls(KafkaReader, monkeypatch)

@@ -1,4 +1,4 @@
-"""Passwords, certificates and rights, on a broker that asks for them."""
+"""A broker requires passwords, certificates and rights."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from streamiter_kafka.options import KafkaAddress, KafkaOptions
 
 PASSWORD = "right-horse"
 QUICK = {"give_up_after_s": 2.0, "request_timeout_s": 1.0}
-# Checked at the broker once a second at most, and each refusal costs it a moment on purpose.
+# The broker checks a login at most once a second, and delays each refusal on purpose.
 PATIENT = {"give_up_after_s": 20.0}
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an authority, a broker's and a client's certificate, and an authority that has
-    signed none.
-    """
+    """Return a folder with certificates: an authority, a broker and a client signed by it, and another authority."""
     need_openssl()
     directory = tmp_path_factory.mktemp("certificates")
     authority = Authority(directory, "authority")
@@ -41,8 +39,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
-    """A broker with passwords, with certificates, or with both; alice has all rights, bob none, carol those of
-    the test.
+    """Start a broker that asks for passwords, for certificates, or for both.
+
+    Alice has all rights, bob has none, and carol has the rights that a test gives her.
     """
     skip_without_java()
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -83,7 +82,7 @@ def as_user(name: str, password: str = PASSWORD, **options: object) -> dict[str,
 
 
 async def check_round_trip(made: Topic) -> None:
-    """Create, write, write in a transaction, read."""
+    """Check that a topic can be created, written, written in a transaction, and read."""
     await made.create()
     await write(made, [b"a"])
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -95,10 +94,10 @@ async def check_round_trip(made: Topic) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_the_right_password_is_let_in(
+async def test_the_right_password_is_accepted(
     guarded_broker: KafkaServer, topic_prefix: str, mechanism: str
 ) -> None:
-    """Every hosted Kafka asks for one."""
+    """A login with the right password failed, and every hosted Kafka asks for one."""
     made = topic(
         url(guarded_broker, "PASSWORD", topic_prefix + "clicks"), **as_user("alice", sasl_mechanism=mechanism)
     )
@@ -109,7 +108,7 @@ async def test_the_right_password_is_let_in(
 async def test_no_log_record_has_the_login(
     guarded_broker: KafkaServer, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level DEBUG the library logs each request unchanged, and the login request contains the password."""
+    """At level DEBUG the library logged each request unchanged, and the login request contained the password."""
     caplog.set_level("DEBUG")
     for password in (PASSWORD, "wrong-horse"):
         made = topic(
@@ -129,7 +128,7 @@ async def test_no_log_record_has_the_login(
 async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
     guarded_broker: KafkaServer, mechanism: str
 ) -> None:
-    """Some clients repeat the login silently, which locks the account."""
+    """A client repeated a wrong login silently, which locked the account."""
     made = topic(
         url(guarded_broker, "PASSWORD", "clicks"),
         **as_user("alice", "wrong-horse", sasl_mechanism=mechanism),
@@ -144,7 +143,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
 async def test_a_user_without_rights_gets_an_error_that_names_the_missing_rights(
     guarded_broker: KafkaServer, topic_prefix: str
 ) -> None:
-    """Read as "there is no such topic", a missing right costs an afternoon."""
+    """A missing right was reported as a missing topic, and the search for the reason took an afternoon."""
     name = topic_prefix + "clicks"
     await topic(url(guarded_broker, "PLAINTEXT", name)).create()
     made = topic(url(guarded_broker, "PASSWORD", name), **as_user("bob"))
@@ -155,9 +154,9 @@ async def test_a_user_without_rights_gets_an_error_that_names_the_missing_rights
         await patiently(made.open_transactions("t"))
 
 
-# The numbers of the protocol, and the operations it lets a user do.
+# The protocol's numbers of kinds of resources, operations, patterns and permissions.
 TOPIC, TRANSACTIONAL_ID = 2, 5
-READ, WRITE = 3, 4  # each lets describe, too
+READ, WRITE = 3, 4  # each of them also permits describing
 LITERAL, ALLOW = 3, 3
 
 
@@ -173,7 +172,9 @@ async def allow(broker: KafkaServer, user: str, rights: list[tuple[int, str, int
 async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
     guarded_broker: KafkaServer, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If an administrator creates all topics, exactly once must be possible, and errors must name missing rights."""
+    """A flow could not run exactly once where administrators create all topics, and errors did not name the missing
+    right.
+    """
     administered = topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "outputs"))
     await administered.create()
     outputs = topic(url(guarded_broker, "PASSWORD", topic_prefix + "outputs"), **as_user("carol"))
@@ -204,7 +205,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
 async def test_encrypted_connections_work(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """The broker's authority is in a file."""
+    """A connection with TLS failed, although the broker's authority was given in a file."""
     made = topic(
         url(guarded_broker, "BOTH", topic_prefix + "clicks"),
         **as_user("alice", security_protocol="SASL_SSL", ssl_cafile=str(certificates / "authority.pem")),
@@ -215,7 +216,7 @@ async def test_encrypted_connections_work(
 async def test_a_client_shows_its_own_certificate(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """The certificate replaces a password."""
+    """A client that has a certificate instead of a password could not log in."""
     made = topic(
         url(guarded_broker, "MUTUAL", topic_prefix + "clicks"),
         security_protocol="SSL",
@@ -228,10 +229,10 @@ async def test_a_client_shows_its_own_certificate(
 
 
 @pytest.mark.parametrize("options", [{}, {"ssl_cafile": "stranger.pem"}])
-async def test_a_broker_that_cannot_prove_who_it_is_is_refused_with_the_option_to_set(
+async def test_a_broker_without_a_valid_certificate_is_refused_with_the_option_to_set(
     guarded_broker: KafkaServer, certificates: Path, options: dict[str, str]
 ) -> None:
-    """A client that continued would send the password to an unknown server at this address."""
+    """A client sent its password to an unknown server at the broker's address."""
     files = {name: str(certificates / file) for name, file in options.items()}
     made = topic(url(guarded_broker, "TLS", "clicks"), security_protocol="SSL", **files, **PATIENT)
     with pytest.raises(TopicDenied, match=r"certificate does not verify.*ssl_cafile"):
@@ -241,7 +242,7 @@ async def test_a_broker_that_cannot_prove_who_it_is_is_refused_with_the_option_t
 async def test_a_broker_of_another_name_is_refused_unless_that_is_allowed(
     guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
 ) -> None:
-    """The certificate of the broker is only for 127.0.0.1."""
+    """A client accepted a broker by a name that is not in the broker's certificate, without the option for it."""
     port = guarded_broker.address("TLS").rpartition(":")[2]
     by_name = f"kafka://localhost:{port}/{topic_prefix}clicks"
     options = {"security_protocol": "SSL", "ssl_cafile": str(certificates / "authority.pem"), **PATIENT}
@@ -253,7 +254,7 @@ async def test_a_broker_of_another_name_is_refused_unless_that_is_allowed(
 async def test_the_wrong_protocol_is_an_error_with_a_hint(
     guarded_broker: KafkaServer, certificates: Path
 ) -> None:
-    """Brokers drop such connections without a word."""
+    """The broker dropped a connection of the wrong protocol, and the error did not name the reason."""
     plain_to_tls = topic(url(guarded_broker, "TLS", "clicks"), **QUICK)
     with pytest.raises(TopicUnavailable, match=r"security_protocol|no answer|no connection"):
         await patiently(plain_to_tls.describe())
@@ -264,7 +265,7 @@ async def test_the_wrong_protocol_is_an_error_with_a_hint(
 
 
 async def test_files_that_do_not_fit_are_named(guarded_broker: KafkaServer, certificates: Path) -> None:
-    """The library says KEY_VALUES_MISMATCH, and nothing about which files."""
+    """The library's error KEY_VALUES_MISMATCH named no file."""
     made = topic(
         url(guarded_broker, "MUTUAL", "clicks"),
         security_protocol="SSL",

@@ -1,4 +1,4 @@
-"""Transactions whose answers are lost, whose broker dies or freezes: committed once, or known not to be."""
+"""Answers are lost, brokers die or freeze: a transaction is committed once, or it is known to have failed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MakeTopic = Callable[..., Topic]
 
 
 class LossyNetwork:
-    """Loses answers of the broker, or requests on their way to it, by the name of the request."""
+    """Loses answers of the broker or requests to it, by the name of the request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, int] = {}
@@ -65,7 +65,7 @@ class LossyNetwork:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> LossyNetwork:
-    """Return the connection to the broker, which is real; only replies may be lost."""
+    """Return a network that loses messages between the connector and a real broker."""
     lossy = LossyNetwork()
     monkeypatch.setattr(cluster, "send", lossy.send)
     return lossy
@@ -92,13 +92,13 @@ async def write_number(transactions: Transactions, to: Topic, number: int) -> No
 async def test_a_lost_message_neither_loses_nor_doubles_records(
     kafka_topic: MakeTopic, network: LossyNetwork, request_: str, lost: str
 ) -> None:
-    """Every request is sent again when its answer is missing, whether it had been carried out or not."""
+    """A request was sent again after a lost answer, and its records were lost or doubled."""
     made = kafka_topic(**PATIENT)
     await made.create(partitions=2)
     lose = network.lose_answers if lost == "answers" else network.lose_requests
     lose(request_, 2)
     if request_ == "RenewProducerRequest":
-        network.lose_answers("EndTxnRequest")  # which is what makes it necessary
+        network.lose_answers("EndTxnRequest")  # makes the renewal necessary
     transactions = await made.open_transactions(f"{made.name}-t")
     for transaction in range(3):
         if transaction:
@@ -118,10 +118,10 @@ async def test_a_lost_message_neither_loses_nor_doubles_records(
 
 
 @pytest.mark.parametrize("lost", ["answers", "requests"])
-async def test_a_commit_without_any_answer_can_be_found_out(
+async def test_the_outcome_of_a_commit_without_an_answer_can_be_read(
     kafka_topic: MakeTopic, network: LossyNetwork, lost: str
 ) -> None:
-    """Taken for failed, outputs that are visible would be written a second time."""
+    """A commit without an answer was taken for failed, and its visible outputs were written a second time."""
     made = kafka_topic(**QUICK)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -150,7 +150,9 @@ async def test_a_commit_without_any_answer_can_be_found_out(
 async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transaction(
     kafka_topic: MakeTopic, network: LossyNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given up and sent again, the first one may still reach the broker: half a checkpoint would be visible."""
+    """A request that had been sent again arrived late and ended the next transaction, so half a checkpoint was
+    visible.
+    """
     made = kafka_topic(**PATIENT)
     await made.create()
     late: list[tuple[Any, ...]] = []
@@ -168,7 +170,7 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
     await patiently(transactions.commit())
     await patiently(transactions.begin())
     await write_number(transactions, made, 1)
-    await until_written(made, 3)  # the commit of before has the offset 1
+    await until_written(made, 3)  # the first commit has the offset 1
     await patiently(network.send(*late[0]))
     assert numbers_of(await read_to_end(made)) == [0]
     await write_number(transactions, made, 2)
@@ -177,7 +179,7 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
     assert numbers_of(await read_to_end(made)) == [0, 1, 2]
 
 
-async def write_on_and_on(transactions: Transactions, to: Topic) -> None:
+async def write_for_ever(transactions: Transactions, to: Topic) -> None:
     while True:
         await transactions.write(to, OutgoingBatch([b"late"]))
         await asyncio.sleep(0)
@@ -186,13 +188,13 @@ async def write_on_and_on(transactions: Transactions, to: Topic) -> None:
 async def until_written(made: Topic, end: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await made.describe()).offsets[0][1] < end:
-            pass  # it is on its way
+            pass  # the record is being sent
 
 
 async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     kafka_topic: MakeTopic, network: LossyNetwork
 ) -> None:
-    """A request for a new epoch must neither take the id from a newer owner, nor end its transaction."""
+    """A request for a new epoch took the id from a newer owner, or ended the newer owner's transaction."""
     made = kafka_topic(**PATIENT)
     await made.create()
     older = await made.open_transactions(f"{made.name}-t")
@@ -203,7 +205,7 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     newer = await made.open_transactions(f"{made.name}-t")
     await patiently(newer.begin())
     await write_number(newer, made, 1)
-    await until_written(made, 3)  # the commit of before has the offset 1
+    await until_written(made, 3)  # the first commit has the offset 1
     with pytest.raises(ProducerFenced) as caught:
         await patiently(older.begin())
     assert not isinstance(caught.value, TransactionExpired)
@@ -214,7 +216,7 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
 
 
 async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: MakeTopic) -> None:
-    """The contract says: open again, read, and write only the missing records again."""
+    """A caller reopened, read, and wrote the missing records after a cancelled commit, and some were stored twice."""
     made = kafka_topic(**PATIENT)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
@@ -240,10 +242,8 @@ async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: Ma
 
 
 @pytest.mark.parametrize("call", ["write", "commit", "abort"])
-async def test_noticing_that_it_was_replaced_a_run_takes_nothing_from_the_newer_one(
-    kafka_topic: MakeTopic, call: str
-) -> None:
-    """It asked the broker why, which aborted the newer one's transaction to answer: both runs were over."""
+async def test_a_replaced_run_takes_nothing_from_the_newer_run(kafka_topic: MakeTopic, call: str) -> None:
+    """A replaced run asked the broker for the reason, which aborted the newer run's transaction: both runs ended."""
     made = kafka_topic(**PATIENT)
     await made.create()
     older = await made.open_transactions(f"{made.name}-t")
@@ -253,9 +253,9 @@ async def test_noticing_that_it_was_replaced_a_run_takes_nothing_from_the_newer_
     newer = await made.open_transactions(f"{made.name}-t")
     await patiently(newer.begin())
     await write_number(newer, made, 1)
-    await until_written(made, 3)  # the abort of the older one has the offset 1
+    await until_written(made, 3)  # the abort of the older transaction has the offset 1
     with pytest.raises(ProducerFenced) as caught:
-        await patiently(write_on_and_on(older, made) if call == "write" else getattr(older, call)())
+        await patiently(write_for_ever(older, made) if call == "write" else getattr(older, call)())
     assert not isinstance(caught.value, TransactionExpired)
     await older.close()
     await write_number(newer, made, 2)
@@ -264,10 +264,10 @@ async def test_noticing_that_it_was_replaced_a_run_takes_nothing_from_the_newer_
     assert numbers_of(await read_to_end(made)) == [1, 2]
 
 
-async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_either(
+async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newer_run(
     kafka_topic: MakeTopic,
 ) -> None:
-    """The error says that the time was over, which is true; it must not use force to find the present owner."""
+    """A run whose transaction had timed out looked for the present owner, and ended the newer run's transaction."""
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
@@ -280,7 +280,7 @@ async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_
     newer = await made.open_transactions(f"{made.name}-t")
     await patiently(newer.begin())
     await write_number(newer, made, 1)
-    await until_written(made, 4)  # what is behind, and the abort
+    await until_written(made, 4)  # the record "behind" and the abort are written
     with pytest.raises(TransactionExpired, match="unless a newer writer has taken over"):
         await patiently(older.commit())
     await older.close()
@@ -289,14 +289,14 @@ async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_
     assert values_of(await read_to_end(made)) == [b"behind", b"1"]
 
 
-async def test_a_run_replaced_while_nothing_was_open_knows_that_however_late(kafka_topic: MakeTopic) -> None:
-    """Without records the broker measures no time, so a timeout cannot be the reason."""
+async def test_a_run_replaced_without_an_open_transaction_reports_no_timeout(kafka_topic: MakeTopic) -> None:
+    """A replaced run reported a timeout, although the broker measures no time without records."""
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.1)
     await patiently(older.begin())
     newer = await made.open_transactions(f"{made.name}-t")
-    await asyncio.sleep(0.2)  # the machine's time, which the connector goes by
+    await asyncio.sleep(0.2)  # the connector measures real time
     with pytest.raises(ProducerFenced) as caught:
         await patiently(older.commit())
     assert not isinstance(caught.value, TransactionExpired)
@@ -320,7 +320,7 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
 async def test_a_broker_killed_at_the_commit_commits_once(
     breakable_broker: KafkaServer, handle: MakeTopic
 ) -> None:
-    """The answer is lost with the broker, and only the broker's log knows whether it had decided."""
+    """The answer to a commit was lost with the broker, and the transaction was committed twice or not at all."""
     made = handle(**PATIENT)
     await made.create(partitions=2)
     transactions = await made.open_transactions(f"{made.name}-t", timeout_s=60.0)
@@ -343,7 +343,7 @@ async def test_a_broker_killed_at_the_commit_commits_once(
 async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float
 ) -> None:
-    """A long garbage collection at the broker: requests given up long ago are carried out nevertheless."""
+    """A frozen broker executed abandoned requests later, and a commit was done twice."""
     made = handle(give_up_after_s=PATIENCE_S, request_timeout_s=0.3)
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t", timeout_s=timeout_s)
@@ -374,7 +374,7 @@ async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
 async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_the_others(
     handle: MakeTopic,
 ) -> None:
-    """An administrator deleted the records on purpose; the commit must not wait for them."""
+    """A commit waited for the records of a topic that an administrator had deleted."""
     gone, kept = handle("gone", **PATIENT), handle("kept", **PATIENT)
     await gone.create()
     await kept.create()
@@ -393,10 +393,10 @@ async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_
     assert numbers_of(await read_to_end(kept)) == [0, 1]
 
 
-async def test_an_id_that_the_broker_has_forgotten_is_no_other_owner(
+async def test_a_forgotten_id_is_not_taken_for_another_owner(
     kafka_broker_factory: Callable[..., KafkaServer],
 ) -> None:
-    """A flow without anything to do for a week must not end because of "another run"."""
+    """A flow that was idle for a week ended with an error about "another run"."""
     settings = {
         "transactional.id.expiration.ms": "200",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
@@ -406,7 +406,7 @@ async def test_an_id_that_the_broker_has_forgotten_is_no_other_owner(
     await made.create()
     transactions = await made.open_transactions("t")
     with pytest.raises(TransactionExpired, match=r"transactional\.id\.expiration\.ms"):
-        await patiently(commit_nothing_on_and_on(transactions))
+        await patiently(commit_nothing_for_ever(transactions))
     await transactions.close()
     again = await patiently(made.open_transactions("t"))
     await patiently(again.begin())
@@ -416,7 +416,7 @@ async def test_an_id_that_the_broker_has_forgotten_is_no_other_owner(
     assert numbers_of(await read_to_end(made)) == [0]
 
 
-async def commit_nothing_on_and_on(transactions: Transactions) -> None:
+async def commit_nothing_for_ever(transactions: Transactions) -> None:
     while True:
         await transactions.begin()
         await transactions.commit()

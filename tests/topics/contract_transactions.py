@@ -27,7 +27,7 @@ from streamiter.topics import OutgoingBatch, ReadRequest, Topic, Transactions
 ZOMBIE = Path(__file__).with_name("zombie_child.py")
 
 
-async def write_on_and_on(transactions: Transactions, topic: Topic) -> None:
+async def write_for_ever(transactions: Transactions, topic: Topic) -> None:
     while True:
         await transactions.write(topic, OutgoingBatch([b"late"]))
         await asyncio.sleep(0.02)  # servers end a transaction by real time
@@ -166,7 +166,7 @@ class TransactionsContract:
         transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)
         await patiently(transactions.begin())
         with pytest.raises(TransactionExpired, match=r"0\.3 s"):
-            await patiently(write_on_and_on(transactions, topic))
+            await patiently(write_for_ever(transactions, topic))
         for call in (transactions.commit, transactions.begin):
             with pytest.raises(TransactionExpired):
                 await patiently(call())
