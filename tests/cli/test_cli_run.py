@@ -289,7 +289,7 @@ async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
 
 
 def test_the_output_of_steps_goes_into_the_file_of_the_shell(folder):
-    """The live figures took the output of steps to the terminal, and ``streamiter run … > results`` left an empty file."""
+    """The live figures took the steps' output to the terminal, so ``streamiter run … > results`` wrote an empty file."""
     with (folder / "results").open("wb") as results:
         code, _ = on_terminal("run", "clicks:printing", cwd=folder, stdout=results)
     assert code == 0

@@ -1,4 +1,4 @@
-"""The programs that are killed, and the events that they are given."""
+"""The programs that the tests kill, and the events that the programs read."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "online_service" / "t
 _INTERVAL_S: Final = 0.1
 MINI_BATCH: Final = 20
 PIECE_EVENTS: Final = 20
-# An arrival comes so many departures after its own.
+# The number of departures between a flight's departure and its arrival.
 _FLIGHTS_UNDER_WAY: Final = 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """The topics of a test, the ways to hit commits there, and the folder of checkpoints."""
+    """The topics of a test, the places of commits on their connector, and the folder of checkpoints."""
 
     prefix: str
-    """Of the URL of a topic."""
+    """The beginning of the URL of each topic."""
     flow: str
-    """Flows of other tests may have the same broker."""
+    """The beginning of the flow's name, which differs from the flows of other tests on the same broker."""
     folder: Path
     commit: Sequence[Place]
     taking_over: Place
@@ -71,7 +71,7 @@ def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
     )
 
 
-# ---- training of our own
+# ---- the training of `training.py`
 
 
 def trainer(case: Case, run: str, **options: Any) -> Program:

@@ -1,4 +1,4 @@
-"""How a process dies: at a place in the engine, or at a moment."""
+"""The ways in which a process dies: at a place in the engine, or at a moment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from crash.programs import Process
 
 __all__ = ["AtPlace", "Death", "Running", "deaths"]
 
-# Most of a life is its start; then there is a checkpoint every tenth of a second.
+# A process works for at most this time after its start; it takes a checkpoint every tenth of a second.
 _RUNNING_S: Final = 0.5
 _STOPPING_S: Final = 0.1
-# The checkpoint of a life at which it ends; later ones are no different.
+# A process dies at one of its first checkpoints; later checkpoints are no different.
 _CHECKPOINTS: Final = 4
 
 
@@ -33,10 +33,10 @@ class Death(Protocol):
         """Return the number of the call."""
 
     @property
-    def may_come_late(self) -> bool:
-        """Return whether the process may have ended normally before."""
+    def may_be_too_late(self) -> bool:
+        """Return whether the process may have ended normally before its death."""
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         """Kill the process in time, or give it the arguments for its place; a process starts in about
         ``start_s`` seconds.
         """
@@ -44,54 +44,54 @@ class Death(Protocol):
 
 @dataclass(frozen=True)
 class AtPlace:
-    """The process kills itself when it reaches the place."""
+    """Kills the process when it reaches the place."""
 
     place: Place
     number: int
     is_terminated: bool = False
-    may_come_late: bool = False
+    may_be_too_late: bool = False
 
     @property
     def needs_commit(self) -> bool:
         """Return whether only a run that resumes from a checkpoint reaches this place."""
         return self.place.function.endswith("._load")
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         if self.is_terminated and await process.until(process.has_committed):
             process.send(signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """Dies at a ``moment`` from 0 to 1 of a time span."""
+    """Kills the process at a ``moment`` from 0 to 1 of a time span."""
 
     moment: float
     place: None = None
     number: int = 1
-    may_come_late: bool = False
+    may_be_too_late: bool = False
 
 
 class Starting(_Timed):
-    """Dies between its start and the first records."""
+    """Kills the process between its start and the first records."""
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         await process.lives_for(1.2 * start_s * self.moment)
         process.send(signal.SIGKILL)
 
 
 class Running(_Timed):
-    """Dies while it works."""
+    """Kills the process while it works."""
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         await process.until(process.has_taken_over)
         await process.lives_for(_RUNNING_S * self.moment)
         process.send(signal.SIGKILL)
 
 
 class Writing(_Timed):
-    """Dies when a snapshot in the folder is half written, if there is one."""
+    """Kills the process when a snapshot in the folder is half written, if the folder has one."""
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         await process.until(process.has_taken_over)
         await process.until(process.program.is_writing, limit_s=2 * _RUNNING_S)
         process.send(signal.SIGKILL)
@@ -99,11 +99,11 @@ class Writing(_Timed):
 
 @dataclass(frozen=True)
 class Stopping(_Timed):
-    """Dies while it stops."""
+    """Kills the process while it stops."""
 
-    may_come_late: bool = True
+    may_be_too_late: bool = True
 
-    async def come(self, process: Process, start_s: float) -> None:
+    async def kill(self, process: Process, start_s: float) -> None:
         await process.until(process.has_committed)
         process.send(signal.SIGTERM)
         await process.lives_for(_STOPPING_S * self.moment)

@@ -14,14 +14,14 @@ _PIECE_S: Final = 0.01
 
 
 class Feed:
-    """Writes pieces to a topic, in order, as long as the program is restarted."""
+    """Writes pieces to a topic in order, while the program is killed and restarted."""
 
     def __init__(self, topic: Topic, pieces: Sequence[OutgoingBatch]) -> None:
         self._topic = topic
         self._pieces = list(reversed(pieces))
 
     async def during(self, is_over: Callable[[], bool], lives_left: int) -> None:
-        """Write a share of the remaining events, piece by piece, while this run lives."""
+        """Write a share of the remaining events, piece by piece, while the process runs."""
         writer = await self._topic.open_writer()
         for _ in range(len(self._pieces) // (lives_left + 1)):
             if is_over():

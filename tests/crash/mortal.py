@@ -1,8 +1,8 @@
-"""Runs a program that sends itself a signal at a place in the engine.
+"""Run a program that sends itself a signal at a place in the engine.
 
-``python mortal.py before|after FUNCTION NUMBER SIGNAL PROGRAM …``: at the NUMBER-th call (from 1) of FUNCTION,
-with the names of `places.py`. Everything up to this call is real, also the content of the disk and of the
-broker.
+``python mortal.py before|after FUNCTION NUMBER SIGNAL PROGRAM …`` strikes at the NUMBER-th call (from 1) of
+FUNCTION, with the names of `places.py`. Everything up to this call is real, also the content of the disk and of
+the broker.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 def main() -> None:
     when, function, number, signal_number, program, *arguments = sys.argv[1:]
     strike_at(when, function, int(number), int(signal_number))
-    # As if it had been started alone, with its own folder to import from.
+    # The program runs as if a user had started it: it imports from its own folder.
     sys.argv = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
     runpy.run_path(program, run_name="__main__")
 
 
 def strike_at(when: str, function: str, number: int, signal_number: int) -> None:
-    """Have this process send itself a signal at its ``number``-th call (from 1) of ``function``."""
+    """Make this process send itself a signal at its ``number``-th call (from 1) of ``function``."""
     module, _, path = function.partition(":")
     *owners, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -40,7 +40,7 @@ def strike_at(when: str, function: str, number: int, signal_number: int) -> None
 
     def strike() -> None:
         if next(calls) == number:
-            # To this thread: it does not go a step further, whichever other threads there are.
+            # The signal goes to this thread, which does not continue, whichever other threads run.
             signal.pthread_kill(threading.get_ident(), signal_number)
 
     setattr(owner, name, _wrapped(getattr(owner, name), when, strike))

@@ -1,4 +1,4 @@
-"""The records that readers of committed records see at the end."""
+"""Read the committed records at the end, and check them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from streamiter.topics import ReadRequest, Topic, TopicRecord
 
 __all__ = ["Update", "check_counted_once", "committed", "updates_in"]
 
-# The only ones of an update that tell when it was made.
+# The headers of an update that contain times.
 _TIMES = ("created_at",)
 
 
 class Update(NamedTuple):
-    """All fields of a record except the times."""
+    """All fields of a record except its times."""
 
     key: bytes | None
     value: bytes | None
@@ -40,7 +40,7 @@ async def updates_in(topic: Topic) -> list[Update]:
 
 
 async def check_counted_once(topic: Topic, model: str, events: int) -> None:
-    """The versions are those of one run without a kill, and the last version has learned from each event once."""
+    """Check that the versions are those of one run without a kill, and that each event is counted once."""
     updates = [update async for update in model_updates(topic, model, follow=False)]
     assert [update.rank for update in updates] == [(1, version) for version in range(1, len(updates) + 1)]
     assert updates[-1].records == events

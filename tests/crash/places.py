@@ -1,7 +1,6 @@
-"""Places in the engine where a process can be killed or stopped.
+"""Places in the engine where a test can kill or stop a process.
 
-A timer would hit such a moment once in a thousand kills; `mortal.py`, which wraps the function, hits it each
-time.
+A timer would hit such a moment once in a thousand kills; `mortal.py`, which wraps the function, hits it each time.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Place(NamedTuple):
 
     when: When
     function: str
-    """``module:name`` or ``module:Class.name``."""
+    """The function as ``module:name`` or ``module:Class.name``."""
 
     def __str__(self) -> str:
         return f"{self.when} {self.function}"
@@ -47,7 +46,7 @@ def _both(function: str) -> list[Place]:
     return [Place("before", function), Place("after", function)]
 
 
-# In the order in which a run comes to them.
+# The places are in the order in which a run reaches them.
 RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
     *_both(f"{_FOLDER}.claim"),
@@ -58,7 +57,7 @@ RESTORE: Final = [
     *_both("streamiter.runtime.task:Task.open"),
     Place("after", f"{_CHECKPOINTER}.restored"),
 ]
-"""Once in each run, but for the opening of tasks; what is loaded is there from the second run on."""
+"""A run reaches each of these places once, except the opening of tasks; loading happens from the second run on."""
 
 CHECKPOINT: Final = [
     Place("after", f"{_CHECKPOINTER}._seal_sinks"),
@@ -77,19 +76,19 @@ CHECKPOINT: Final = [
     Place("before", f"{_FOLDER}._write_record"),
     *_both(f"{_FOLDER}.prune"),
 ]
-"""Once in each checkpoint or more often."""
+"""Each checkpoint reaches these places at least once."""
 
 KAFKA_COMMIT: Final = [
     *_both(f"{_KAFKA}.commit"),
     Place("before", f"{_KAFKA}._end"),
-    # The broker has decided, and the answer is there, but nothing is visible yet.
+    # The broker has decided and answered, but the records are not visible yet.
     Place("before", "streamiter_kafka.transactions:Coordinator.wait_until_visible"),
     *_both(f"{_KAFKA}.begin"),
 ]
 
 SQLITE_COMMIT: Final = [
     *_both(f"{_SQLITE}.commit"),
-    # In the middle of the file's own transaction, and right after it.
+    # These places are in the middle of the file's own transaction, and right after it.
     Place("before", "streamiter_sqlite.writer:append"),
     Place("before", "streamiter_sqlite.writer:_set_deadline"),
     Place("after", "streamiter_sqlite.writer:commit"),
@@ -101,7 +100,7 @@ STORE_COMMIT: Final = [
     Place("before", f"{_FOLDER}._write_record"),
     Place("after", f"{_FOLDER}._write_record"),
 ]
-"""For flows without transactions, whose commit is the store's."""
+"""The places of a commit in flows without transactions, in which the store commits."""
 
 SHUTDOWN: Final = [
     *_both(f"{_CHECKPOINTER}.finish"),
@@ -109,8 +108,8 @@ SHUTDOWN: Final = [
     Place("before", "streamiter.runtime.job:Job._close"),
     Place("after", f"{_CHECKPOINTER}.close"),
 ]
-"""Once, when a run is told to end."""
+"""A run that must end reaches each of these places once."""
 
 KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.transactions:Coordinator.take_over")
 SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.writer:take_over")
-"""The last moment before older runs are fenced."""
+"""The last moments before older runs are fenced."""

@@ -1,4 +1,4 @@
-"""Programs of a test that run as processes, and the content of their folder of checkpoints."""
+"""Run programs of a test as processes, and read their folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from streamiter.checkpoints.directory_store import unpack_record
 
 __all__ = ["PATIENCE_S", "Process", "Program", "Record", "running"]
 
-# A process needs a second to start; on a machine with other work a multiple.
+# A process needs a second to start, and much longer on a busy machine.
 PATIENCE_S: Final = 60.0
-# A process is waited for several times, each time for so long at most.
+# A test waits for a process several times, each time for at most PATIENCE_S.
 _LIMIT_S: Final = 10 * PATIENCE_S
 _POLL_S: Final = 0.001
 _MORTAL: Final = Path(__file__).with_name("mortal.py")
@@ -31,14 +31,14 @@ class Record(NamedTuple):
     """The owner and the last committed run of a flow, as the store has them."""
 
     run: str | None
-    """The run that owns it."""
+    """The run that owns the flow."""
     committed_run: str | None
-    """The one that has committed last."""
+    """The run that committed the last checkpoint."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The command that is started, and the folder of the flow's checkpoints."""
+    """The command to start, and the folder of the flow's checkpoints."""
 
     script: Path
     folder: Path
@@ -93,7 +93,7 @@ class Process:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     async def until(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
-        """Wait until the condition holds; return False if the process has ended, or the time was over, before."""
+        """Wait until the condition holds; return False if the process ends or the time passes before."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not self.is_over:
@@ -103,7 +103,7 @@ class Process:
         return False
 
     async def lives_for(self, duration_s: float) -> None:
-        """Let the process run for this time, or until it ends."""
+        """Wait for this time, or until the process ends."""
         await asyncio.wait([self._printed], timeout=duration_s)
 
     def send(self, number: signal.Signals) -> None:
@@ -124,7 +124,7 @@ class Process:
 async def running(
     program: Program, place: Place | None = None, number: int = 1, strike: signal.Signals = signal.SIGKILL
 ) -> AsyncIterator[Process]:
-    """Start a process of the program, which sends itself a signal at a place; kill it in any case."""
+    """Run a process of the program, which sends itself a signal at a place; kill it at the end of the block."""
     command = [str(program.script), *program.arguments]
     if place is not None:
         command = [str(_MORTAL), place.when, place.function, str(number), str(int(strike)), *command]

@@ -1,6 +1,6 @@
-"""Training that is killed at random moments ends as if it never had been.
+"""Training that is killed at random moments has the same results as training that was never killed.
 
-``STREAMITER_SOAK_SEED`` says at which moments, ``STREAMITER_CRASH_KILLS`` how often in a soak.
+``STREAMITER_SOAK_SEED`` chooses the moments, and ``STREAMITER_CRASH_KILLS`` is the number of kills in a soak test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from crash.cases import (
     training_pieces,
 )
 from crash.feed import Feed
-from crash.lives import Story
+from crash.lives import KilledProgram
 from crash.outcome import check_counted_once, committed, updates_in
 from crash.places import (
     CHECKPOINT,
@@ -42,7 +42,7 @@ from streamiter.topics import Topic
 
 KILLS: Final = 10
 FEWER_KILLS: Final = 4
-# A life is half a second of work, if it comes to that, with a piece of twenty events each hundredth of a second.
+# A process works for at most half a second, in which a piece of twenty events arrives each hundredth of a second.
 EVENTS_PER_LIFE: Final = 800
 PARTITIONS: Final = 3
 ALL_PLACES: Final = [*RESTORE, *CHECKPOINT, *KAFKA_COMMIT, *SQLITE_COMMIT, *STORE_COMMIT, *SHUTDOWN]
@@ -86,17 +86,17 @@ async def create(case: Case, *names: str, partitions: int = 1) -> None:
 
 
 async def check_synchronous_example(case: Case, kills: int) -> None:
-    """Check the same for the program of the example."""
+    """Check that the example's updates equal, byte for byte, those of a run that was never killed."""
     await create(case, "events", "dead-letters", "updates-killed", "updates-whole")
     flights = EVENTS_PER_LIFE * kills // 2
-    story = Story(
+    program = KilledProgram(
         example_trainer(case, "killed", MODE="synchronous"),
         example_trainer(case, "killed", MODE="synchronous", STOP="latest"),
         Feed(case.topic("events"), flight_pieces(flights)),
         seed(),
         case.commit,
     )
-    await story.tell(kills)
+    await program.kill_and_finish(kills)
     await ended(example_trainer(case, "whole", MODE="synchronous", STOP="latest"))
     expected = await updates_in(case.topic("updates-whole"))
     assert len(expected) > flights // MINI_BATCH
@@ -104,39 +104,39 @@ async def check_synchronous_example(case: Case, kills: int) -> None:
 
 
 async def check_asynchronous_example(case: Case, kills: int) -> None:
-    """Every answer is counted once, in any partition."""
+    """Check that the example counts the arrival of each flight once, in any partition."""
     await create(case, "events", partitions=PARTITIONS)
     await create(case, "dead-letters", "updates-killed")
     flights = EVENTS_PER_LIFE * kills // 2
-    story = Story(
+    program = KilledProgram(
         example_trainer(case, "killed", MODE="asynchronous"),
         example_trainer(case, "killed", MODE="asynchronous", STOP="latest"),
         Feed(case.topic("events"), flight_pieces(flights)),
         seed(),
         case.commit,
     )
-    await story.tell(kills)
+    await program.kill_and_finish(kills)
     await check_counted_once(case.topic("updates-killed"), "late-flights", flights)
 
 
-# ---- training of our own, in a flow with two outputs
+# ---- the training of `training.py`, a flow with two outputs
 
 
 async def check_synchronous(case: Case, kills: int) -> None:
-    """The updates of a single partition equal, byte for byte, those of a run that was never killed."""
+    """Check that the updates of a single partition equal, byte for byte, those of a run that was never killed."""
     await create(
         case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole"))
     )
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1}
-    story = Story(
+    program = KilledProgram(
         trainer(case, "killed", **options),
         trainer(case, "killed", **options, stop="latest"),
         Feed(case.topic("events"), training_pieces(events, partitions=1)),
         seed(),
         case.commit,
     )
-    await story.tell(kills)
+    await program.kill_and_finish(kills)
     await ended(trainer(case, "whole", **options, stop="latest"))
     expected = await updates_in(case.topic("updates-whole"))
     assert len(expected) == events // MINI_BATCH
@@ -146,48 +146,48 @@ async def check_synchronous(case: Case, kills: int) -> None:
 
 
 async def check_asynchronous(case: Case, kills: int) -> None:
-    """Every event of several partitions, which are read in parallel, is counted once."""
+    """Check that each event of several partitions, which are read in parallel, is counted once."""
     await create(case, "events", partitions=PARTITIONS)
     await create(case, "updates-killed", "read-killed")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "asynchronous", "parallelism": 2}
-    story = Story(
+    program = KilledProgram(
         trainer(case, "killed", **options),
         trainer(case, "killed", **options, stop="latest"),
         Feed(case.topic("events"), training_pieces(events, PARTITIONS)),
         seed(),
         case.commit,
     )
-    await story.tell(kills)
+    await program.kill_and_finish(kills)
     await check_counted_once(case.topic("updates-killed"), "model", events)
     read = sorted(int(record.value or b"") for record in await committed(case.topic("read-killed")))
     assert read == list(range(events))
 
 
 async def documents_in(topic: Topic) -> tuple[list[tuple[int, int]], list[bytes]]:
-    """Return the generations and versions of the updates, and the updates without them."""
+    """Return the ranks of the updates, and the updates without their generations and versions."""
     documents = [orjson.loads(update.value or b"") for update in await updates_in(topic)]
     ranks = [(document.pop("generation"), document.pop("version")) for document in documents]
     return ranks, [orjson.dumps(document) for document in documents]
 
 
 async def check_at_least_once(case: Case, kills: int) -> None:
-    """A record that is published twice is the same both times: state is exactly once even if outputs are not.
+    """Check that records that are published twice are equal: the state is exactly once even if outputs are not.
 
-    The generation is the exception: a run that finds updates later than its checkpoint begins a new one, so
-    that versions never decrease for readers.
+    Only the generation may differ: a run that finds updates later than its checkpoint begins a new generation, so that
+    versions never decrease for readers.
     """
     await create(case, "events", "updates-killed", "read-killed", "updates-whole", "read-whole")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1, "delivery": "at_least_once"}
-    story = Story(
+    program = KilledProgram(
         trainer(case, "killed", **options),
         trainer(case, "killed", **options, stop="latest"),
         Feed(case.topic("events"), training_pieces(events, partitions=1)),
         seed(),
         STORE_COMMIT,
     )
-    await story.tell(kills)
+    await program.kill_and_finish(kills)
     await ended(trainer(case, "whole", **options, stop="latest"))
     _, expected = await documents_in(case.topic("updates-whole"))
     assert len(expected) == events // MINI_BATCH
@@ -214,17 +214,17 @@ async def test_the_synchronous_example_on_kafka_survives_kill_9(kafka: Case) -> 
 
 
 async def test_the_asynchronous_example_on_kafka_survives_kill_9(kafka: Case) -> None:
-    """Each restart lost some of the events that were on their way, or learned from them twice."""
+    """Each restart lost some of the events that were being handled, or learned from them twice."""
     await check_asynchronous_example(kafka, FEWER_KILLS)
 
 
 async def test_parallel_training_on_kafka_survives_kill_9(kafka: Case) -> None:
-    """Partitions that were ahead of others at a crash were read again, or passed over."""
+    """Partitions that were ahead of others at a crash were read again, or were skipped."""
     await check_asynchronous(kafka, FEWER_KILLS)
 
 
 async def test_synchronous_training_on_sqlite_survives_kill_9(sqlite: Case) -> None:
-    """A file that was being written to when the power failed had half of a commit."""
+    """The power failed during a write to a file, and the file had half of a commit."""
     await check_synchronous(sqlite, KILLS)
 
 
@@ -238,13 +238,13 @@ async def test_state_survives_kill_9_without_transactions(sqlite: Case) -> None:
     await check_at_least_once(sqlite, FEWER_KILLS)
 
 
-# ---- for as long as one likes
+# ---- soak
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("check", [check_synchronous, check_asynchronous, check_at_least_once])
 async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
-    """Errors that need one special moment of a thousand."""
+    """A kill at a rare moment, one of a thousand, lost or doubled records."""
     await check(sqlite, soak_kills())
 
 
@@ -253,5 +253,5 @@ async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, che
     "check", [check_synchronous_example, check_asynchronous_example, check_synchronous, check_asynchronous]
 )
 async def test_training_on_kafka_survives_any_number_of_kills(kafka: Case, check: Check) -> None:
-    """Errors that need one special moment of a thousand."""
+    """A kill at a rare moment, one of a thousand, lost or doubled records."""
     await check(kafka, soak_kills())

@@ -1,6 +1,4 @@
-"""A run that was taken for dead and continues: another run has taken over, and the old one must end without a
-trace.
-"""
+"""A run that was replaced while it was frozen ends with an error, and writes no record."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ from crash.training import MODEL
 from streamiter.models import model_updates
 
 EVENTS: Final = 600
-# The program takes a checkpoint every tenth of a second; on a busy machine it takes a multiple.
+# The program takes a checkpoint every tenth of a second, and more rarely on a busy machine.
 SOON_S: Final = 10.0
 POLL_S: Final = 0.05
 
 
 @pytest.fixture(params=["sqlite", "kafka"])
 async def case(request: pytest.FixtureRequest, topic_prefix: str, tmp_path: Path) -> Case:
-    """Return a case in a file or on a broker, with a third of the events."""
+    """Return a case in a file or on a broker; a third of the events is written."""
     if request.param == "sqlite":
         made = sqlite_case(tmp_path)
     else:
@@ -75,8 +73,8 @@ async def ends_fenced(zombie: Process) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before its commit", "before its pointer"])
-async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, moment: str) -> None:
-    """A machine was stopped for a minute; then two services published, and consumers saw versions decrease."""
+async def test_a_frozen_run_that_wakes_up_writes_no_record(case: Case, moment: str) -> None:
+    """A machine was frozen for a minute; then two services published, and consumers saw versions decrease."""
     place = {
         "before its commit": case.commit[0],
         "before its pointer": Place("before", "streamiter.checkpoints.directory_store:DirectoryStore.commit"),
@@ -93,13 +91,13 @@ async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, momen
     await check_each_is_seen_once(case)
 
 
-async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alone(case: Case) -> None:
-    """The fenced run asked the broker for the reason, which aborted the newer run's transaction: the newer run
-    had to restart, too.
+async def test_a_fenced_run_does_not_end_the_transaction_of_the_newer_run(case: Case) -> None:
+    """The fenced run asked the broker for the reason, which aborted the newer run's transaction and restarted that
+    run.
     """
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
-    # With its commit record in it, the transaction is open for certain. Kafka's begin() asks to end one, too, so that
-    # every other call is a commit's, and the fourth the second one's.
+    # A transaction with a commit record is certainly open. Kafka's begin() also ends a transaction, so every second
+    # call comes from a commit, and the fourth call from the second commit.
     open_here = (KAFKA_COMMIT[2], 4) if case.commit is KAFKA_COMMIT else (case.commit[0], 2)
     async with running(program, case.commit[0], 2, strike=signal.SIGSTOP) as zombie:
         assert await zombie.until(zombie.is_stopped)
@@ -120,7 +118,7 @@ async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alon
 
 
 async def test_a_run_that_takes_over_resumes_from_the_last_commit_of_the_run_before(case: Case) -> None:
-    """The new run had read the last commit, the old one committed once more, and only then it was fenced."""
+    """A new run read the last commit, the old run committed once more, and only then the old run was fenced."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program) as zombie:
         assert await zombie.until(zombie.has_committed)
@@ -136,7 +134,7 @@ async def test_a_run_that_takes_over_resumes_from_the_last_commit_of_the_run_bef
 
 
 @pytest.mark.parametrize("delivery", [None, "at_least_once"])
-async def test_a_run_without_input_hears_that_it_was_replaced(case: Case, delivery: str | None) -> None:
+async def test_a_run_without_input_notices_that_it_was_replaced(case: Case, delivery: str | None) -> None:
     """An old pod waited for events for weeks, and operators did not know which of the two pods was active."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1, delivery=delivery)
     async with running(program) as zombie:

@@ -1,7 +1,6 @@
-"""Online training from topic to topic, as a program that can be killed: ``training.py OPTIONS`` (JSON, see Options).
+"""Train online from topic to topic, as a program that tests kill: ``training.py OPTIONS`` (JSON, see Options).
 
-Beside the model's updates it writes the number of each event that it reads into a topic of its own, so that there
-are two outputs to keep together.
+The program also writes the number of each event that it reads to a second topic, so that two outputs must agree.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WIDTH = 3
 
 
 class Example(msgspec.Struct):
-    """An event."""
+    """An event with its number, its features and its label."""
 
     n: int
     x: list[float]
@@ -46,7 +45,7 @@ class Options(msgspec.Struct):
 
 
 def extracted(mini_batch: Sequence[Example]) -> Examples:
-    """Features and targets."""
+    """Return the features and targets of a mini-batch."""
     return Examples(
         np.array([each.x for each in mini_batch]), np.array([each.y for each in mini_batch], float)
     )

@@ -1,4 +1,4 @@
-"""The code in the documents runs."""
+"""The code in the documents runs, and the names in the documents exist."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def is_program(code: str) -> bool:
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None:
-    """A reader pastes the example of the README, it fails on a name that has changed since, or prints other things.
+    """A reader pasted an example, and it failed on a name that had changed, or printed other lines.
 
-    A picture that it draws is the one in ``docs/pictures``: when drawings have changed, copy it there.
+    A picture that the example draws must equal the one in ``docs/pictures``. After a change of the drawings, copy the
+    new picture there.
     """
     program = tmp_path / "example.py"
     program.write_text(block["code"], encoding="utf-8")
@@ -66,7 +67,7 @@ def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None
 
 
 def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
-    """The example prints something else than the text under it claims."""
+    """The first example printed something else than the text below it says."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = next(match["code"] for match in BLOCK.finditer(text) if match["language"] == "python")
     run = subprocess.run(
@@ -84,7 +85,7 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
-    """A document names a make target or a command that does not exist."""
+    """A document named a make target or a command that does not exist."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for line in block["code"].splitlines():
         words = line.split("#", maxsplit=1)[0].split()
@@ -96,7 +97,7 @@ def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
             command: Any = typer.main.get_command(app)
             for word in words[1:]:
                 if (below := getattr(command, "commands", None)) is None:
-                    break  # Its arguments.
+                    break  # the remaining words are arguments
                 assert word in below, line
                 command = below[word]
         elif words[:1] == ["python"] and words[1].endswith(".py"):
@@ -106,7 +107,7 @@ def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    """A page was renamed and a link to it left behind."""
+def test_links_between_documents_have_targets(document: Path) -> None:
+    """A page was renamed, and links still had its old name."""
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
         assert (document.parent / target).exists(), target

@@ -1,4 +1,4 @@
-"""The messages in docs/loop-problems.md are those of the engine."""
+"""The messages in docs/loop-problems.md are the messages of the engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "loop-problems.md"
 
 
 class Endless(Source):
-    """Emits one record, then nothing."""
+    """A source that emits one record and never ends."""
 
     bounded = False
 
@@ -50,14 +50,14 @@ class Endless(Source):
 
 
 def learning(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-    """A sum of the data of each epoch makes the next model."""
+    """Return a loop in which the sum of each epoch's data makes the next model."""
     sums = all_reduce(map_with(data[0], variables[0], lambda model, numbers: [model + sum(numbers)]))
     models = map_with(sums, variables[0], lambda model, sums: [sums[0]])
     return IterationBodyResult([models], [models], terminate_after(models, rounds=30))
 
 
 def doubling(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-    """Feeds back twice the records that it receives."""
+    """Return a loop that feeds each record back twice."""
     return IterationBodyResult([variables[0].flat_map(lambda x: [x, x])], [])
 
 
@@ -226,7 +226,7 @@ def build_and_run(build: Callable[[Flow], None]) -> None:
 
 @pytest.mark.parametrize(("build", "message"), MESSAGES, ids=[build.__name__ for build, _ in MESSAGES])
 def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], None], message: str) -> None:
-    """A reader searches the page for the text of a message, and does not find it."""
+    """A reader searched the page for the text of a message, and did not find it."""
     assert f"`{message}`" in PAGE.read_text(encoding="utf-8")
     with pytest.raises(StreamiterError) as raised:
         build_and_run(build)
@@ -234,7 +234,7 @@ def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], No
 
 
 def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
-    """The page described another symptom."""
+    """The page described another symptom than the engine shows."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow = Flow("job")
     [models] = iterate_bounded_streams_until_termination(
@@ -243,14 +243,14 @@ def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogC
     collected = models.collect()
     [loop] = flow.run().loops
     assert (loop.ended_in, len(collected.items)) == (2, 1)
-    told = "nothing was fed back, though the termination criteria asked to continue"
-    assert loop.end_reason == told
-    assert told in caplog.text
-    assert f"`{told}`" in PAGE.read_text(encoding="utf-8")
+    reason = "nothing was fed back, though the termination criteria asked to continue"
+    assert loop.end_reason == reason
+    assert reason in caplog.text
+    assert f"`{reason}`" in PAGE.read_text(encoding="utf-8")
 
 
 class Train(Operator):
-    """Waits for a model that never comes."""
+    """An operator that waits for a second model, which never arrives."""
 
     has_model = False
 
@@ -264,7 +264,7 @@ class Train(Operator):
         self.has_model = False
 
 
-async def test_the_log_says_who_is_held(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_the_held_step(caplog: pytest.LogCaptureFixture) -> None:
     """The page quoted a line of the log that was never written."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
 

@@ -90,39 +90,39 @@ def keys_of(kind: LayerKind) -> set[str]:
         ("Optimizers", OPTIMIZERS, {"reg1", "reg2"}),
     ],
 )
-def test_functions_stand_in_their_tables_with_their_defaults(
+def test_functions_are_in_their_tables_with_their_defaults(
     heading: str, kinds: FunctionKinds, common: set[str]
 ) -> None:
     """A function was missing in the table, or its default had changed."""
-    told = {codes(row[0])[0]: parameters(row[-1]) for row in rows(heading, "type")}
-    assert told == {
+    listed = {codes(row[0])[0]: parameters(row[-1]) for row in rows(heading, "type")}
+    assert listed == {
         name: {key: number.default for key, number in numbers.items() if key not in common}
         for name, numbers in kinds.kinds.items()
     }
 
 
 def parameters(cell: str) -> dict[str, float]:
-    """Return the names in code, each with the number behind it."""
+    """Return the names in code with the number that follows each of them."""
     return {name: float(number) for name, number in re.findall(r"`(\w+)` ([\d.]+)", cell)}
 
 
 @pytest.mark.parametrize("section", ["data", "model", "train"])
 def test_each_key_of_a_section_is_in_its_table_with_its_default(section: str) -> None:
     """A key was missing in the table, or its default had changed."""
-    told = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
+    listed = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
     canonical = Network.from_json(SMALLEST).to_json()[section]
-    # What the canonical form leaves out where the file does.
+    # The canonical form leaves these keys out if the file does not have them.
     left_out = {"data": {"path"}, "model": {"loadpath", "savepath", "init"}, "train": set()}[section]
-    assert set(told) == set(canonical) | left_out
+    assert set(listed) == set(canonical) | left_out
     for key, value in canonical.items():
-        assert json.loads(codes(told[key])[0]) == value, key
+        assert json.loads(codes(listed[key])[0]) == value, key
 
 
 @pytest.mark.parametrize("section", ["data", "model"])
 def test_keys_that_have_no_default_are_known(section: str) -> None:
     """A key in the table caused a warning."""
-    told = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
-    optional = {key: "somewhere" for key, default in told.items() if default == "–"}
+    listed = {codes(row[0])[0]: row[2] for row in rows("The file", f"key of `{section}`")}
+    optional = {key: "somewhere" for key, default in listed.items() if default == "–"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Network.from_json({**SMALLEST, section: optional})
@@ -130,17 +130,17 @@ def test_keys_that_have_no_default_are_known(section: str) -> None:
 
 def test_the_keys_of_the_file_are_known() -> None:
     """A key in the table caused a warning, or was required under another name."""
-    told = {codes(row[0])[0]: codes(row[2]) for row in rows("The file", "key of the file")}
-    assert set(told) == {"data", "default_optimizer", "default_transfunc", "default_lossfunc", "layers"}
+    listed = {codes(row[0])[0]: codes(row[2]) for row in rows("The file", "key of the file")}
+    assert set(listed) == {"data", "default_optimizer", "default_transfunc", "default_lossfunc", "layers"}
     document = dict(SMALLEST)
-    document |= {key: default[0] for key, default in told.items() if key.startswith("default_")}
+    document |= {key: default[0] for key, default in listed.items() if key.startswith("default_")}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         network = Network.from_json(document)
     assert network.to_json() == Network.from_json(SMALLEST).to_json()
 
 
-def test_each_learning_rate_and_each_way_to_begin_stand_in_their_tables() -> None:
+def test_each_learning_rate_and_each_initialization_is_in_its_table() -> None:
     """A name that is valid in the file was missing in the table."""
     assert [codes(row[0])[0] for row in rows("Learning rates")] == list(DECAYS)
     assert [codes(row[0])[0] for row in rows("Initial values")] == ['"xavier"', '"angel"']

@@ -37,8 +37,8 @@ def test_each_function_is_in_one_table_with_its_arguments(name: str) -> None:
     assert sorted(listed) == sorted(expected)
 
 
-def test_the_tables_name_no_function_that_is_not_there() -> None:
-    """A function was renamed, and its old name stayed."""
+def test_the_tables_name_only_existing_functions() -> None:
+    """A function was renamed, and the table still had its old name."""
     named = [cell.split("(")[0] for cell in first_cells("Functions where the parameters are") if "(" in cell]
     assert sorted(named) == FUNCTIONS
 
@@ -50,7 +50,7 @@ def test_each_setting_of_a_matrix_is_in_the_table() -> None:
 
 
 def test_each_error_of_the_parameter_server_is_in_the_table() -> None:
-    """The reader has an error, and the page does not say what to do."""
+    """A user had an error, and the page did not say what to do."""
     raised = {
         name
         for name, error in vars(errors).items()

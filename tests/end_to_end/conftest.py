@@ -1,4 +1,4 @@
-"""The connectors that the main job is run on."""
+"""The connectors on which the main job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job: events in a topic, a model that learns from them, its updates in a topic, a consumer."""
+"""The main job reads events from a topic, learns, and publishes updates, with which a consumer predicts."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ async def updates_of(topic: Topic) -> list[ModelUpdate]:
     return [update async for update in model_updates(topic, "regression", follow=False)]
 
 
-async def test_a_consumer_predicts_with_what_a_flow_has_learned_from_a_topic(any_topic: MakeTopic) -> None:
-    """Each part worked alone, and the combination did not."""
+async def test_a_consumer_predicts_with_the_model_that_a_flow_learns_from_a_topic(
+    any_topic: MakeTopic,
+) -> None:
+    """Each part worked alone, but the parts did not work together."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create(partitions=2)
     await target.create()
@@ -92,7 +94,7 @@ async def test_a_consumer_predicts_with_what_a_flow_has_learned_from_a_topic(any
 
 
 async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: MakeTopic) -> None:
-    """A source that reads only the records that existed at its start passes all tests with finished topics."""
+    """A source read only the records that existed at its start, and tests with complete topics did not notice it."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -111,7 +113,7 @@ async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: 
 async def test_a_second_run_starts_from_the_published_model_as_the_next_generation(
     any_topic: MakeTopic,
 ) -> None:
-    """A service restarted every night published version 1 of generation 1 again, and readers ignored it."""
+    """A service that was restarted every night published version 1 of generation 1 again, and readers ignored it."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -146,7 +148,7 @@ class Train(Operator):
 
 
 async def test_a_loop_written_by_hand_publishes_each_round(any_topic: MakeTopic) -> None:
-    """A loop that a user writes must be as good as the built-in learner."""
+    """A loop that a user had written learned or published less than the built-in learner."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -167,7 +169,7 @@ async def test_a_loop_written_by_hand_publishes_each_round(any_topic: MakeTopic)
 
 
 async def test_undecodable_bytes_end_the_job_with_their_place(any_topic: MakeTopic) -> None:
-    """One bad record among millions: without its offset it cannot be found."""
+    """One bad record among millions ended the job, and the error did not have its offset."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -178,7 +180,7 @@ async def test_undecodable_bytes_end_the_job_with_their_place(any_topic: MakeTop
 
 
 async def test_undecodable_bytes_go_to_the_dead_letter_topic_with_their_origin(any_topic: MakeTopic) -> None:
-    """A bad record must neither stop the service nor be gone."""
+    """A bad record stopped the service, or was lost."""
     source, target, dead = any_topic("events"), any_topic("updates"), any_topic("dead")
     for topic in (source, target, dead):
         await topic.create()
@@ -202,10 +204,10 @@ async def test_undecodable_bytes_go_to_the_dead_letter_topic_with_their_origin(a
     ],
     ids=["wrong number of features", "a gradient that is no number"],
 )
-async def test_a_model_is_not_fed_what_it_cannot_take(
+async def test_a_model_does_not_learn_unsuitable_examples(
     any_topic: MakeTopic, values: list[bytes], message: str
 ) -> None:
-    """One absurd event turned all weights into NaN, and every consumer's predictions with them."""
+    """One absurd event turned all weights into NaN, and also the predictions of all consumers."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -216,8 +218,8 @@ async def test_a_model_is_not_fed_what_it_cannot_take(
     assert await updates_of(target) == []
 
 
-async def test_a_model_given_another_number_of_features_than_it_has_says_both(any_topic: MakeTopic) -> None:
-    """Without a schema no step before the model can check it: numpy's error names neither step nor model."""
+async def test_an_error_about_the_number_of_features_has_both_numbers(any_topic: MakeTopic) -> None:
+    """Examples without a schema had too many features, and numpy's error named neither the step nor the model."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -239,7 +241,7 @@ async def test_a_model_given_another_number_of_features_than_it_has_says_both(an
 
 
 async def test_columns_go_through_a_flow_from_topic_to_topic_by_their_schema(any_topic: MakeTopic) -> None:
-    """The schema that reads a topic must do to write one, or the next flow needs another decoder."""
+    """The schema that decodes a topic could not encode one, so the next flow needed another decoder."""
     source, target = any_topic("events"), any_topic("checked")
     await source.create()
     await target.create()
@@ -253,7 +255,7 @@ async def test_columns_go_through_a_flow_from_topic_to_topic_by_their_schema(any
 
 
 async def test_columns_that_do_not_fit_the_schema_of_a_sink_end_the_job(any_topic: MakeTopic) -> None:
-    """Wrong output is found by its readers, much later."""
+    """Wrong output was written, and its readers noticed it much later."""
     target = any_topic("checked")
     await target.create()
     flow = Flow("columns")
@@ -265,7 +267,7 @@ async def test_columns_that_do_not_fit_the_schema_of_a_sink_end_the_job(any_topi
 
 
 async def test_a_missing_topic_is_an_error_at_the_start(any_topic: MakeTopic) -> None:
-    """A misspelt topic gave a job that ran for days and read nothing."""
+    """The name of a topic was misspelt, and the job ran for days and read no record."""
     source, target = any_topic("events"), any_topic("updates")
     await target.create()
     with pytest.raises(JobFailed, match=r"step 'events'.*no topic '.*events'"):
@@ -273,7 +275,7 @@ async def test_a_missing_topic_is_an_error_at_the_start(any_topic: MakeTopic) ->
 
 
 async def test_a_topic_deleted_while_it_is_read_ends_the_job(any_topic: MakeTopic) -> None:
-    """Reading a deleted topic looks like reading a quiet one."""
+    """A job whose topic was deleted looked like a job without new records."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()
     await target.create()
@@ -287,7 +289,7 @@ async def test_a_topic_deleted_while_it_is_read_ends_the_job(any_topic: MakeTopi
 
 
 async def test_every_record_goes_through_a_flow_from_topic_to_topic_once(any_topic: MakeTopic) -> None:
-    """Records lost or doubled between a source, a keyed step and a sink of other parallelism."""
+    """Records were lost or doubled between a source, a keyed step and a sink of other parallelism."""
     source, target = any_topic("numbers"), any_topic("sums")
     await source.create(partitions=3)
     await target.create(partitions=2)

@@ -1,4 +1,4 @@
-"""Topics that fail under a running job: an error with flow, step and reason, and nothing left running."""
+"""A topic fails under a running job: the job ends with flow, step and reason, and leaves no task behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamiter.errors import JobFailed
 from streamiter.topics import MemoryBroker, OutgoingBatch, Raw, Topic, topic
 
 PATIENCE_S = 30.0
-# So that a job gives up on its broker within seconds.
+# With these options a job gives up on its broker within seconds.
 QUICK = {"give_up_after_s": 1.5, "request_timeout_s": 0.3}
 MiB = 1 << 20
 
@@ -37,7 +37,7 @@ Preparation = Callable[[], Awaitable[Trouble]]
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[KafkaServer]:
-    """A broker that these tests freeze and stop; its second port asks for a password."""
+    """Start a broker that these tests freeze and stop; its second port asks for a password."""
     skip_without_java()
     settings = {
         "sasl.enabled.mechanisms": "PLAIN",
@@ -51,13 +51,13 @@ def own_broker() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def broker(own_broker: KafkaServer) -> KafkaServer:
-    """Return the broker, started again if the test before has stopped it."""
+    """Return the broker, and start it again if the test before has stopped it."""
     own_broker.start()
     return own_broker
 
 
 def record_too_large(clicks: Topic, limit: str) -> Preparation:
-    """One large record among small ones, for a topic whose setting ``limit`` is below that."""
+    """Return the writing of one large record among small ones to a topic whose setting ``limit`` is too low for it."""
 
     async def make() -> Trouble:
         await clicks.create(settings={limit: "10000"})
@@ -85,7 +85,7 @@ def kafka_record_too_large(broker: KafkaServer) -> Preparation:
 
 @pytest.fixture
 def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
-    """The sink writes more than fits on the disk."""
+    """Return a sink that writes more than the disk can store."""
 
     async def make() -> Trouble:
         clicks = topic(f"sqlite:///{small_disk[0]}/log.db?topic=clicks")
@@ -99,7 +99,7 @@ def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
 
 @pytest.fixture
 def kafka_wrong_password(broker: KafkaServer) -> Preparation:
-    """The broker refuses the login."""
+    """Return a source whose login the broker refuses."""
 
     async def make() -> Trouble:
         clicks = topic(
@@ -117,7 +117,7 @@ def kafka_wrong_password(broker: KafkaServer) -> Preparation:
 
 @pytest.fixture
 def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
-    """The broker of the sink freezes while more records are written."""
+    """Return a sink whose broker freezes while more records are written."""
 
     async def make() -> Trouble:
         clicks, written = MemoryBroker().topic("clicks"), topic(f"kafka://{broker.bootstrap}/sink", **QUICK)
@@ -138,7 +138,7 @@ def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
 
 @pytest.fixture
 def kafka_gone_from_the_source(broker: KafkaServer) -> Preparation:
-    """The broker of the source stops while no records come."""
+    """Return a source whose broker stops while no records arrive."""
 
     async def make() -> Trouble:
         clicks = topic(f"kafka://{broker.bootstrap}/source", **QUICK)

@@ -1,4 +1,4 @@
-"""Shared code of the tests of examples with graphs."""
+"""Functions that the tests of the graph examples share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 def loaded(name: str) -> ModuleType:
-    """Return the example as a module."""
+    """Load an example, and return its module."""
     specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
@@ -32,7 +32,7 @@ def loaded(name: str) -> ModuleType:
 
 
 def printed_by(name: str) -> list[str]:
-    """Return the lines that the example prints, run as a user runs it."""
+    """Run the example as a user does, and return the lines that it prints."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
@@ -45,7 +45,7 @@ def printed_by(name: str) -> list[str]:
 
 
 async def interrupted_and_restored(make: Callable[[], tuple[Flow, Collected]]) -> list[Any]:
-    """Return the result of a flow whose job stops after some rounds, and resumes from a snapshot."""
+    """Stop a flow's job after some rounds, resume it from a snapshot, and return its result."""
     first, _ = make()
     job = await first.start()
     await until(lambda: job.statistics().loops[0].epoch_complete >= 3)
@@ -63,7 +63,7 @@ def links(pairs: Any) -> Columns:
 
 
 def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
-    """Return a stream of the records; with a schedule, in a random order and cut at random, in two subtasks."""
+    """Return a stream of the records; with a schedule, in a random order, in random pieces and in two subtasks."""
     if schedule is None:
         return flow.from_items(columns)
     order = np.random.default_rng(schedule).permutation(len(columns))
@@ -72,5 +72,5 @@ def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
 
 
 def as_columns(records: Any) -> Columns:
-    """Return rows as columns."""
+    """Return the rows as columns."""
     return Columns({name: np.array([record[name] for record in records]) for name in records[0]})

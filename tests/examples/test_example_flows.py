@@ -1,4 +1,4 @@
-"""The flows of the examples, as the command line finds them."""
+"""The command line finds and runs the flows of the examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {"decision_tree.py"}
-"""``fit`` builds its flow."""
+"""Examples without a flow of their own, because ``fit`` builds it."""
 FLOWS = sorted(
     f"{file.relative_to(ROOT)}:flow"
     for room in ("", "linear_regression")
@@ -32,14 +32,14 @@ def streamiter(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_all_examples_are_looked_at() -> None:
-    """An empty list would pass."""
+def test_the_list_of_examples_is_complete() -> None:
+    """The list of examples was empty, and all other tests of this module passed."""
     assert len(FLOWS) >= 7
 
 
 @pytest.mark.parametrize("target", [*FLOWS, "examples/online_service/trainer.py:training_flow"])
 def test_the_flow_of_an_example_is_drawn_without_running_it(target: str) -> None:
-    """The whole program ran, and then there was nothing to draw."""
+    """The whole example ran, and its flow could not be drawn afterwards."""
     drawn = streamiter("draw", target)
     title, *lines = drawn.stdout.removeprefix("---\ntitle: ").splitlines()
     assert title
@@ -50,7 +50,7 @@ def test_the_flow_of_an_example_is_drawn_without_running_it(target: str) -> None
 
 @pytest.mark.parametrize("target", FLOWS)
 def test_the_flow_of_an_example_runs_and_says_how_its_loop_ended(target: str) -> None:
-    """The flow itself must print its result, not a program around it."""
+    """The program around the flow printed the result, so `streamiter run` printed none."""
     ran = streamiter("run", target)
     assert ran.stdout
     assert re.search(r"^iteration 1 \(.*\): ended in epoch \d+, .* fed back$", ran.stderr, re.MULTILINE)

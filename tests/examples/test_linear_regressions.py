@@ -1,4 +1,4 @@
-"""The four linear regressions after FLIP-176, run as a user runs them, and under schedules that differ."""
+"""The four linear regressions after FLIP-176 run as users run them, and with different schedules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def as_columns(records: Any) -> Any:
 
 @pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
 def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
-    """A user first runs it without arguments."""
+    """The example failed when a user ran it without arguments."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
@@ -79,7 +79,7 @@ def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> No
 async def test_it_learns_from_one_topic_and_publishes_to_another(
     name: str, is_sigint_ignored: bool, tmp_path: Path
 ) -> None:
-    """The same program as a service: examples as JSON, every update a record that others can follow."""
+    """The example did not work as a service, which reads JSON from one topic and publishes each update to another."""
     rows = loaded(name).made_up_examples(5_000)
     events, updates = (topic(f"sqlite:///{tmp_path}/lr.db?topic={part}") for part in ("events", "updates"))
     await events.create()
@@ -106,8 +106,8 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_it_learns_from_what_is_in_a_file_and_ends(name: str, tmp_path: Path) -> None:
-    """A topic that could be endless is read to its present end."""
+def test_it_learns_from_the_records_of_a_file_and_ends(name: str, tmp_path: Path) -> None:
+    """The bounded example never ended, because its topic could have more records later."""
     rows = loaded(name).made_up_examples(5_000)
     file = tmp_path / "examples.jsonl"
     records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
@@ -135,8 +135,8 @@ def descended(rows: Columns, *, rounds: int) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 2, 301])
-def test_in_step_and_bounded_a_hundred_rounds_are_those_of_all_rows_at_once(count: int, seed: int) -> None:
-    """For any schedule, also if one of the workers has no rows."""
+def test_bounded_and_in_step_the_rounds_equal_gradient_descent_on_all_rows(count: int, seed: int) -> None:
+    """The result depended on the schedule, or was wrong when one worker had no rows."""
     models = models_of(BOUNDED[0], count, seed=seed, limits=ChannelLimits(records=7))
     rows = loaded(BOUNDED[0]).made_up_examples(count)
     assert len(models) == 100
@@ -144,23 +144,23 @@ def test_in_step_and_bounded_a_hundred_rounds_are_those_of_all_rows_at_once(coun
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_without_waiting_and_bounded_every_mini_batch_is_a_step_and_it_ends(seed: int) -> None:
-    """An asynchronous loop ends when its workers have no more gradients, in any order of the workers."""
+def test_bounded_and_without_waiting_every_mini_batch_is_a_step_and_the_loop_ends(seed: int) -> None:
+    """A loop without waiting lost a gradient, or did not end when its workers had no more rows."""
     models = models_of(BOUNDED[1], 1_003, seed=seed, limits=ChannelLimits(records=120))
-    # Two workers, 200 mini-batches each.
+    # Each of the two workers has 200 mini-batches.
     assert len(models) == 400
     assert models[-1] == pytest.approx(TRUE_WEIGHTS, abs=0.1)
 
 
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149, 151, 1_025])
-def test_in_step_every_round_is_of_both_workers_and_the_end_is_reached(count: int) -> None:
-    """When one worker runs out of examples the other waits for it; that must not be for ever."""
+def test_in_step_every_round_has_both_workers_and_the_loop_ends(count: int) -> None:
+    """One worker ran out of examples, and the other waited for it for ever."""
     models = models_of(UNBOUNDED[0], count)
     assert count // 100 + 1 <= len(models) <= count // 50 + 2
 
 
 def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
-    """Runs must be repeatable."""
+    """Two runs on the same examples had different models."""
     results = [
         models_of(UNBOUNDED[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
     ]
@@ -171,7 +171,7 @@ def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_without_waiting_every_mini_batch_is_a_step(seed: int) -> None:
-    """No gradient is lost or used twice, in any order of the workers."""
+    """A gradient was lost or used twice in some order of the workers."""
     models = models_of(UNBOUNDED[1], 2_000, seed=seed, limits=ChannelLimits(records=120))
     # Each of the two workers has a start and 20 mini-batches of 50.
     assert len(models) == 2 + 40

@@ -1,4 +1,4 @@
-"""The examples of offline learning, run as a user runs them."""
+"""The examples of offline learning run as users run them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def printed_by(name: str, *arguments: str) -> list[str]:
 
 
 def test_the_grocers_habits_are_found() -> None:
-    """The made-up baskets have three of them."""
+    """The example missed one of the three rules in its generated baskets."""
     lines = printed_by("frequent_item_sets")
     assert re.fullmatch(r"\d+ item sets in 5000 baskets, such as", lines[0])
     rules = {line.strip().split(" (")[0] for line in lines[lines.index("What follows:") + 1 :]}
@@ -35,7 +35,7 @@ def test_the_grocers_habits_are_found() -> None:
 
 
 def test_baskets_of_a_topic_are_read_to_its_end(tmp_path: Path) -> None:
-    """Lines of a file are read with a given share."""
+    """The example ignored the file of baskets or the share that a user gave."""
     baskets = tmp_path / "baskets.jsonl"
     baskets.write_bytes(b"\n".join(map(orjson.dumps, [["a", "b"], ["a", "b"], ["c"], ["c"]])))
     assert printed_by("frequent_item_sets", f"file:{baskets}", "0.5") == [
@@ -49,8 +49,8 @@ def test_baskets_of_a_topic_are_read_to_its_end(tmp_path: Path) -> None:
     ]
 
 
-def test_the_tree_of_the_flowers_is_shown_and_knows_others() -> None:
-    """The printed text is the only view of a tree."""
+def test_the_tree_of_the_flowers_is_printed_and_classifies_others() -> None:
+    """The printed tree, which is the only view of it, was unreadable or wrong."""
     *tree, verdict = printed_by("decision_tree")
     assert re.fullmatch(r"petal length ≤ 2\.\d+: setosa \(\d+ rows(, 99\.\d%)?\)", tree[0])
     assert sum("virginica" in line for line in tree) >= 1

@@ -1,4 +1,4 @@
-"""The online service of the examples, as in ``docker-compose.yml``, but without containers.
+"""The online service of the examples runs as in ``docker-compose.yml``, but without containers.
 
 The commands and the environment are exactly those of the file, except Kafka's address, the names of the topics,
 and the limits that the programs document. The broker of the file is started by the official image's own set-up
@@ -38,7 +38,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, Any] = COMPOSE["services"]
 PROGRAMS = ("producer", "trainer", "consumer")
 DOCKERFILE = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
-# Python and numpy take two seconds to start, the year of flights as much again, on a busy machine a multiple.
+# Python and numpy start in two seconds, and the flights of the year load in two more; a busy machine needs longer.
 PATIENCE_S = 60.0
 
 
@@ -50,7 +50,7 @@ class Program:
         self.printed: list[str] = []
 
     async def says(self, pattern: str) -> re.Match[str]:
-        """Return the next line that matches; fail with the whole output if there is none."""
+        """Return the match of the next line that matches; without one, fail with the whole output."""
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
@@ -61,13 +61,13 @@ class Program:
         pytest.fail(f"expected a line {pattern!r}, given:\n{''.join(self.printed)}")
 
     async def ends(self) -> int:
-        """Return the exit code."""
+        """Wait until the process ends, and return its exit code."""
         rest, _ = await asyncio.wait_for(self._process.communicate(), PATIENCE_S)
         self.printed.append(rest.decode())
         return cast("int", self._process.returncode)
 
     async def terminated(self) -> int:
-        """Return the exit code after SIGTERM, which ``docker compose stop`` sends."""
+        """Send SIGTERM, as ``docker compose stop`` does, and return the exit code."""
         self._process.terminate()
         return await self.ends()
 
@@ -118,7 +118,7 @@ class Stack:
         ]
 
     async def stop(self) -> None:
-        """Stop all processes that still run."""
+        """Stop all processes that are still running."""
         await self._processes.aclose()
 
 
@@ -128,7 +128,7 @@ def environment_of(service: str) -> dict[str, str]:
 
 @pytest.fixture
 async def stack(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> AsyncIterator[Stack]:
-    """Return the three programs on the shared broker."""
+    """Return the three programs on the broker of all tests."""
     programs = Stack(kafka_broker.bootstrap, topic_prefix, tmp_path)
     yield programs
     await programs.stop()
@@ -155,7 +155,7 @@ async def first_record(topic: Topic) -> TopicRecord:
 
 
 async def test_a_restarted_trainer_continues_where_it_was_while_the_consumer_predicts(stack: Stack) -> None:
-    """After an update of the trainer the service started from nothing, and consumers ignored its updates."""
+    """After an update of the trainer the service started without its state, and consumers ignored its updates."""
     often = {"CHECKPOINT_INTERVAL": "0.1"}
     producer = await stack.start("producer", EVENTS_PER_SECOND="2000")
     trainer = await stack.start("trainer", REPORT_EVERY="1000", **often)
@@ -182,7 +182,7 @@ async def test_a_restarted_trainer_continues_where_it_was_while_the_consumer_pre
     assert (
         0 <= (first.records or 0) - (last_before.records or 0) <= int(environment_of("trainer")["MINI_BATCH"])
     )
-    # One step of a few flights leaves the weights of all other airlines and airports as they were.
+    # A step with a few flights does not change the weights of other airlines and airports.
     kept = weights(first)[weights(last_before) != 0] == weights(last_before)[weights(last_before) != 0]
     assert 0.5 < np.mean(kept) < 1
 
@@ -193,7 +193,7 @@ def weights(update: ModelUpdate) -> Any:
 
 
 async def test_both_events_of_a_flight_are_in_one_partition_in_order(stack: Stack) -> None:
-    """If another partition delivers an arrival before its departure, no question waits for this answer."""
+    """An arrival in another partition was read before its departure, so its answer was lost."""
     producer = await stack.start("producer", EVENTS="5000", EVENTS_PER_SECOND="0", PARTITIONS="3")
     assert await producer.ends() == 0, producer.printed
     records = await read_all(stack.topic("EVENTS_TOPIC"))
@@ -210,7 +210,7 @@ async def test_both_events_of_a_flight_are_in_one_partition_in_order(stack: Stac
 
 
 async def test_undecodable_events_go_to_the_dead_letters_and_the_rest_is_learned(stack: Stack) -> None:
-    """One bad event, and the trainer restarted and failed at it for ever."""
+    """The trainer failed at one bad event, restarted, and failed at it again for ever."""
     producer = await stack.start("producer", EVENTS="2000", EVENTS_PER_SECOND="0")
     assert await producer.ends() == 0
     bad = [
@@ -233,7 +233,7 @@ async def test_undecodable_events_go_to_the_dead_letters_and_the_rest_is_learned
 
 
 async def test_a_consumer_waits_for_a_model_and_ends_when_it_has_predicted_enough(stack: Stack) -> None:
-    """A consumer that starts before the first model failed, and so did its callers."""
+    """A consumer that started before the first model failed, and its callers failed with it."""
     consumer = await stack.start("consumer", PREDICTIONS="500", REPORT_EVERY="100")
     producer = await stack.start("producer", EVENTS_PER_SECOND="1000")
     await consumer.says(r"no model yet \(none has been published\): \d+ departures without a prediction")
@@ -262,7 +262,7 @@ async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
 
 @pytest.mark.parametrize("service", PROGRAMS)
 def test_a_service_runs_a_program_that_the_image_contains(service: str) -> None:
-    """A program was renamed, and only the container noticed."""
+    """A program was renamed, and only the container failed."""
     config = SERVICES[service]
     assert (ROOT / config["build"]["context"] / config["build"]["dockerfile"]).samefile(
         EXAMPLE / "Dockerfile"
@@ -276,13 +276,13 @@ def test_a_service_runs_a_program_that_the_image_contains(service: str) -> None:
 
 @pytest.mark.parametrize("service", [*PROGRAMS, "kafka"])
 def test_a_service_is_restarted_and_has_time_to_stop(service: str) -> None:
-    """A trainer that was killed ten seconds after SIGTERM, in the middle of a flush."""
+    """A trainer was killed ten seconds after SIGTERM, during a flush."""
     assert SERVICES[service]["restart"] in ("on-failure", "unless-stopped")
     assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) >= 20
 
 
 def test_the_image_has_what_it_copies_and_the_extras_it_installs() -> None:
-    """A folder that .dockerignore leaves out, or an extra that is spelt differently: an image without Kafka."""
+    """The image had no Kafka, because .dockerignore left out a folder or an extra was misspelt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for path in copied_paths():
         assert (ROOT / path).exists(), path
@@ -299,8 +299,8 @@ def test_the_image_has_what_it_copies_and_the_extras_it_installs() -> None:
 
 
 @pytest.mark.parametrize("path", [".venv", ".git", "tests", "streamiter/__pycache__", "benchmarks/results"])
-def test_the_build_is_not_sent_what_the_image_does_not_need(path: str) -> None:
-    """Each build copied a virtual environment of a gigabyte first."""
+def test_files_that_the_image_does_not_need_are_not_sent_to_the_build(path: str) -> None:
+    """Each build first copied a virtual environment of a gigabyte."""
     assert is_ignored(path)
 
 
@@ -310,7 +310,7 @@ def copied_paths() -> list[str]:
 
 
 def is_ignored(path: str) -> bool:
-    """Decide as Docker does: the last rule that matches the path or a folder above it counts."""
+    """Return whether Docker ignores the path: the last rule that matches the path or a folder above it counts."""
     ignored = False
     above = [path, *map(str, Path(path).parents)][:-1]
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
@@ -326,7 +326,7 @@ def is_ignored(path: str) -> bool:
     [("producer", "producer.py"), ("trainer", "trainer.py"), ("consumer", "model_consumer.py")],
 )
 def test_each_variable_of_a_service_is_read_and_documented(service: str, file: str) -> None:
-    """A misspelt variable in docker-compose.yml is silently without effect."""
+    """A misspelt variable in docker-compose.yml had no effect, and no error named it."""
     texts = [(EXAMPLE / name).read_text(encoding="utf-8") for name in (file, "service.py")]
     read = {name for text in texts for name in re.findall(r'(?:environ\.get|_topic)\("(\w+)"', text)}
     documented = {name for text in texts for name in re.findall(r"^    ([A-Z_]+)  ", text, re.MULTILINE)}
@@ -340,8 +340,8 @@ KNOWN_KEYS = {
 }  # fmt: skip
 
 
-def test_the_compose_file_is_one() -> None:
-    """Docker compose refuses unknown keys, numbers and booleans as environment, and undeclared volumes."""
+def test_the_compose_file_is_valid() -> None:
+    """Docker compose refused the file: an unknown key, a number or boolean as environment, or an undeclared volume."""
     assert set(COMPOSE) == {"name", "x-program", "services", "volumes"}
     for service, config in SERVICES.items():
         assert set(config) <= KNOWN_KEYS, service
@@ -355,7 +355,7 @@ def test_the_compose_file_is_one() -> None:
 
 
 class ComposeBroker(KafkaServer):
-    """A broker started only from the KAFKA_* variables of the file, on free ports of the loopback address."""
+    """A broker that is configured only by the file's KAFKA_* variables, on free ports of the loopback address."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -367,7 +367,7 @@ class ComposeBroker(KafkaServer):
 
     def _write_files(self) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
-        super()._write_files()  # for the configuration of its logging
+        super()._write_files()  # writes the configuration of the logging
         folders = {name: self.directory / name for name in ("default", "mounted", "final")}
         for folder in folders.values():
             folder.mkdir(exist_ok=True)
@@ -404,7 +404,7 @@ def replaced(text: str, replacements: Mapping[str, str]) -> str:
 
 @pytest.fixture
 def compose_broker(tmp_path: Path) -> Iterator[ComposeBroker]:
-    """Return the broker of the file; it is stopped in any case."""
+    """Start the broker of the file, and stop it after the test."""
     skip_without_java()
     broker = ComposeBroker(tmp_path)
     try:
@@ -417,7 +417,7 @@ def compose_broker(tmp_path: Path) -> Iterator[ComposeBroker]:
 async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
     compose_broker: ComposeBroker, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """A variable was missing: the broker did not start, or sent its clients an address that they cannot reach."""
+    """A variable was missing, so the broker did not start, or sent clients an address that they could not reach."""
     properties = (compose_broker.directory / "server.properties").read_text()
     variables = [name for name in environment_of("kafka") if name.startswith("KAFKA_")]
     assert len(properties.split()) == len(variables), properties
@@ -437,8 +437,8 @@ async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
     assert settings["cleanup.policy"] == "compact"
 
 
-def test_the_broker_of_the_file_is_published_and_checked_where_it_listens() -> None:
-    """A health check of a port without a listener prevents the start of all other services."""
+def test_the_broker_of_the_file_is_published_and_checked_on_its_own_ports() -> None:
+    """A health check of a port without a listener prevented the start of all other services."""
     environment = environment_of("kafka")
     listeners = dict(each.split("://") for each in environment["KAFKA_LISTENERS"].split(","))
     advertised = dict(each.split("://") for each in environment["KAFKA_ADVERTISED_LISTENERS"].split(","))

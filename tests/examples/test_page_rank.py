@@ -1,4 +1,4 @@
-"""PageRank as a flow, against power iteration with a dense matrix."""
+"""PageRank as a flow is compared with power iteration on a dense matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = loaded("page_rank")
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 STAR_WITHOUT_A_WAY_BACK = [(0, 9), (1, 9), (2, 9)]
 SEVERAL_LINKS_AND_ONE_TO_ITSELF = [(0, 1), (0, 1), (0, 2), (2, 2), (1, 0), (2, 0)]
-NOBODY_LINKS_ON = [(5, 8), (6, 8), (7, 8), (5, 11)]
+TWO_DEAD_ENDS = [(5, 8), (6, 8), (7, 8), (5, 11)]
 TWO_ISLANDS = [(1, 2), (2, 1), (10, 20), (20, 30), (30, 10), (30, 20)]
 
 
@@ -32,7 +32,7 @@ def ranks_of(
 
 
 def power_iteration(graph: Columns, damping: float) -> dict[int, float]:
-    """Return the ranks of the textbook: a matrix with a column for each page; pages without links link to all."""
+    """Return the ranks by the textbook's matrix, in which a page without links has links to all pages."""
     pages = np.unique(np.concatenate([graph["from"], graph["to"]]))
     count = len(pages)
     chances = np.zeros((count, count))
@@ -53,21 +53,21 @@ def power_iteration(graph: Columns, damping: float) -> dict[int, float]:
         RING,
         STAR_WITHOUT_A_WAY_BACK,
         SEVERAL_LINKS_AND_ONE_TO_ITSELF,
-        NOBODY_LINKS_ON,
+        TWO_DEAD_ENDS,
         TWO_ISLANDS,
         [(3, 3)],
     ],
 )
 @pytest.mark.parametrize("damping", [0.5, 0.85])
 def test_the_ranks_are_those_of_power_iteration(pairs: Any, subtasks: int, damping: float) -> None:
-    """The rank of pages without links must reach all pages; more subtasks than pages must work, too."""
+    """The rank of pages without links did not reach all pages, or more subtasks than pages failed."""
     graph = links(pairs)
     ranks = ranks_of(graph, subtasks=subtasks, damping=damping)
     assert ranks == pytest.approx(power_iteration(graph, damping), abs=1e-9)
     assert sum(ranks.values()) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_so_they_are_on_a_larger_graph() -> None:
+def test_the_ranks_of_a_larger_graph_are_those_of_power_iteration() -> None:
     graph = PROGRAM.made_up_links(300, 1_500)
     expected = power_iteration(graph, PROGRAM.DAMPING)
     assert ranks_of(graph) == pytest.approx(expected, abs=1e-9)
@@ -75,13 +75,13 @@ def test_so_they_are_on_a_larger_graph() -> None:
 
 
 def test_neither_the_schedule_nor_the_order_of_links_changes_a_bit() -> None:
-    """Parts of ranks come from several subtasks in any order, and sums of floats depend on it."""
+    """The ranks of two runs differed in the last bits, because sums of floats depend on the order of their parts."""
     graph = PROGRAM.made_up_links(40, 200)
     results = [ranks_of(graph, subtasks=3, schedule=seed, rounds_max=20) for seed in range(5)]
     assert all(sorted(result.items()) == sorted(results[0].items()) for result in results)
 
 
-async def test_a_job_restored_comes_to_the_same_ranks() -> None:
+async def test_a_restored_job_has_the_same_ranks() -> None:
     graph = PROGRAM.made_up_links(40, 200)
 
     def make() -> tuple[Flow, Any]:
@@ -95,14 +95,14 @@ async def test_a_job_restored_comes_to_the_same_ranks() -> None:
 
 
 def test_it_ends_after_the_rounds_it_is_allowed() -> None:
-    """The ring needs one round; a graph with a dead end needs more."""
+    """The ranks changed after the last allowed round, or the loop ended one round too early."""
     assert ranks_of(links(RING), tolerance=0.0) == dict.fromkeys(range(4), 0.25)
     one_round = ranks_of(links([(0, 1)]), rounds_max=1, damping=0.5)
     assert one_round == pytest.approx({0: 0.25 + 0.125, 1: 0.25 + 0.125 + 0.25})
 
 
 def test_without_links_there_are_no_pages() -> None:
-    """The number of pages is the divisor of every rank."""
+    """A graph without links failed, because each rank is divided by the number of pages."""
     assert ranks_of(links([])) == {}
 
 

@@ -1,4 +1,4 @@
-"""Random walks as a flow: the same for a seed, and in the long run as often at a place as theory says."""
+"""Random walks as a flow are the same for a seed, and visit places as often as theory says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamiter import Columns, Flow
 PROGRAM = loaded("random_walk")
 
 Visit = tuple[int, int, int]
-"""Walker, step, place."""
+"""A visit: walker, step and place."""
 
 
 def visits_of(
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_walks_at_any_parallelism() -> None:
 
 
 def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
-    """If walkers shared a generator, the order of the walkers would decide which numbers each one gets."""
+    """All walkers shared a random generator, so the walks depended on the order of the walkers."""
     graph, walkers = PROGRAM.made_up_edges(12, 30), PROGRAM.new_walkers(20, 12)
     expected = visits_of(graph, walkers, steps=10)
     for schedule in range(5):
@@ -49,7 +49,7 @@ def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
 
 
 async def test_a_job_restored_continues_with_the_same_walks() -> None:
-    """No walker is lost or doubled."""
+    """A restored job lost or doubled walkers, or gave them other walks."""
     graph, walkers = PROGRAM.made_up_edges(12, 30), PROGRAM.new_walkers(20, 12)
 
     def make() -> tuple[Flow, Any]:
@@ -73,8 +73,8 @@ def test_a_walk_goes_along_edges_for_as_many_steps_as_it_has() -> None:
     assert all((a[2], b[2]) in edges for a, b in hops if a[0] == b[0])
 
 
-def test_where_no_edge_leads_on_a_walk_ends() -> None:
-    """The graph may not contain the place of a walker, or any place."""
+def test_a_walk_ends_at_a_place_without_edges() -> None:
+    """A walk failed at a place without edges, or in a graph without places."""
     walkers = PROGRAM.new_walkers(4, 4)
     visits = visits_of(links([(0, 1), (1, 2), (3, 3)]), walkers, steps=3)
     assert [place for walker, _, place in visits if walker == 0] == [0, 1, 2]
@@ -85,18 +85,18 @@ def test_where_no_edge_leads_on_a_walk_ends() -> None:
 
 
 def test_in_the_long_run_places_are_visited_as_often_as_theory_says() -> None:
-    """If all edges lead in both directions, the stationary distribution is that of the degrees."""
+    """Places were not visited as often as their degrees say, which is the theory for edges in both directions."""
     graph = PROGRAM.made_up_edges(20, 40)
     visits = np.array(visits_of(graph, PROGRAM.new_walkers(400, 20), steps=100))
     late = visits[visits[:, 1] > 20][:, 2]
     frequencies = np.bincount(late, minlength=20) / len(late)
     expected = np.bincount(graph["from"], minlength=20) / len(graph)
-    # 32,000 visits: the deviation of a frequency near 0.05 is some 0.002, walks being no independent draws.
+    # With 32,000 visits, a frequency near 0.05 deviates by about 0.002, because visits of a walk are not independent.
     assert frequencies == pytest.approx(expected, abs=0.008)
 
 
-def test_each_walker_has_numbers_of_its_own() -> None:
-    """The numbers are evenly spread, and the numbers of one walker or step say nothing about the next."""
+def test_each_walker_has_its_own_random_numbers() -> None:
+    """The numbers of one walker or step predicted the next ones, or were not evenly distributed."""
     walkers, steps = (each.ravel() for each in np.meshgrid(np.arange(300), np.arange(300)))
     drawn = PROGRAM.drawn_numbers(1, walkers, steps).reshape(300, 300)
     assert len(np.unique(drawn)) == drawn.size

@@ -1,4 +1,4 @@
-"""The example of a loop that two processes share, run as the page on iterations says."""
+"""Two processes share the loop of the example, with the commands of the page on iterations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 def commands() -> list[list[str]]:
-    """Return the commands of the page, in order."""
+    """Return the commands of the page in order."""
     text = (ROOT / "docs" / "iterations.md").read_text(encoding="utf-8")
     [block] = [
         each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "crawl" in each
@@ -40,7 +40,7 @@ def runnable(command: list[str]) -> list[str]:
 
 
 async def visits(url: str, count: int) -> list[tuple[int, int]]:
-    """Return the first visits: page, worker."""
+    """Return the first visits as pairs of page and worker."""
     reader = await topic(url).open_reader(ReadRequest())
     found: list[tuple[int, int]] = []
     try:
@@ -58,7 +58,7 @@ async def visits(url: str, count: int) -> list[tuple[int, int]]:
 
 
 async def test_two_processes_visit_each_page_once(tmp_path: Path) -> None:
-    """A command of the page was wrong, or a page was visited by both."""
+    """A command of the page was wrong, or both processes visited a page."""
     *creating, first, second, _ = commands()
     for command in creating:
         async with async_process(runnable(command), cwd=tmp_path) as child:

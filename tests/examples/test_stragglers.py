@@ -1,4 +1,4 @@
-"""The example of a slow worker on a parameter server, run as a user runs it."""
+"""The example of a slow worker on a parameter server runs as users run it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
 PATIENCE_S = 100.0
 SECONDS = 3.0
-"""Long enough for the differences, at a third of the time of the full run, which only a9a needs."""
+"""A third of the full run's time, which is enough for the differences; only a9a needs the full run."""
 ROW = re.compile(
     r"^(?P<how>BSP|SSP\(3\)|ASP) +(?P<epochs>[\d.]+)(?: +(?P<accuracy>0\.\d{4}) +(?P<area>0\.\d{4}))?  "
     r"(?P<waited>[\d.]+ [\d.]+ [\d.]+ [\d.]+) +(?P<losses>[\d. ]+)$",
@@ -26,7 +26,7 @@ MADE_UP = ("file:train.libsvm", "file:test.libsvm", "--seconds", str(SECONDS))
 
 
 def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
-    """Return the lines of the printed table."""
+    """Run the example, and return the rows of its printed table by consistency."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), *arguments],
         cwd=cwd,
@@ -44,10 +44,10 @@ def numbers(text: str) -> list[float]:
 
 
 def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None:
-    """Virtual time makes the table the same everywhere, so that what it shows can be told beforehand."""
+    """The table differed between machines, although the example computes it in virtual time."""
     rows = ran("--seconds", str(SECONDS), cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}
-    # In 3 s the slow worker finishes 60 mini-batches of 200 of 20,000 rows; under BSP the others as many, else 300.
+    # In 3 s the slow worker finishes 60 mini-batches of 200 of 20,000 rows; the others finish 60 with BSP, else 300.
     assert epochs["BSP"] == pytest.approx(4 * 60 * 200 / 20_000 / SECONDS, rel=0.02)
     assert epochs["SSP(3)"] == pytest.approx((3 * 64 + 60) * 200 / 20_000 / SECONDS, rel=0.02)
     assert epochs["ASP"] == pytest.approx((3 * 300 + 60) * 200 / 20_000 / SECONDS, rel=0.02)
@@ -55,18 +55,18 @@ def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None
     assert numbers(rows["BSP"]["waited"]) == pytest.approx([2.4, 2.4, 2.4, 0.0], abs=0.1)
     losses = {how: numbers(row["losses"]) for how, row in rows.items()}
     assert [len(each) for each in losses.values()] == [3] * 3
-    for at in range(3):  # After half a second, one, and two.
+    for at in range(3):  # after half a second, one, and two
         assert losses["ASP"][at] < losses["SSP(3)"][at] < losses["BSP"][at]
     assert all(float(row["accuracy"]) > 0.84 and float(row["area"]) > 0.925 for row in rows.values())
     with Image.open(tmp_path / "stragglers.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (1840, 680))
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20) or []}
-    # A line and a bar for each.
+    # The picture has a line and a bar for each consistency.
     assert {(9, 105, 218), (191, 57, 137), (26, 127, 55)} <= colours
 
 
-def test_it_learns_a9a_as_well_under_each_consistency(tmp_path: Path) -> None:
-    """Gradients of a worker that is five times slower are old ones: they led somewhere else."""
+def test_it_learns_a9a_equally_well_under_each_consistency(tmp_path: Path) -> None:
+    """The old gradients of a worker that is five times slower made the model worse."""
     rows = data_file("a9a/a9a_123d_test.dummy").read_text(encoding="utf-8").splitlines()
     (tmp_path / "test.libsvm").write_text("\n".join(map(as_libsvm, rows)) + "\n", encoding="utf-8")
     (tmp_path / "train.libsvm").symlink_to(data_file("a9a/a9a_123d_train.libsvm"))
@@ -76,20 +76,20 @@ def test_it_learns_a9a_as_well_under_each_consistency(tmp_path: Path) -> None:
 
 
 def as_libsvm(row: str) -> str:
-    """A row of ones counts its features from 0, libsvm from 1."""
+    """Return a row of ones, whose features count from 0, as a line of LIBSVM, whose features count from 1."""
     label, *features = row.split()
     return " ".join([label, *(f"{int(feature) + 1}:1" for feature in features)])
 
 
-def test_k_means_gets_as_far_with_fewer_rows_the_less_its_workers_wait(tmp_path: Path) -> None:
-    """The other algorithm of the parameter server, with the same slow worker."""
+def test_k_means_learns_faster_if_its_workers_wait_less(tmp_path: Path) -> None:
+    """k-means, the example's other algorithm, did not show the cost of waiting for the slow worker."""
     write_made_up_files(tmp_path)
     rows = ran(*MADE_UP, "--k-means", cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}
     assert epochs["BSP"] == pytest.approx(4 * 60 * 200 / 8_000 / SECONDS, rel=0.02)
     assert epochs["ASP"] == pytest.approx((3 * 300 + 60) * 200 / 8_000 / SECONDS, rel=0.02)
     losses = {how: numbers(row["losses"]) for how, row in rows.items()}
-    assert losses["ASP"][0] < losses["BSP"][0]  # After half a second.
+    assert losses["ASP"][0] < losses["BSP"][0]  # after half a second
     assert losses["BSP"][-1] < losses["BSP"][0]
     assert all(row["accuracy"] is None for row in rows.values())
     assert (tmp_path / "stragglers.png").is_file()
@@ -105,7 +105,7 @@ def write_made_up_files(folder: Path) -> None:
 
 
 def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
-    """The data are files, and the picture is SVG."""
+    """With short hiccups, workers under bounded staleness waited as long as workers in step."""
     write_made_up_files(tmp_path)
     rows = ran(*MADE_UP, "--hiccups", "--picture", "hiccups.svg", cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}

@@ -1,4 +1,4 @@
-"""Short functions to read and write file topics in tests."""
+"""Read and write file topics in tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 
 
 def data_file(name: str) -> Path:
-    """Return the path of a data set outside of the project, or skip the test."""
+    """Return the path of a data set outside of the project, or skip the test without it."""
     path = (DATA / name).resolve()
     if not path.exists():
-        pytest.skip(f"no data set {name} beside the project")
+        pytest.skip(f"the data set {name} is not in the folder next to the project")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Crashes and broken files: torn ends, kill -9, full disks, bad gzip data, missing rights."""
+"""File topics survive torn ends, kill -9, full disks, bad gzip data and missing rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.processes import process
 from streamiter.errors import TopicDenied, TopicError
 from streamiter.topics.topic import OutgoingBatch, ReadRequest
 
-# Appends numbered lines for ever; prints the last number after each flush.
+# A program that appends numbered lines for ever, and prints the last number after each flush.
 ENDLESS_WRITER = """
 import asyncio, itertools, sys
 from streamiter_files import FilesConnector
@@ -38,15 +38,13 @@ asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
 
 
 def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_bytes: int) -> int:
-    """Run the endless writer, kill it during a write after this many flushes; return the first number not
-    confirmed.
-    """
+    """Kill the endless writer during a write after some flushes; return the first number that it did not confirm."""
     command = [sys.executable, "-c", ENDLESS_WRITER, str(path), str(first), str(lines), str(line_bytes)]
     with process(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         confirmed = [int(writer.stdout.readline()) for _ in range(flushes)]
         size_bytes = path.stat().st_size
-        while path.stat().st_size == size_bytes:  # the next write has begun when the file grows
+        while path.stat().st_size == size_bytes:  # a growing file shows that the next write has begun
             assert writer.poll() is None
         writer.kill()
         confirmed += [int(line) for line in writer.stdout]
@@ -57,9 +55,7 @@ def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_
 async def test_a_killed_writer_loses_nothing_that_was_flushed(
     tmp_path: Path, name: str, lines: int, line_bytes: int
 ) -> None:
-    """A kill -9 during a write leaves half a line: confirmed records are present, in order, and all lines are
-    whole.
-    """
+    """A kill -9 during a write left half a line, and confirmed records behind it were lost or out of order."""
     topic = topic_at(tmp_path / name)
     first = 0
     for flushes in (1, 2, 1):
@@ -88,7 +84,7 @@ async def test_a_killed_writer_loses_nothing_that_was_flushed(
 async def test_a_torn_last_line_is_cut_off_and_kept_next_to_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: bytes, after: bytes
 ) -> None:
-    """Appended to as it is, the torn line and the next would be one bad record, and the next one lost."""
+    """The next record was appended to a torn line, and both were lost as one bad record."""
     path = tmp_path / name
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
@@ -104,8 +100,8 @@ async def test_a_torn_last_line_is_cut_off_and_kept_next_to_the_file(
         assert not caplog.records
 
 
-async def test_a_torn_line_of_another_writer_is_set_right_before_the_next_append(tmp_path: Path) -> None:
-    """One of two processes dies while the other continues: the other must not append to the torn line."""
+async def test_a_torn_line_of_another_writer_is_removed_before_the_next_append(tmp_path: Path) -> None:
+    """One of two processes died, and the other one appended its next record to the torn line."""
     path = tmp_path / "a.txt"
     writer = await topic_at(path).open_writer()
     with path.open("ab") as other:
@@ -119,8 +115,8 @@ async def test_a_torn_line_of_another_writer_is_set_right_before_the_next_append
     assert (tmp_path / ".a.txt.torn").read_bytes() == b"tor\ntor\n"
 
 
-async def test_every_cut_of_a_gzip_file_is_mended_to_its_whole_members(tmp_path: Path) -> None:
-    """A gzip member that is cut anywhere, in its header, data or checksum, is the member that was never confirmed."""
+async def test_a_cut_gzip_file_is_repaired_to_its_complete_members(tmp_path: Path) -> None:
+    """A gzip member that was cut in its header, data or checksum made the file unreadable."""
     path = tmp_path / "a.txt.gz"
     for value in (b"a", b"b", b"c"):
         await append(topic_at(path), [value])
@@ -134,7 +130,7 @@ async def test_every_cut_of_a_gzip_file_is_mended_to_its_whole_members(tmp_path:
 
 
 async def test_a_gzip_file_whose_last_line_has_no_end_is_completed(tmp_path: Path) -> None:
-    """The checksum says that the last line is complete; the next line must not be appended to it."""
+    """The next line was appended to a complete last line that had no line end."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a\nb"))
     await append(topic_at(path), [b"c"])
@@ -142,7 +138,7 @@ async def test_a_gzip_file_whose_last_line_has_no_end_is_completed(tmp_path: Pat
 
 
 async def test_a_damaged_gzip_file_is_not_appended_to(tmp_path: Path) -> None:
-    """Only a torn end may be cut off: data behind damage in the middle was confirmed."""
+    """Confirmed data behind a damaged member was cut off together with it."""
     path = tmp_path / "a.txt.gz"
     content = bytearray(gzip.compress(b"a" * 100) + gzip.compress(b"b\n"))
     content[14] ^= 0xFF
@@ -152,8 +148,8 @@ async def test_a_damaged_gzip_file_is_not_appended_to(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-async def test_a_file_that_is_none_of_lines_is_not_cut(tmp_path: Path) -> None:
-    """A sink pointed at a disk image must not move it aside as one torn line."""
+async def test_a_file_without_lines_is_not_cut(tmp_path: Path) -> None:
+    """A sink with the path of a disk image moved the image away as one torn line."""
     path = tmp_path / "a.txt"
     path.touch()
     os.truncate(path, 65 << 20)
@@ -183,7 +179,7 @@ async def test_a_file_that_is_none_of_lines_is_not_cut(tmp_path: Path) -> None:
 async def test_bad_gzip_data_is_reported_with_file_and_position(
     tmp_path: Path, content: bytes, records: int, expected: str
 ) -> None:
-    """A download that broke off must not look like a file that has ended."""
+    """A download that broke off looked like a complete file."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(content)
     reader = await topic_at(path).open_reader(ReadRequest(max_records=1))
@@ -197,7 +193,7 @@ async def test_bad_gzip_data_is_reported_with_file_and_position(
 
 
 async def test_padding_between_and_behind_gzip_members_is_left_out(tmp_path: Path) -> None:
-    """Tapes and block devices fill up with zeros; gzip itself reads over them."""
+    """A file with zeros between its gzip members was refused, although tapes write them and gzip skips them."""
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a\n") + bytes(700) + gzip.compress(b"b\n") + bytes(99))
     for chunk_bytes in (1, 100, 10_000):
@@ -205,7 +201,7 @@ async def test_padding_between_and_behind_gzip_members_is_left_out(tmp_path: Pat
 
 
 async def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """The end of the cut file would be taken for the end of the data."""
+    """A file was cut during the reading, and its new end was taken for the end of the data."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\n" * 100)
     reader = await topic_at(path, chunk_bytes=10).open_reader(ReadRequest())
@@ -220,7 +216,7 @@ async def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -
 def folder_without_rights() -> Iterator[Path]:
     """Return a folder that others may enter, and run the test as a user without rights to its files."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody without rights")
+        pytest.skip("only root can become a user without rights")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     (folder / "a.txt").write_bytes(b"a\n")
@@ -234,7 +230,7 @@ def folder_without_rights() -> Iterator[Path]:
 
 
 async def test_files_without_the_right_to_them_are_denied(folder_without_rights: Path) -> None:
-    """Whoever runs the service needs to know which right is missing, and for whom."""
+    """The error did not name the missing right, nor the user who needs it."""
     with pytest.raises(TopicDenied, match=r"a.txt': Permission denied; the process runs as user 65534"):
         await values_of(topic_at(folder_without_rights / "a.txt"))
     with pytest.raises(TopicDenied):
@@ -246,7 +242,7 @@ async def test_files_without_the_right_to_them_are_denied(folder_without_rights:
 
 
 async def test_a_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
-    """A pipe has no offsets for a restart, and opening a pipe would wait for ever."""
+    """The opening of a pipe waited for ever, and a pipe has no offsets for a restart."""
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(TopicError, match="expected a regular file"):
         await values_of(topic_at(tmp_path / "a.txt"))
@@ -254,7 +250,7 @@ async def test_a_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
         await topic_at(tmp_path / "a.txt").open_writer()
 
 
-# Room for 100,000 bytes, then more: RLIMIT_FSIZE is a full disk for one process.
+# A program whose disk is full at 100,000 bytes, and later has room: RLIMIT_FSIZE is a full disk for one process.
 FULL_DISK = """
 import asyncio, resource, sys
 from streamiter_files import FilesConnector
@@ -286,7 +282,7 @@ def output_of(program: str, path: Path) -> str:
 
 
 async def test_a_full_disk_is_reported_and_writing_continues_when_there_is_room(tmp_path: Path) -> None:
-    """Half a batch at the end of a full disk must be taken back; once there is room, nothing is missing."""
+    """A full disk kept half a batch, and the records were lost or doubled once the disk had room again."""
     path = tmp_path / "a.txt"
     lines = output_of(FULL_DISK, path).splitlines()
     assert [line for line in lines if line.isdigit()] == ["10", "10"]

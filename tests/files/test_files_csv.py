@@ -1,4 +1,4 @@
-"""CSV: records over several lines, headers, types, and refused input."""
+"""CSV files have records over several lines, headers and types, and wrong input is refused."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _rows = st.lists(st.tuples(_field, _field), max_size=12)
 
 @settings(max_examples=150, deadline=None)
 @given(rows=_rows, chunk_bytes=st.integers(1, 30), delimiter=st.sampled_from([",", ";", "\t"]))
-def test_whatever_the_csv_module_writes_is_read_back(
+def test_the_output_of_the_csv_module_is_read_back(
     rows: list[tuple[str, str]], chunk_bytes: int, delimiter: str
 ) -> None:
-    """Quotes, delimiters and line ends within fields, at every place a chunk may be cut."""
+    """A quote, delimiter or line end within a field was read wrongly where a chunk ended."""
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a,\nb", "c"), *rows])
 
@@ -46,7 +46,7 @@ def test_whatever_the_csv_module_writes_is_read_back(
 
 
 async def test_a_record_over_several_lines_is_one_record_and_one_offset(tmp_path: Path) -> None:
-    """A comment field with line ends must not become three broken records."""
+    """A comment field with line ends became three broken records."""
     (tmp_path / "a.csv").write_bytes(b'id,note\r\n1,"two\r\n\r\nlines"\r\n2,"say ""hi""\n,"\n3,5" pipe\n')
     topic = topic_at(tmp_path / "a.csv")
     assert await records_of(topic) == [
@@ -59,7 +59,7 @@ async def test_a_record_over_several_lines_is_one_record_and_one_offset(tmp_path
 
 
 async def test_a_quote_that_is_not_closed_is_an_error_and_not_a_long_field(tmp_path: Path) -> None:
-    """Taken for a field, the rest of the file would be lost in it."""
+    """An open quote took the rest of the file into one field."""
     (tmp_path / "a.csv").write_bytes(b'id,note\n1,ok\n2,"open\n3,ok\n')
     topic = topic_at(tmp_path / "a.csv", chunk_bytes=14)
     with pytest.raises(TopicError, match=r"a quote is not closed in the record that begins b'2,\"open"):
@@ -67,7 +67,7 @@ async def test_a_quote_that_is_not_closed_is_an_error_and_not_a_long_field(tmp_p
 
 
 async def test_a_wrong_number_of_fields_is_named_with_its_record(tmp_path: Path) -> None:
-    """A shifted column would train the model on the wrong feature without any error."""
+    """A shifted column trained the model on the wrong feature, without any error."""
     (tmp_path / "a.csv").write_bytes(b"a,b\n1,2\n3\n4,5\n6,7,8\n")
     [batch] = await batches_of(topic_at(tmp_path / "a.csv"))
     with pytest.raises(DecodeError) as caught:
@@ -79,7 +79,7 @@ async def test_a_wrong_number_of_fields_is_named_with_its_record(tmp_path: Path)
 
 
 async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None:
-    """After bad records are removed, the good ones are decoded from the rest of the batch."""
+    """After bad records were removed, the rest of the batch had lost its columns."""
     (tmp_path / "a.tsv").write_bytes(b"a\tb\n1\t2\n3\n4\t5\n")
     [batch] = await batches_of(topic_at(tmp_path / "a.tsv"))
     assert Csv({"b": int}).decode(batch.take([0, 2])) == [{"a": "1", "b": 2}, {"a": "4", "b": 5}]
@@ -88,14 +88,14 @@ async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None
 
 
 async def test_each_file_has_its_own_header(tmp_path: Path) -> None:
-    """A later export has its columns in another order: by position they would be mixed up."""
+    """A later export had its columns in another order, and they were mixed up by position."""
     (tmp_path / "0.csv").write_bytes(b"a,b\n1,2\n")
     (tmp_path / "1.csv").write_bytes(b"\xef\xbb\xbfb,a\n2,1\n")
     assert await records_of(topic_at(tmp_path)) == [{"a": "1", "b": "2"}] * 2
 
 
 async def test_the_header_can_be_demanded_or_given(tmp_path: Path) -> None:
-    """A header that is not the expected one is found before the first record."""
+    """A file with another header was noticed only in the middle of its records."""
     (tmp_path / "a.csv").write_bytes(b"1,2\n3,4\n")
     with pytest.raises(TopicError, match=r"expected the header a, b \(option columns\), given 1, 2"):
         await records_of(topic_at(tmp_path / "a.csv", columns=("a", "b")))
@@ -109,21 +109,21 @@ async def test_the_header_can_be_demanded_or_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", [b"a,a\n", b"a,\n", b'a,"b"c\n', b"\xff,b\n"])
 async def test_a_header_that_names_no_columns_is_refused(tmp_path: Path, header: bytes) -> None:
-    """One of two columns with the same name would be lost."""
+    """Two columns had the same name, and one of them was lost."""
     (tmp_path / "a.csv").write_bytes(header + b"1,2\n")
     with pytest.raises(TopicError, match="expected a header of names"):
         await records_of(topic_at(tmp_path / "a.csv"))
 
 
 async def test_a_file_of_only_a_header_has_no_records(tmp_path: Path) -> None:
-    """A day without events is an empty export, not an error."""
+    """An export of a day without events was an error."""
     (tmp_path / "a.csv").write_bytes(b"a,b")
     (tmp_path / "b.csv").write_bytes(b"")
     assert await records_of(topic_at(tmp_path)) == []
 
 
 def test_columns_have_the_given_types_as_records_and_as_arrays() -> None:
-    """Types are those asked for: never guessed from the first lines."""
+    """The types of columns were guessed from the first lines, and were wrong."""
     types = {"n": "int8", "x": float, "y": "float32", "ok": bool}
     columns = ("n", "x", "y", "ok", "text")
     batch = TopicBatch(values=[b"-3,0.1,0.5,true,007", b'12,NA,1e3,0,"a,b"'])
@@ -172,7 +172,7 @@ def test_columns_have_the_given_types_as_records_and_as_arrays() -> None:
 def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
     dtype: Any, field: str, expected: str
 ) -> None:
-    """One bad record of a batch goes to the dead letters; the others must be decodable."""
+    """One bad record made the whole batch a dead letter."""
     decoder = Csv({"x": dtype}, columns=["x"])
     batch = TopicBatch(values=[b"1", field.encode() or b'""', b"0", None, b"\xff"])
     with pytest.raises(DecodeError) as caught:
@@ -182,7 +182,7 @@ def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
     assert len(decoder.decode(batch.take([0, 2]))) == 2
 
 
-# Python's own, but with digits of ASCII alone and without underscores.
+# Python's grammar of numbers, but only with ASCII digits and without underscores.
 _GRAMMAR = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
 _digit = st.characters(categories=["Nd", "Nl", "No", "Zs"], include_characters="0123456789+-._eE")
 
@@ -204,13 +204,13 @@ def test_only_texts_of_plain_digits_are_numbers(field: str) -> None:
 
 
 def test_a_mark_for_missing_values_may_hold_any_characters() -> None:
-    """Files of statistics offices contain n_a or a dash for values that were not counted."""
+    """A file of a statistics office, with n_a or a dash for missing values, could not be read."""
     column = ColumnType("x", float, missing=["n_a", "–"]).convert(["1", "n_a", "–"])
     assert column.tolist() == pytest.approx([1, math.nan, math.nan], nan_ok=True)
 
 
 def test_quotes_of_two_values_do_not_make_one_record() -> None:
-    """Values of a Kafka topic are records each: an open quote in one must not swallow the next."""
+    """An open quote in one value of a Kafka topic swallowed the next value."""
     decoder = Csv(columns=["x"])
     with pytest.raises(DecodeError) as caught:
         decoder.decode(TopicBatch(values=[b'"a', b'b"', b"c"]))
@@ -218,8 +218,8 @@ def test_quotes_of_two_values_do_not_make_one_record() -> None:
     assert decoder.decode(TopicBatch(values=[b'b"', b"c"])) == [{"x": 'b"'}, {"x": "c"}]
 
 
-def test_types_of_columns_that_are_not_there_are_refused() -> None:
-    """A mistyped name would leave its column as text, and the model fails much later."""
+def test_types_of_missing_columns_are_refused() -> None:
+    """The name of a column was misspelt, so the column stayed text, and the model failed much later."""
     with pytest.raises(ConfigurationError, match="types names a column 'ag', but the columns are age, x"):
         Csv({"ag": int}, columns=("age", "x"))
     with pytest.raises(ConfigurationError, match="expected as type of column 'x'"):
@@ -238,8 +238,8 @@ _cell = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(st.tuples(_cell, st.just("x")), min_size=1, max_size=20))
-def test_records_come_back_from_the_file_they_were_written_to(rows: list[tuple[Any, str]]) -> None:
-    """A CSV source must be able to read the output of a CSV sink."""
+def test_a_csv_file_gives_back_the_records_that_were_written_to_it(rows: list[tuple[Any, str]]) -> None:
+    """A CSV source could not read the output of a CSV sink."""
     records = [{"a": first, "b, c": second} for first, second in rows]
     columns = ("a", "b, c")
 
@@ -254,7 +254,7 @@ def test_records_come_back_from_the_file_they_were_written_to(rows: list[tuple[A
 
 
 async def test_a_new_csv_file_begins_with_its_header_and_an_old_one_must_have_it(tmp_path: Path) -> None:
-    """Without the header, the first record would be read as the header."""
+    """A file had no header, and its first record was read as the header."""
     path = tmp_path / "a.csv"
     with pytest.raises(ConfigurationError, match="expected the option columns="):
         await topic_at(path).open_writer()
@@ -279,14 +279,14 @@ async def test_a_new_csv_file_begins_with_its_header_and_an_old_one_must_have_it
         ([1, 2], "expected the columns a, b, given list"),
     ],
 )
-def test_a_record_that_no_line_holds_is_refused(record: Any, expected: str) -> None:
-    """The record would shift the columns of the line or break it in two."""
+def test_a_record_that_does_not_fit_into_a_line_is_refused(record: Any, expected: str) -> None:
+    """A record was written that shifted the columns of its line, or broke the line in two."""
     with pytest.raises(EncodeError) as caught:
         Csv().encode([{"a": 1, "b": None}, record])
     assert caught.value.failures == {1: expected}
 
 
 def test_columns_are_written_row_by_row() -> None:
-    """A batch of arrays is as good a source of lines as dicts are."""
+    """A batch of columns could not be written, although a list of dicts could."""
     batch = Columns({"a": np.array([1, 2]), "x": np.array([0.1, 1e300]), "s": np.array(["p", 'q"'])})
     assert Csv(delimiter=";").encode(batch).values == [b"1;0.1;p", b'2;1e+300;"q"""']

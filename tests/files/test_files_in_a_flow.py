@@ -1,4 +1,4 @@
-"""Files as the ends of a flow."""
+"""A flow reads from files and writes to files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamiter_files import Csv
 
 
 def test_a_flow_over_a_file_ends_by_itself_and_writes_all_of_it(tmp_path: Path) -> None:
-    """A file has no end to wait for: without a stop position the flow would never finish."""
+    """A flow over a file never ended without a stop position."""
     path = data_file("a9a/a9a_123d_test.dummy")
     flow = Flow("count")
     examples = flow.source(topic(f"file://{path}"))
@@ -28,8 +28,8 @@ def test_a_flow_over_a_file_ends_by_itself_and_writes_all_of_it(tmp_path: Path) 
     assert sorted((record["label"], record["ones"]) for record in map(json.loads, lines)) == sorted(expected)
 
 
-def test_a_bad_line_is_reported_with_file_and_offset_or_left_out(tmp_path: Path) -> None:
-    """One broken line of a million: the error must lead to it, and the policy may pass over it."""
+def test_a_bad_line_is_reported_with_file_and_offset_or_skipped(tmp_path: Path) -> None:
+    """One of a million lines was broken, and the error did not name it, or no policy could skip it."""
     (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,x\n5,6\n")
     url = f"file:{tmp_path}/a.csv"
     decode = Csv({"b": int})
@@ -37,10 +37,10 @@ def test_a_bad_line_is_reported_with_file_and_offset_or_left_out(tmp_path: Path)
     failing.source(topic(url), decode=decode).collect()
     with pytest.raises(JobFailed) as caught:
         failing.run()
-    told = f"{caught.value} {caught.value.__cause__}"
-    assert url in told
-    assert "offset 1" in told
-    assert "column 'b': expected int64, given 'x'" in told
+    printed = f"{caught.value} {caught.value.__cause__}"
+    assert url in printed
+    assert "offset 1" in printed
+    assert "column 'b': expected int64, given 'x'" in printed
     skipping = Flow("skipping")
     collected = skipping.source(topic(url), decode=decode, on_error="skip").collect()
     skipping.run()

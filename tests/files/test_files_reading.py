@@ -1,4 +1,4 @@
-"""Reading lines: records, positions, partitions, cancellation."""
+"""A reader of files returns records from positions and partitions, also after a cancelled read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from streamiter.topics.topic import ReadRequest
 async def test_lines_are_records_whatever_their_ends(
     tmp_path: Path, content: bytes, expected: list[bytes], chunk_bytes: int, suffix: str
 ) -> None:
-    """Files come from Windows, from editors that add a byte order mark, and without a last line end."""
+    """A file from Windows, with a byte order mark or without a last line end, was read with wrong records."""
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     assert await values_of(topic_at(path, chunk_bytes=chunk_bytes)) == expected
@@ -62,7 +62,7 @@ _lines = st.lists(
 def test_any_file_reads_the_same_in_any_chunks(
     lines: list[tuple[bytes, bytes]], chunk_bytes: int, max_records: int, packed: bool
 ) -> None:
-    """A line cut by a chunk must neither be lost nor become two."""
+    """A line that a chunk had cut was lost, or became two records."""
     content = b"".join(line + end for line, end in lines)
     expected = [line for line, _ in lines if line.strip()]
     if content.startswith(b"\xef\xbb\xbf"):
@@ -82,7 +82,7 @@ def test_any_file_reads_the_same_in_any_chunks(
 
 
 async def test_comments_are_no_records_where_the_format_has_them(tmp_path: Path) -> None:
-    """A LIBSVM file may begin with a note; a text file may not lose lines that begin with '#'."""
+    """The note at the beginning of a LIBSVM file was a bad record, or a text file lost its lines with '#'."""
     for name in ("a.libsvm", "a.txt"):
         (tmp_path / name).write_bytes(b"# note\n1 1:1\n")
     assert await values_of(topic_at(tmp_path / "a.libsvm")) == [b"1 1:1"]
@@ -91,7 +91,7 @@ async def test_comments_are_no_records_where_the_format_has_them(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv"])
 async def test_reading_continues_exactly_at_a_position(tmp_path: Path, name: str) -> None:
-    """A restored job that is one line off has lost a record or counts one twice."""
+    """A restored job was one line off, and lost a record or counted it twice."""
     content = b"head\r\n\n" + b"".join(b"%d\n%s" % (number, b"\n" * (number % 3)) for number in range(40))
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
@@ -105,7 +105,7 @@ async def test_reading_continues_exactly_at_a_position(tmp_path: Path, name: str
 
 
 async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -> None:
-    """A file that was cut after the checkpoint must not look like a file that was read to its end."""
+    """A file that was cut after the checkpoint looked like a file that had been read to its end."""
     (tmp_path / "a.txt").write_bytes(b"a\nb\n")
     reader = await topic_at(tmp_path / "a.txt").open_reader(ReadRequest(positions={0: 3}))
     for _ in range(2):
@@ -116,8 +116,8 @@ async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -
     await reader.close()
 
 
-async def test_positions_of_files_that_are_gone_are_an_error(tmp_path: Path) -> None:
-    """One of three files was deleted: the other two would be read at each other's positions."""
+async def test_positions_of_deleted_files_are_an_error(tmp_path: Path) -> None:
+    """One of three files was deleted, and the other two were read at each other's positions."""
     (tmp_path / "a.txt").write_bytes(b"a\n")
     with pytest.raises(OffsetOutOfRange, match="position for partition 1"):
         await batches_of(topic_at(tmp_path / "*.txt"), ReadRequest(positions={0: 0, 1: 0}))
@@ -129,7 +129,7 @@ async def test_positions_of_files_that_are_gone_are_an_error(tmp_path: Path) -> 
 async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied(
     tmp_path: Path, name: str
 ) -> None:
-    """Only other lines make a file another one: no copy from a backup does, and no writer that cuts a torn end off."""
+    """A file counted as replaced after it was copied from a backup, or after a writer had cut off its torn end."""
     topic = topic_at(tmp_path / name)
     (tmp_path / name).touch()
     assert (await topic.describe()).identities == {}
@@ -138,7 +138,7 @@ async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied
         identities = (await topic.describe()).identities
         with (tmp_path / name).open("ab") as torn:
             torn.write(b"\x1f\x8b\x08" if name.endswith("gz") else b"torn")
-        await append(topic, [b"x" * 2000])  # which cuts the torn end off
+        await append(topic, [b"x" * 2000])  # cuts the torn end off
         (tmp_path / "copy").write_bytes((tmp_path / name).read_bytes())
         (tmp_path / "copy").rename(tmp_path / name)
         request = ReadRequest(positions={0: 6 * turn + 5}, identities=identities)
@@ -146,10 +146,8 @@ async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied
 
 
 @pytest.mark.parametrize("name", ["1.txt", "1.txt.gz"])
-async def test_positions_of_a_file_that_another_one_took_the_place_of_are_an_error(
-    tmp_path: Path, name: str
-) -> None:
-    """The log was rotated, or a new file came before it in the order of names: its first lines were skipped."""
+async def test_positions_of_a_replaced_file_are_an_error(tmp_path: Path, name: str) -> None:
+    """The log was rotated, or a new file came before it in the order of names, and the first lines were skipped."""
     topic = topic_at(tmp_path / "*")
     await append(topic_at(tmp_path / name), [b"old"] * 5)
     reader = await topic.open_reader(ReadRequest())
@@ -171,7 +169,7 @@ async def test_positions_of_a_file_that_another_one_took_the_place_of_are_an_err
 
 
 async def test_a_file_that_is_written_again_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """Half of the records were of the old file and half of the new one; a file put in its place does no harm."""
+    """A file was overwritten while it was read, and half of the records came from each version."""
     path = tmp_path / "a.txt"
     topic = topic_at(path, chunk_bytes=16)
     for in_place in (False, True):
@@ -192,7 +190,7 @@ async def test_a_file_that_is_written_again_while_it_is_read_is_an_error(tmp_pat
 
 
 async def test_reading_ends_where_the_file_ended_when_it_was_opened(tmp_path: Path) -> None:
-    """A sink that appends to the file a flow reads must not make that flow endless."""
+    """A flow that appends to the file that it reads never ended."""
     topic = topic_at(tmp_path / "a.txt", chunk_bytes=2)
     await append(topic, [b"a", b"b", b"c"])
     reader = await topic.open_reader(ReadRequest(stop=None, max_records=1))
@@ -206,7 +204,7 @@ async def test_reading_ends_where_the_file_ended_when_it_was_opened(tmp_path: Pa
 
 
 async def test_start_and_stop_positions_are_kept(tmp_path: Path) -> None:
-    """Each form of a start and a stop must give the records that the other topics would give."""
+    """A start or stop position gave other records than with the topics of other connectors."""
     (tmp_path / "a.txt").write_bytes(b"a\nb\nc\nd\n")
     topic = topic_at(tmp_path / "a.txt", chunk_bytes=3)
     assert await values_of(topic, ReadRequest(start="latest")) == []
@@ -217,7 +215,7 @@ async def test_start_and_stop_positions_are_kept(tmp_path: Path) -> None:
 
 
 async def test_a_start_time_leaves_out_files_that_were_last_changed_before(tmp_path: Path) -> None:
-    """Time stamps are those of the files: whole files of earlier days are excluded."""
+    """A start time did not exclude the files of earlier days, whose records have the times of the files."""
     day = datetime(2024, 5, 1, tzinfo=UTC)
     for number in range(3):
         path = tmp_path / f"day-{number}.txt"
@@ -233,7 +231,7 @@ async def test_a_start_time_leaves_out_files_that_were_last_changed_before(tmp_p
 
 
 async def test_file_i_is_partition_i_in_the_order_of_names_and_numbers(tmp_path: Path) -> None:
-    """Sorted as text, part-10 would come before part-2, and a tenth file would move all positions."""
+    """Names were sorted as texts, so part-10 came before part-2, and a tenth file moved all positions."""
     names = ["part-0.txt", "part-1.txt", "part-2.txt", "part-10.txt"]
     for name in reversed(names):
         (tmp_path / name).write_bytes(name.encode() + b"\n")
@@ -247,7 +245,7 @@ async def test_file_i_is_partition_i_in_the_order_of_names_and_numbers(tmp_path:
 
 
 async def test_subtasks_share_the_files(tmp_path: Path) -> None:
-    """Each file is read by exactly one subtask, p mod n."""
+    """A file was read by two subtasks, or by none."""
     for number in range(5):
         (tmp_path / f"{number}.txt").write_bytes(b"%d\n" % number)
     shares = [await values_of(topic_at(tmp_path), ReadRequest(subtask=i, subtasks=2)) for i in range(2)]
@@ -261,7 +259,7 @@ async def test_subtasks_share_the_files(tmp_path: Path) -> None:
 async def test_files_take_turns_within_the_limit_of_open_files(
     tmp_path: Path, files_at_once: int, expected: str
 ) -> None:
-    """A large first file must not hold back all others; a folder of thousands must not open them all."""
+    """A large first file held back all others, or a folder of thousands of files was opened at once."""
     for number in range(3):
         (tmp_path / f"{number}.txt").write_bytes(b"%d\n" % number * 3)
     topic = topic_at(tmp_path, files_at_once=files_at_once)
@@ -270,7 +268,7 @@ async def test_files_take_turns_within_the_limit_of_open_files(
 
 
 async def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:
-    """A task waiting for several things cancels the read that was not first; its records must still come."""
+    """A task that waits for several things cancelled a read, and its records were lost."""
     values = [b"%d" % number for number in range(500)]
     (tmp_path / "a.txt").write_bytes(b"\n".join(values))
     reader = await topic_at(tmp_path / "a.txt", chunk_bytes=64).open_reader(ReadRequest(max_records=7))
@@ -288,7 +286,7 @@ async def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_reader_may_be_closed_within_a_read_and_twice(tmp_path: Path) -> None:
-    """A job that is aborted closes everything: no thread may continue with a closed file."""
+    """A job was aborted, and a thread continued to read a closed file."""
     (tmp_path / "a.txt").write_bytes(b"a\n" * 1000)
     reader = await topic_at(tmp_path / "a.txt", chunk_bytes=10).open_reader(ReadRequest())
     reading = asyncio.ensure_future(reader.read())
@@ -302,7 +300,7 @@ async def test_a_reader_may_be_closed_within_a_read_and_twice(tmp_path: Path) ->
 
 
 async def test_the_lag_is_estimated_and_exact_at_the_end(tmp_path: Path) -> None:
-    """A dashboard shows how far a source is: falling, and nought when all was read."""
+    """A dashboard showed a lag that did not fall, or was not zero at the end."""
     (tmp_path / "a.txt").write_bytes(b"12345\n" * 1000)
     reader = await topic_at(tmp_path / "a.txt", chunk_bytes=600).open_reader(ReadRequest(max_records=50))
     lags = [reader.lag()]
@@ -316,7 +314,7 @@ async def test_the_lag_is_estimated_and_exact_at_the_end(tmp_path: Path) -> None
 
 
 async def test_describe_counts_the_records_of_each_file(tmp_path: Path) -> None:
-    """Tools show the number of records; a CSV header and blank lines are no records."""
+    """Tools showed a wrong number of records, because CSV headers and blank lines were counted."""
     (tmp_path / "0.csv").write_bytes(b'a\n1\n\n"2\n3"\n')
     (tmp_path / "1.csv.gz").write_bytes(gzip.compress(b"a\n1"))
     described = await topic_at(tmp_path).describe()
@@ -325,9 +323,9 @@ async def test_describe_counts_the_records_of_each_file(tmp_path: Path) -> None:
 
 
 async def test_a_file_without_lines_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
-    """A disk image given by mistake would else be gathered as one record."""
+    """A disk image was given by mistake, and was collected in memory as one record."""
     path = tmp_path / "a.txt"
     path.touch()
-    os.truncate(path, 200 << 20)  # a hole: takes no room
+    os.truncate(path, 200 << 20)  # a hole takes no room on the disk
     with pytest.raises(RecordTooLarge, match="Is this a file of lines"):
         await values_of(topic_at(path, chunk_bytes=32 << 20))

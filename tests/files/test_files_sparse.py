@@ -1,4 +1,4 @@
-"""LIBSVM and dummy lines: the quick way of decoding against a plain one, and every kind of bad line."""
+"""LIBSVM and dummy lines are decoded like by a plain reader, and each kind of bad line has its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamiter_files.sparse_format import NotANumber, parse_floats, parse_integ
 
 
 def plainly_libsvm(line: bytes) -> tuple[float, list[int], list[float]]:
-    """Return the meaning of a line, computed as simply as possible."""
+    """Return the label, indices and values of a line, computed as simply as possible."""
     label, *entries = line.split()
     pairs = [entry.split(b":") for entry in entries]
     return float(label), [int(index) - 1 for index, _ in pairs], [float(value) for _, value in pairs]
@@ -46,7 +46,7 @@ def plain(record: dict[str, Any]) -> tuple[float, list[int], list[float]]:
     ],
 )
 async def test_real_data_sets_are_read_exactly(name: str, rows: int, plainly: Any) -> None:
-    """The data that the learners are measured on: every line, against a plain way of reading it."""
+    """A line of the data sets that measure the learners was decoded wrongly."""
     path = data_file(name)
     records = [plain(record) for record in await records_of(topic_at(path))]
     assert len(records) == rows
@@ -54,7 +54,7 @@ async def test_real_data_sets_are_read_exactly(name: str, rows: int, plainly: An
 
 
 async def test_regular_lines_are_all_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Line by line gives the same records twenty times as slowly: only irregular lines may need it."""
+    """Regular lines were decoded one by one, which is twenty times as slow."""
 
     def refuse(_self: object, line: bytes) -> None:
         raise AssertionError(f"decoded alone: {line!r}")
@@ -68,7 +68,7 @@ async def test_regular_lines_are_all_decoded_at_once(monkeypatch: pytest.MonkeyP
 
 
 async def test_dense_features_are_the_same_as_sparse_ones() -> None:
-    """Learners take either: a feature off by one column would only show as a worse model."""
+    """Dense features were off by one column, which only made the model worse."""
     path = data_file("a9a/a9a_123d_test.dummy")
     [batch, *_] = await batches_of(topic_at(path))
     dense = Dummy(width=123, dense=True).decode(batch)
@@ -102,9 +102,9 @@ def finite_or_none(text: str) -> float | None:
 @given(texts=st.lists(_number, min_size=1, max_size=12))
 @example(
     texts=["9.548659716638049", "9.921269018413419", "9.512243180921393", "9.649702243319893"]
-)  # 16 digits are one too many to be exact
+)  # 16 digits are one digit too many for an exact number
 def test_numbers_are_parsed_exactly_as_python_parses_them(texts: list[str]) -> None:
-    """A value that is one bit off makes two runs differ; a half-read one is a wrong feature."""
+    """A value was one bit off, so two runs differed, or a value was read only in part."""
     block = np.frombuffer(" ".join(texts).encode() + b" ", dtype=np.uint8)
     lengths = np.array([len(text) for text in texts])
     ends = np.cumsum(lengths + 1) - 1
@@ -142,8 +142,8 @@ def plainly_or_none(line: str) -> tuple[float, list[int], list[float]] | None:
 
 @settings(max_examples=500, deadline=None)
 @given(lines=st.lists(_line, min_size=1, max_size=4))
-def test_good_and_bad_lines_are_distinguished_as_by_plain_reading(lines: list[str]) -> None:
-    """All lines of a batch are parsed together: a bad line must not change the numbers of its neighbours."""
+def test_good_and_bad_lines_are_distinguished_as_by_a_plain_reader(lines: list[str]) -> None:
+    """A bad line changed the numbers of its neighbours, because all lines of a batch are parsed together."""
     expected = [plainly_or_none(line) for line in lines]
     batch = TopicBatch(values=[line.encode() for line in lines])
     bad = {index for index, row in enumerate(expected) if row is None}
@@ -175,7 +175,7 @@ def test_good_and_bad_lines_are_distinguished_as_by_plain_reading(lines: list[st
     ],
 )
 def test_a_bad_libsvm_line_has_a_reason_of_its_own(line: bytes | None, reason: str) -> None:
-    """The reason is in the dead letter: it must say what to repair."""
+    """The dead letter of a bad line did not say what to repair."""
     batch = TopicBatch(values=[b"1 1:1", line, b"1 3:1"])
     with pytest.raises(DecodeError) as caught:
         Libsvm(width=3).decode(batch)
@@ -195,14 +195,14 @@ def test_a_bad_libsvm_line_has_a_reason_of_its_own(line: bytes | None, reason: s
     ],
 )
 def test_a_bad_dummy_line_has_a_reason_of_its_own(line: bytes, reason: str) -> None:
-    """A LIBSVM file read as dummy is the usual mistake."""
+    """A LIBSVM file was read as dummy, which is a usual mistake, and the error did not show it."""
     with pytest.raises(DecodeError) as caught:
         Dummy(width=3).decode(TopicBatch(values=[b"1 1", line, b"1,0,2"]))
     assert caught.value.failures == {1: reason}
 
 
 def test_unsorted_indices_come_out_sorted_and_extras_are_left_out() -> None:
-    """Ranking data has a qid in each line, and some tools write the indices as they come."""
+    """The qid of ranking data, or indices in another order, made a line bad."""
     batch = TopicBatch(values=[b"2 qid:7 3:1 1:0.5 # doc 12", b"1 qid:8 2:1"])
     assert [plain(record) for record in Libsvm().decode(batch)] == [
         (2.0, [0, 2], [0.5, 1.0]),
@@ -214,7 +214,7 @@ def test_unsorted_indices_come_out_sorted_and_extras_are_left_out() -> None:
 
 
 def test_lines_without_features_and_no_lines_at_all() -> None:
-    """A record of which all features are 0 is a record."""
+    """A record whose features are all 0 was lost."""
     values = [b"1", b"-1 2:1", b"0", b"0"]
     assert [plain(record)[1] for record in Libsvm().decode(TopicBatch(values=values))] == [[], [1], [], []]
     dense = Libsvm(2, dense=True).decode(TopicBatch(values=values))
@@ -224,7 +224,7 @@ def test_lines_without_features_and_no_lines_at_all() -> None:
 
 
 def test_zero_based_files_are_read_and_written_as_such() -> None:
-    """Off by one, every weight would belong to its neighbour's feature."""
+    """Indices were off by one, so each weight belonged to its neighbour's feature."""
     zero_based = Libsvm(zero_based=True)
     [record] = zero_based.decode(TopicBatch(values=[b"1 0:0.1 7:-2"]))
     assert record["indices"].tolist() == [0, 7]
@@ -232,8 +232,8 @@ def test_zero_based_files_are_read_and_written_as_such() -> None:
     assert Libsvm().encode([record]).values == [b"1 1:0.1 8:-2"]
 
 
-def test_records_that_the_format_has_no_form_for_are_refused() -> None:
-    """A value of 2 written as a bare index would be read as 1."""
+def test_records_that_the_format_cannot_express_are_refused() -> None:
+    """A value of 2 was written as a bare index, and was read as 1."""
     record = {"label": 1.0, "indices": [1], "values": [2.0]}
     with pytest.raises(EncodeError, match=r"expected 1 as the value of every feature, given 2\.0"):
         Dummy().encode([record])
@@ -245,7 +245,7 @@ def test_records_that_the_format_has_no_form_for_are_refused() -> None:
 
 
 def test_dense_features_need_a_width() -> None:
-    """Guessed from each batch, the width would differ from one to the next."""
+    """The width of dense features was guessed from each batch, and differed between batches."""
     with pytest.raises(ConfigurationError, match=r"Libsvm: dense=True needs width="):
         Libsvm(dense=True)
     with pytest.raises(ConfigurationError, match=r"Dummy: expected width >= 1, given 0"):

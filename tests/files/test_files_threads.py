@@ -1,4 +1,4 @@
-"""Blocking calls that are waited for by tasks that may be cancelled."""
+"""Tasks that wait for blocking calls may be cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamiter_files.chunks import OneAtATime
 
 
 async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:
-    """Two appends at once would mix their lines: cancelling the task does not stop the thread."""
+    """Two appends ran at once and mixed their lines, because the cancelling of a task does not stop its thread."""
     calls = OneAtATime()
     may_end, order = threading.Event(), []
     began = asyncio.Event()
@@ -36,7 +36,7 @@ async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:
 
 
 async def test_the_error_of_an_abandoned_call_is_raised_by_the_next_once() -> None:
-    """An append that failed after its flush was cancelled must not pass for stored."""
+    """An append failed after its flush was cancelled, and its records counted as stored."""
     calls = OneAtATime()
     may_end = threading.Event()
 

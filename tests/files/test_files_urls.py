@@ -1,4 +1,4 @@
-"""URLs, options, formats, and the errors of the connector for wrong ones."""
+"""URLs, options and formats of files are accepted, or refused with a clear error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
 async def test_absolute_and_relative_urls_name_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative URL must mean the folder of the process, also when that changes after the topic was made."""
+    """The process changed its folder, and a relative URL meant another file."""
     (tmp_path / "a.txt").write_bytes(b"x\n")
     monkeypatch.chdir(tmp_path)
     topics = [
@@ -30,7 +30,7 @@ async def test_absolute_and_relative_urls_name_the_same_file(
 async def test_both_forms_of_url_are_found_by_their_scheme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users write `topic("file:data/clicks.jsonl")`: the look-up must not ask for two slashes."""
+    """`topic("file:data/clicks.jsonl")` was refused, because the look-up asked for two slashes."""
     (tmp_path / "a.txt").write_bytes(b"x\n")
     monkeypatch.chdir(tmp_path)
     for url in ("file:a.txt", f"file://{tmp_path}/a.txt", f"FILE:{tmp_path}/a.txt"):
@@ -40,14 +40,14 @@ async def test_both_forms_of_url_are_found_by_their_scheme(
 
 
 async def test_names_with_reserved_characters_are_written_in_percent_codes(tmp_path: Path) -> None:
-    """A '?' in a name would else begin the options, and the file never be found."""
+    """A '?' in a file's name began the options, and the file was never found."""
     (tmp_path / "what? 100%#.txt").write_bytes(b"x\n")
     topic = FilesConnector().topic(f"file://{tmp_path}/what%3F%20100%25%23.txt", {})
     assert await values_of(topic) == [b"x"]
 
 
 async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> None:
-    """`a[1].txt` is a common name for a copy; as a pattern it would read a1.txt instead."""
+    """The copy `a[1].txt` was taken for a pattern, and a1.txt was read instead."""
     (tmp_path / "a[1].txt").write_bytes(b"copy\n")
     (tmp_path / "a1.txt").write_bytes(b"other\n")
     assert await values_of(topic_at(tmp_path / "a[1].txt")) == [b"copy"]
@@ -73,9 +73,7 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
     ],
 )
 def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) -> None:
-    """The error must name the URL and the correction, because the topic is made far from the place where it is
-    read.
-    """
+    """A topic is made far from the place where it is read, and the error about its URL named no correction."""
     with pytest.raises(ConfigurationError) as caught:
         FilesConnector().topic(url, {})
     assert expected in str(caught.value)
@@ -96,26 +94,26 @@ def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) 
     ],
 )
 def test_the_suffix_decides_the_default_decoder(tmp_path: Path, name: str, decoder: type) -> None:
-    """A LIBSVM file read as JSON would fail at its first line."""
+    """A LIBSVM file was read as JSON, and failed at its first line."""
     assert type(topic_at(tmp_path / name).default_decoder()) is decoder
 
 
-async def test_the_option_format_goes_before_the_suffix(tmp_path: Path) -> None:
-    """Data sets come with suffixes of their own, such as .data."""
+async def test_the_option_format_overrides_the_suffix(tmp_path: Path) -> None:
+    """A data set with its own suffix, such as .data, could not be read."""
     (tmp_path / "a9a.data").write_bytes(b"1 3:1\n")
     [record] = await records_of(topic_at(tmp_path / "a9a.data", format="libsvm"))
     assert record["indices"].tolist() == [2]
 
 
-async def test_options_may_stand_in_the_url(tmp_path: Path) -> None:
-    """A service's configuration file has only the URL."""
+async def test_options_may_be_in_the_url(tmp_path: Path) -> None:
+    """A service could not set options, because its configuration file has only the URL."""
     (tmp_path / "a.data").write_bytes(b"1;2\n")
     topic = topic_at(f"{tmp_path}/a.data?format=csv&delimiter=;&header=false&columns=a,b")
     assert await records_of(topic) == [{"a": "1", "b": "2"}]
 
 
 async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> None:
-    """Most files that are not found were mistyped."""
+    """The error about a misspelt file did not name similar files."""
     (tmp_path / "clicks.jsonl").touch()
     with pytest.raises(
         TopicNotFound, match=r"clikcs.jsonl': there is no such file; similar names are 'clicks.jsonl'"
@@ -124,14 +122,14 @@ async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> 
 
 
 async def test_a_missing_folder_is_named_by_its_first_missing_part(tmp_path: Path) -> None:
-    """The path has five folders: the error must name the wrong one."""
+    """The error about a path of five folders did not name the wrong one."""
     (tmp_path / "data").mkdir()
     with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; similar names are 'data'"):
         await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
 
 
 async def test_a_folder_or_pattern_without_files_is_not_found(tmp_path: Path) -> None:
-    """An empty result would be taken for a source without records."""
+    """A pattern without files was taken for a source without records."""
     (tmp_path / "notes.md").touch()
     with pytest.raises(TopicNotFound, match="expected files of a known suffix"):
         await values_of(topic_at(f"{tmp_path}/"))
@@ -140,7 +138,7 @@ async def test_a_folder_or_pattern_without_files_is_not_found(tmp_path: Path) ->
 
 
 async def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
-    """One decoder for two formats would fail at some record in the middle."""
+    """A folder had files of two formats, and the decoder failed at a record in the middle."""
     (tmp_path / "a.csv").touch()
     (tmp_path / "b.jsonl").touch()
     with pytest.raises(TopicError, match=r"files of one format, found csv \(a.csv\), jsonl \(b.jsonl\)"):
@@ -148,7 +146,7 @@ async def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
 
 
 async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path) -> None:
-    """A user chooses a topic from this list: hidden files and notes are no topics."""
+    """Hidden files and notes were in the list of topics from which users choose."""
     for name in ("part-10.csv", "part-9.csv", ".part-9.csv.torn", "_SUCCESS", "readme.md", "b.jsonl.gz"):
         (tmp_path / name).touch()
     connector = FilesConnector()
@@ -158,13 +156,13 @@ async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path)
 
 
 async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path: Path) -> None:
-    """An exactly-once sink on a file must fail when it starts, and the error must name alternatives."""
+    """An exactly-once sink on a file failed after its start, or its error did not name alternatives."""
     with pytest.raises(ConfigurationError, match=r"no transactions; use topics of sqlite:// or kafka://"):
         await topic_at(tmp_path / "a.jsonl").open_transactions("job")
 
 
-async def test_nothing_is_committed_together_with_a_file(tmp_path: Path) -> None:
-    """A flow that asks for its commit topic there must hear why there is none, before it has written anything."""
+async def test_a_file_has_no_commit_topic(tmp_path: Path) -> None:
+    """A flow wrote records before it reported that files have no commit topic."""
     files = topic_at(tmp_path / "a.jsonl")
     assert not files.has_transactions
     with pytest.raises(ConfigurationError, match="never committed together"):
@@ -172,7 +170,7 @@ async def test_nothing_is_committed_together_with_a_file(tmp_path: Path) -> None
 
 
 def test_a_file_topic_says_that_it_is_bounded(tmp_path: Path) -> None:
-    """A flow has to know that its input ends without a stop position."""
+    """A flow waited for ever at the end of a file, because it did not know that a file is bounded."""
     topic = topic_at(tmp_path / "a.jsonl")
     assert topic.bounded is True
     assert topic.commit_domain != topic_at(tmp_path / "b.jsonl").commit_domain

@@ -1,4 +1,4 @@
-"""File sinks: their output, several writers at once, and refused records."""
+"""Sinks write files, also several sinks at once, and refuse wrong records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from streamiter.topics.topic import OutgoingBatch
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-async def test_what_was_flushed_is_read_by_the_next_reader(tmp_path: Path, name: str) -> None:
-    """`flush` promises stored and readable, while the writer stays open for more."""
+async def test_flushed_records_are_read_by_the_next_reader(tmp_path: Path, name: str) -> None:
+    """Flushed records could not be read while the writer was still open."""
     topic = topic_at(tmp_path / name)
     writer = await topic.open_writer()
     records: list[Any] = [{"x": number, "text": "ü\n\r\u2028"} for number in range(3000)]
@@ -35,7 +35,7 @@ async def test_what_was_flushed_is_read_by_the_next_reader(tmp_path: Path, name:
 
 
 async def test_a_gzip_sink_is_a_file_that_gzip_reads(tmp_path: Path) -> None:
-    """Each append is a gzip member: other tools must see one file."""
+    """Other tools read only the first append of a gzip file, because each append is a gzip member."""
     topic = topic_at(tmp_path / "a.txt.gz")
     for value in (b"a", b"b"):
         await append(topic, [value] * 2)
@@ -58,7 +58,7 @@ async def test_a_gzip_sink_is_a_file_that_gzip_reads(tmp_path: Path) -> None:
 async def test_values_that_lines_cannot_hold_are_refused_with_the_whole_batch(
     tmp_path: Path, value: bytes | None, reason: str
 ) -> None:
-    """The value would be read back as another number of records, or not at all."""
+    """A value with a line end was read back as two records, or as none."""
     topic = topic_at(tmp_path / "a.libsvm")
     writer = await topic.open_writer()
     with pytest.raises(TopicError, match="record 1 of the batch cannot be a line: ") as caught:
@@ -70,7 +70,7 @@ async def test_values_that_lines_cannot_hold_are_refused_with_the_whole_batch(
 
 
 async def test_headers_are_refused_and_keys_are_not_stored(tmp_path: Path) -> None:
-    """The origin of a dead letter is in its headers: without headers a letter could not be traced."""
+    """A dead letter could not be traced, because a file has no headers and its origin was dropped silently."""
     topic = topic_at(tmp_path / "a.jsonl")
     with pytest.raises(TopicError, match="expected records without headers"):
         await append(topic, [b"1"], headers=[(("origin", b"x"),)])
@@ -79,7 +79,7 @@ async def test_headers_are_refused_and_keys_are_not_stored(tmp_path: Path) -> No
 
 
 async def test_subtasks_that_write_one_file_keep_their_lines_whole(tmp_path: Path) -> None:
-    """A sink of parallelism 4 opens four writers on one file: lines must not be torn by each other."""
+    """A sink of parallelism 4 opened four writers on one file, and they tore each other's lines."""
     topic = topic_at(tmp_path / "a.txt")
 
     async def write(subtask: int) -> None:
@@ -99,7 +99,7 @@ async def test_subtasks_that_write_one_file_keep_their_lines_whole(tmp_path: Pat
 
 
 async def test_a_writer_may_be_opened_while_another_writes(tmp_path: Path) -> None:
-    """Half of an unfinished append looks like a torn line: it must not be cut off."""
+    """A new writer took another writer's unfinished append for a torn line, and cut it off."""
     topic = topic_at(tmp_path / "a.txt")
     line = b"x" * 2_000_000
 
@@ -113,7 +113,7 @@ async def test_a_writer_may_be_opened_while_another_writes(tmp_path: Path) -> No
 
 
 async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
-    """Records of a key keep their order only within one partition."""
+    """The records of a key were in several partitions, and lost their order."""
     topic = topic_at(tmp_path / "part-*.txt")
     await topic.create(partitions=3)
     keys = [b"k%d" % number for number in range(20)]
@@ -125,7 +125,7 @@ async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
 
 
 async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_path: Path) -> None:
-    """All batches in the first file would leave the other readers idle."""
+    """All batches were written to the first file, and the readers of the other files were idle."""
     topic = topic_at(tmp_path / "part-*.txt")
     await topic.create(partitions=2)
     writer = await topic.open_writer()
@@ -142,7 +142,7 @@ async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_p
 
 
 async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> None:
-    """Creating a topic again must neither empty it nor move its partitions."""
+    """The second creation of a topic emptied it, or moved its partitions."""
     topic = topic_at(tmp_path / "new" / "part-*.jsonl.gz")
     await topic.create(partitions=2)
     await append(topic, [b"1"], partition=1)
@@ -154,8 +154,8 @@ async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> N
         await topic.describe()
 
 
-async def test_a_folder_gets_numbered_files_and_goes_with_them(tmp_path: Path) -> None:
-    """A folder as a sink has no names of its own."""
+async def test_a_folder_gets_numbered_files_and_is_deleted_with_them(tmp_path: Path) -> None:
+    """A sink could not write to a new folder, because a folder has no names of files."""
     topic = topic_at(f"{tmp_path}/out/", format="csv", header=False)
     await topic.create(partitions=2)
     assert sorted(os.listdir(tmp_path / "out")) == ["part-0.csv", "part-1.csv"]
@@ -183,7 +183,7 @@ async def test_a_folder_gets_numbered_files_and_goes_with_them(tmp_path: Path) -
 async def test_partitions_that_cannot_be_created_are_refused(
     tmp_path: Path, name: str, partitions: int, expected: str
 ) -> None:
-    """A new file that sorts before an old one would give the old one's positions to it."""
+    """A new file was sorted before an old one, and got the positions of the old one."""
     (tmp_path / "old.txt").touch()
     with pytest.raises(ConfigurationError, match=expected):
         await topic_at(tmp_path / name).create(partitions=partitions)
@@ -191,13 +191,13 @@ async def test_partitions_that_cannot_be_created_are_refused(
 
 
 async def test_settings_are_refused(tmp_path: Path) -> None:
-    """A retention that is silently ignored fills the disk."""
+    """A retention was ignored silently, and the disk was full."""
     with pytest.raises(ConfigurationError, match="expected no settings for files, given retention"):
         await topic_at(tmp_path / "a.csv").create(settings={"retention": "1"})
 
 
 async def test_a_sink_creates_its_file_but_no_folder(tmp_path: Path) -> None:
-    """A mistyped folder must not be made and filled."""
+    """A misspelt folder was created and filled."""
     await append(topic_at(tmp_path / "a.jsonl"), [b"1"])
     await append(topic_at(tmp_path / "b-*.jsonl"), [b"1"])
     await append(topic_at(f"{tmp_path}/", format="jsonl"), [b"2"], partition=0)
@@ -207,7 +207,7 @@ async def test_a_sink_creates_its_file_but_no_folder(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_deleted_under_the_writer_is_reported_at_the_flush(tmp_path: Path) -> None:
-    """The system continues to write to a file without a name: all records would be lost without an error."""
+    """A file was deleted, and the sink wrote to a file without a name: all records were lost without an error."""
     path = tmp_path / "a.jsonl"
     writer = await topic_at(path).open_writer()
     await writer.write(OutgoingBatch([b"1"]))
@@ -221,7 +221,7 @@ async def test_a_file_that_is_deleted_under_the_writer_is_reported_at_the_flush(
 
 
 async def test_a_file_that_is_cut_by_log_rotation_is_appended_to(tmp_path: Path) -> None:
-    """Rotation by copying and cutting leaves the file in place, shorter than the writer knows it."""
+    """A rotation copied and cut the log, and the writer continued at the old length of the file."""
     for name in ("a.txt", "a.txt.gz"):
         topic = topic_at(tmp_path / name)
         writer = await topic.open_writer()
@@ -234,7 +234,7 @@ async def test_a_file_that_is_cut_by_log_rotation_is_appended_to(tmp_path: Path)
 
 
 async def test_a_cancelled_write_or_flush_writes_its_records_once(tmp_path: Path) -> None:
-    """A cancelled flush continues in its thread: the next flush must wait for it and not write again."""
+    """A cancelled flush continued in its thread, and the next flush wrote the same records again."""
     topic = topic_at(tmp_path / "a.txt")
     writer = await topic.open_writer()
     values = [b"%06d" % number + b"x" * 1000 for number in range(6000)]

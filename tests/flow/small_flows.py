@@ -1,4 +1,6 @@
-"""Small flows for tests of graphs: a source that is fed, an operator that passes on, and the body of a loop."""
+"""Small flows for tests of graphs: a source that tests feed, an operator that emits its input, and the body of a
+loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 
 
 class Fed(Source):
-    """Brings what ``give`` was given, a batch for each call; ends with ``end``. Its position is a count."""
+    """A source that gives one batch for each call of ``give``, and ends with ``end``. Its position is a count."""
 
     bounded = False
 
@@ -36,11 +38,11 @@ class Fed(Source):
         self.closed += 1
 
     def give(self, *records: Any) -> None:
-        """One batch of these records."""
+        """Give one batch of these records."""
         self._batches.put_nowait(list(records))
 
     def end(self) -> None:
-        """Nothing more."""
+        """End the source."""
         self._batches.put_nowait(None)
 
 
@@ -53,7 +55,7 @@ CLICKS = topic("memory://clicks")
 
 
 def stream() -> Stream:
-    """A stream of a new flow."""
+    """Return a stream of a new flow."""
     return Flow("f").from_items([1])
 
 

@@ -1,4 +1,4 @@
-"""What an SVG drawing really shows: bodies, ways and texts, read from its XML."""
+"""Read the bodies, links and texts that an SVG drawing shows from its XML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 Point = tuple[float, float]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-# Measured by another program than the one that made the drawing.
+# The widths of texts are measured by another program than the one that makes the drawing.
 _FONT = ImageFont.truetype(str(FONT_FILE), 1000)
 
 
@@ -49,7 +49,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Shown:
-    """A drawing taken apart; nodes and links in the order of the picture."""
+    """The parts of a drawing; its nodes and links are in the order of the picture."""
 
     canvas: Rectangle
     nodes: list[Rectangle]
@@ -57,10 +57,10 @@ class Shown:
     boxes: list[Rectangle]
     headings: list[tuple[str, Rectangle]]
     links: list[list[Point]]
-    """Points along each, close to each other."""
+    """Points along each link, close to each other."""
     labels: list[tuple[str, Rectangle]]
     titles: list[str]
-    """Tooltips."""
+    """The texts of the tooltips."""
 
 
 def read(svg: str) -> Shown:
@@ -127,5 +127,5 @@ def _text(text: ElementTree.Element) -> tuple[str, Rectangle]:
     x, y, size = (float(text.attrib[name]) for name in ("x", "y", "font-size"))
     width = float(_FONT.getlength(written)) * size / 1000
     left = x - width / 2 if text.attrib["text-anchor"] == "middle" else x
-    # Of this font nothing goes higher above its line than 0.8 of its size, or deeper than 0.24, but accents.
+    # Except accents, this font's characters reach at most 0.8 of its size above the line, and 0.24 below it.
     return written, Rectangle(left, y - 0.8 * size, left + width, y + 0.24 * size)

@@ -1,4 +1,4 @@
-"""A call that is refused, or raises, leaves the flow as it was: the next ``run`` knows nothing of it."""
+"""A call that is refused or fails leaves the flow unchanged, so the next ``run`` is not affected."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ ITERATE = [iterate_bounded_streams_until_termination, iterate_unbounded_streams]
 
 
 def counting(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-    """Counts to 3."""
+    """Count to 3."""
     counted = variables[0].map(lambda n: n + 1)
     return IterationBodyResult([counted.filter(lambda n: n < 3)], [counted])
 
 
 def state_of(flow: Flow) -> tuple[object, ...]:
-    """All that a flow knows of what was added to it."""
+    """Return everything that a flow knows of its steps."""
     steps = [
         (step.name, step.where, tuple(edge.upstream.name for edge in step.inputs)) for step in flow.steps
     ]
@@ -144,8 +144,9 @@ BODIES: list[tuple[Any, type[BaseException]]] = [
 def test_a_body_that_fails_leaves_no_loop_behind(
     iterate: Iterate, body: Any, error: type[BaseException]
 ) -> None:
-    """The sequence of every notebook: an error, the body mended, the cell run again. ``run()`` hung without a word,
-    since the heads of the first loop waited for feedback that no step was left to give.
+    """A user of a notebook corrected a body and ran the cell again, and ``run()`` hung without a message.
+
+    The heads of the first loop waited for feedback, and no step could give it.
     """
     flow = Flow("notebook")
     start, numbers = flow.from_items([0]), flow.from_items([1, 2])
@@ -161,7 +162,7 @@ def test_a_body_that_fails_leaves_no_loop_behind(
     "life_cycle", [OperatorLifeCycle.ALL_ROUND, OperatorLifeCycle.PER_ROUND], ids=["all", "each"]
 )
 def test_a_loop_that_fails_after_its_body_leaves_nothing_behind(life_cycle: OperatorLifeCycle) -> None:
-    """The heads were there and closed, the criteria not yet: a topic that is not free is found out in between."""
+    """A topic was refused after the heads of the loop were closed and before its criteria, and the heads stayed."""
     flow, loop = Flow("notebook"), MemoryBroker().topic("loop")
     asyncio.run(loop.create())
 
@@ -178,8 +179,8 @@ def test_a_loop_that_fails_after_its_body_leaves_nothing_behind(life_cycle: Oper
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_outer_body_may_go_on_where_a_part_of_it_fails(error: type[BaseException]) -> None:
-    """A part that begins anew in each round was taken for the rest of the body, and its steps had no reader."""
+def test_an_outer_body_may_continue_after_a_part_of_it_fails(error: type[BaseException]) -> None:
+    """A part that resets its state in each round was taken for the rest of the body, and its steps had no reader."""
     flow = Flow("notebook")
 
     def part(streams: list[Stream]) -> list[Stream]:
@@ -199,8 +200,8 @@ def test_an_outer_body_may_go_on_where_a_part_of_it_fails(error: type[BaseExcept
     assert collected.items == [1, 2, 3]
 
 
-def test_a_stream_of_a_step_that_was_taken_out_is_refused() -> None:
-    """The step that reads it had waited for ever: nothing runs what it reads."""
+def test_a_stream_of_a_removed_step_is_refused() -> None:
+    """A step waited for ever for a stream of a removed step, which no task runs."""
     flow = Flow("notebook")
     kept: list[Stream] = []
 
@@ -262,7 +263,7 @@ def in_a_thread(call: Callable[[], object]) -> None:
     ids=["run", "start", "run elsewhere"],
 )
 def test_a_flow_is_not_run_while_a_body_is_built(call: Callable[[Flow], object], method: str) -> None:
-    """A loop that is not closed yet was started, and never ended."""
+    """A loop was started before it was closed, and never ended."""
     flow = Flow("notebook")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -278,8 +279,8 @@ def test_a_flow_is_not_run_while_a_body_is_built(call: Callable[[Flow], object],
     )
 
 
-def test_a_body_that_swallows_what_run_said_gives_a_whole_loop() -> None:
-    """What is refused inside does not harm the loop that is being built."""
+def test_a_body_that_ignores_the_error_of_run_makes_a_complete_loop() -> None:
+    """A refused call in a body harmed the loop that was being built."""
     flow = Flow("notebook")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -321,7 +322,7 @@ ROWS = LabelledRows(np.eye(2), np.array([1.0, -1.0]))
 
 
 def taken(stream: Stream, name: str) -> Stream:
-    """The same stream; a step has taken a name that the training wants for one of its last."""
+    """Add a step with a name that a training gives to one of its last steps, and return the stream."""
     stream.map(lambda x: x, name=name)
     return stream
 
@@ -332,7 +333,7 @@ def with_a_taken_name(
     return lambda stream: lambda: train(taken(stream, name))
 
 
-# Each of them is refused by its last step: of wrong arguments the first steps know nothing, and names are taken.
+# Each training is refused by one of its last steps, because another step has the name; its first steps are added.
 TRAININGS: dict[str, tuple[str, Callable[[Stream], object]]] = {
     "train_online": (
         "t: validate",
@@ -384,15 +385,15 @@ TRAININGS: dict[str, tuple[str, Callable[[Stream], object]]] = {
 def test_a_training_that_is_refused_in_the_middle_leaves_no_step_behind(
     name: str, train: Callable[[Stream], object]
 ) -> None:
-    """The training was called again with the argument mended, and then the names of its own first steps were taken."""
+    """The training was called again with a corrected argument, and failed because the names were taken."""
     flow = Flow("notebook")
     rows = flow.from_items(np.eye(2))
     rows.map(lambda row: row, name=name)
     refused_as_if_never_called(flow, lambda: train(rows), GraphError)
 
 
-def test_a_server_is_free_again_where_the_training_on_it_was_refused() -> None:
-    """The second call was told to make another server, since a step of the first one worked with it."""
+def test_a_server_is_free_again_after_its_training_was_refused() -> None:
+    """The second training was refused, because a step of the refused first one still used the server."""
     flow, server = Flow("notebook"), ParameterServer()
     rows = flow.from_items(np.eye(2))
 
@@ -420,7 +421,7 @@ def test_a_server_is_free_again_where_the_training_on_it_was_refused() -> None:
     ids=["all_reduce", "terminate_after", "map_with", "map"],
 )
 def test_a_helper_of_a_body_that_is_refused_leaves_no_step_in_it(helper: Callable[[Stream], object]) -> None:
-    """The first half of ``all_reduce`` counted records of every epoch for a second half that was not there."""
+    """The first half of ``all_reduce`` counted the records of each epoch for a second half that did not exist."""
     flow = Flow("notebook")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -435,7 +436,7 @@ def test_a_helper_of_a_body_that_is_refused_leaves_no_step_in_it(helper: Callabl
 
 
 def test_a_publisher_that_is_refused_has_not_published_its_model() -> None:
-    """Called again, it was told of a second publisher of the same model."""
+    """A publisher was refused and corrected, and the second call failed because the model had a publisher."""
     flow, models = Flow("notebook"), MemoryBroker().topic("models")
     asyncio.run(models.create())
     snapshots = flow.from_items([np.zeros(2)], name="taken")
@@ -447,8 +448,8 @@ def test_a_publisher_that_is_refused_has_not_published_its_model() -> None:
 
 
 def test_a_refused_source_leaves_its_struct_to_the_next() -> None:
-    """In a notebook the class is defined again with the cell; the first one was kept, and the second refused
-    where its records came to be stored.
+    """A notebook defined a class again, and its records could not be stored, because the flow still had the first
+    class.
     """
     flow, clicks = Flow("notebook"), MemoryBroker().topic("clicks")
     asyncio.run(clicks.create())
@@ -465,9 +466,10 @@ def test_a_refused_source_leaves_its_struct_to_the_next() -> None:
     flow.plain_data.encode(second("ann"))
 
 
-def test_a_name_of_a_refused_step_is_nobodys() -> None:
-    """A number that a refused step would have had was kept, and the user's own name taken for one that an edit may
-    change: a checkpoint of that step was refused.
+def test_a_name_of_a_refused_step_is_free() -> None:
+    """A refused step kept its number, so a user's own name looked like a number that an edit may change.
+
+    A checkpoint of that step was refused.
     """
     flow = Flow("notebook")
     items = flow.from_items([1])
@@ -489,8 +491,8 @@ class Passing(Operator):
 
 
 @pytest.mark.parametrize("error", [StreamiterError, KeyboardInterrupt])
-def test_what_an_engine_call_adds_is_taken_out_whatever_is_raised(error: type[BaseException]) -> None:
-    """The rule that all of these calls share: inner ones that succeeded are taken out with the outer one."""
+def test_the_steps_of_a_failed_call_are_removed_with_any_error(error: type[BaseException]) -> None:
+    """An outer call failed, and the steps of its successful inner calls stayed in the flow."""
     flow = Flow("notebook")
     items = flow.from_items([1])
 

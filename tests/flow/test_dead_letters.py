@@ -1,4 +1,4 @@
-"""Dead letters: they hold any record, fit into their topic, and tell where the record was read."""
+"""Dead letters take any record, fit into their topic, and name the place where the record was read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def refuse(record: Any) -> NoReturn:
 
 
 def seven(record: Any) -> int:
-    """What is no seven is refused."""
+    """Return a seven, and refuse every other record."""
     if type(record) is int and record == 7:
         return 7
     refuse(record)
 
 
 def nested(levels: int) -> list[Any]:
-    """A list in a list in a list …"""
+    """Return lists within lists, with this many levels."""
     value: list[Any] = []
     for _ in range(levels - 1):
         value = [value]
@@ -62,7 +62,7 @@ class BrokenZone(tzinfo):
 
 
 async def letters_of(flow: Flow, dead: Topic) -> list[TopicRecord]:
-    """What the flow, run to its end, has written to the topic of its dead letters."""
+    """Run the flow to its end, and return the records in the topic of its dead letters."""
     await (await flow.start()).wait()
     return await read_to_end(dead)
 
@@ -100,10 +100,10 @@ async def empty_topic(name: str = "dead", **settings: str) -> Topic:
         (np.array([2**64, "a"], dtype=object), b'[18446744073709551616,"a"]'),
         (datetime(2020, 1, 1, tzinfo=UTC), b'"2020-01-01T00:00:00+00:00"'),
     ],
-    ids=lambda given: type(given).__name__,  # Their texts are what is tested: some have none.
+    ids=lambda given: type(given).__name__,  # some values have no text
 )
-async def test_a_value_that_json_cannot_hold_is_written_all_the_same(record: Any, written: bytes) -> None:
-    """`TypeError: Recursion limit reached` ended the job that was to go on without the record."""
+async def test_a_value_that_is_no_json_is_written_too(record: Any, written: bytes) -> None:
+    """The policy was to continue without the record, but `TypeError: Recursion limit reached` ended the job."""
     dead = await empty_topic()
     flow = Flow("f")
     made_here = flow.from_items([1]).flat_map(lambda _: [record, 7], name="make")
@@ -115,14 +115,14 @@ async def test_a_value_that_json_cannot_hold_is_written_all_the_same(record: Any
 
 
 def test_a_time_zone_that_raises_does_not_end_the_process() -> None:
-    """`orjson` asks it without care: segmentation fault."""
+    """`orjson` called a time zone that raises, and the process ended with a segmentation fault."""
     record = datetime(2020, 1, 1, tzinfo=BrokenZone())
     [value] = DeadLetterEncoder().encode([DeadLetter(record, "step", "error")]).values
     assert value is not None
     assert "datetime.datetime(2020, 1, 1, 0, 0, tzinfo=" in json.loads(value)
 
 
-_ANY_TEXT = strategies.text(strategies.characters(codec=None), max_size=5)  # With halves of characters.
+_ANY_TEXT = strategies.text(strategies.characters(codec=None), max_size=5)  # also halves of characters
 _SCALARS = strategies.one_of(
     strategies.none(),
     strategies.booleans(),
@@ -153,8 +153,8 @@ _KEYS = strategies.one_of(
         max_leaves=12,
     )
 )
-def test_whatever_is_refused_is_written_as_json(record: Any) -> None:
-    """A program that reads the letters can take it for granted."""
+def test_any_refused_record_is_written_as_json(record: Any) -> None:
+    """A program that reads the letters failed at a value that was no JSON."""
     [value] = DeadLetterEncoder().encode([DeadLetter(record, "step", "error")]).values
     if isinstance(record, bytes) or record is None:
         assert value == record
@@ -172,7 +172,7 @@ def test_whatever_is_refused_is_written_as_json(record: Any) -> None:
     ids=["no text", "half a character"],
 )
 async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exception, told: bytes) -> None:
-    """The text of an error comes from a user's code as much as the record does."""
+    """The error of a user's code had no valid text, and its letter could not be written."""
     dead = await empty_topic()
 
     def fail(record: int) -> NoReturn:
@@ -184,11 +184,11 @@ async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exceptio
     assert dict(letter.headers)["error"] == told
 
 
-# ---- sizes; what each kind of topic takes is in the contract of topics
+# ---- sizes; the contract of topics tests the limits of each kind of topic
 
 
 async def test_records_too_large_for_a_sink_s_topic_follow_its_policy() -> None:
-    """The topic of the results refused the whole batch, which ended the job whatever the policy."""
+    """The topic of the results refused the whole batch, which ended the job with any policy."""
     out, dead = await empty_topic("out", max_record_bytes="10"), await empty_topic()
     flow = Flow("f")
     items = ["a", "b" * 20, "c" * 7, "d" * 8]
@@ -204,7 +204,7 @@ async def test_records_too_large_for_a_sink_s_topic_follow_its_policy() -> None:
 
 
 async def test_a_topic_too_small_for_letters_is_refused_when_the_job_starts() -> None:
-    """Not with the first letter, hours later."""
+    """The topic was too small for letters, and the job failed only with its first letter, hours later."""
     dead = await empty_topic(max_record_bytes="100")
     flow = Flow("f")
     flow.from_items([1]).map(refuse, dead_letter=dead)
@@ -215,7 +215,7 @@ async def test_a_topic_too_small_for_letters_is_refused_when_the_job_starts() ->
 @pytest.mark.parametrize("key", [b"k", b"k" * 600, b"k" * 5000])
 @pytest.mark.parametrize("url", ["memory://c", "memory://" + "c" * 600, "memory://" + "c" * 5000])
 def test_long_keys_and_origins_are_left_out_of_letters_that_would_be_too_large(key: bytes, url: str) -> None:
-    """Half a key is another key, and half a URL may be that of another topic."""
+    """A letter had half a key, which is another key, or half a URL, which may be that of another topic."""
     encoder, limit = DeadLetterEncoder(), SizeLimit(1024)
     encoder.cut_to(limit, "dead")
     letter = DeadLetter(b"v" * 5000, "s" * 5000, "ü" * 5000, Origin(url, 3, 2**60), key)
@@ -231,7 +231,7 @@ def test_long_keys_and_origins_are_left_out_of_letters_that_would_be_too_large(k
 
 
 def test_a_topic_without_headers_is_refused_for_dead_letters(tmp_path: Path) -> None:
-    """The first letter ended the job: lines have no headers, which say why a record was refused."""
+    """The first letter ended the job, because the topic has no headers, which contain the reason."""
     lines = topic(f"file:{tmp_path}/dead.jsonl")
     with pytest.raises(
         GraphError, match=r"step 'parse': expected a dead-letter topic whose records have headers"
@@ -262,14 +262,14 @@ class RefusingInThread(Refusing):
 
 
 class RefusingOneByOne(Refusing):
-    """Asked after each record what it wants, it gives back the rest of each batch."""
+    """Gives back the rest of each batch after each record, because the engine asks which input it wants."""
 
     def wanted_inputs(self) -> list[str]:
         return ["input"]
 
 
 class Late(Operator):
-    """Emits each record when the next one comes, the last one at the end."""
+    """Emits each record when the next one arrives, and the last one at the end."""
 
     def open(self, context: Any) -> None:
         self.kept: list[Any] = []
@@ -284,7 +284,7 @@ class Late(Operator):
 
 
 class RefusingLate(Late):
-    """Refuses each record itself when the next one comes."""
+    """Refuses each record itself when the next one arrives."""
 
     def finish(self, out: Output) -> None:
         for record in self.kept:
@@ -294,7 +294,7 @@ class RefusingLate(Late):
 async def refused(
     build: Callable[[Stream, Topic], Any], *, partitions: int = 1, records: int = 12
 ) -> list[tuple[str, str, dict[str, str]]]:
-    """Partition and offset of each letter's record, and the letter's headers."""
+    """Return the partition and offset of each letter's record, and the letter's headers."""
     broker = MemoryBroker()
     clicks, dead = broker.topic("clicks"), broker.topic("dead")
     await clicks.create(partitions=partitions)
@@ -312,7 +312,7 @@ async def refused(
 
 
 def check_right(partition: str, offset: str, headers: dict[str, str]) -> None:
-    """What a letter tells of its origin is right, however little it is."""
+    """Check that all that a letter says of its origin is right; it may say little."""
     told = {name: headers[name] for name in headers if name not in ("step", "error")}
     if told:
         assert told["topic"] == "memory://clicks"
@@ -363,7 +363,7 @@ BEHIND_STATE: dict[str, Callable[[Stream, Topic], Any]] = {
 
 
 @pytest.mark.parametrize("build", BEHIND_THE_SOURCE.values(), ids=BEHIND_THE_SOURCE)
-async def test_a_letter_tells_the_offsets_its_batch_was_read_from(
+async def test_a_letter_has_the_offsets_of_its_batch(
     build: Callable[[Stream, Topic], Any],
 ) -> None:
     """A record that was refused behind the source could not be traced."""
@@ -379,17 +379,17 @@ async def test_a_letter_tells_the_offsets_its_batch_was_read_from(
 
 
 @pytest.mark.parametrize("build", BEHIND_STATE.values(), ids=BEHIND_STATE)
-async def test_a_letter_of_a_record_that_was_kept_tells_no_origin(
+async def test_a_letter_of_a_kept_record_has_no_origin(
     build: Callable[[Stream, Topic], Any],
 ) -> None:
-    """The batch at hand is not the one that the record came with."""
+    """A letter named the offsets of the current batch, although its record came with an earlier one."""
     letters = await refused(build)
     assert len(letters) == 12
     assert all(headers.keys() == {"error", "step"} for _, _, headers in letters)
 
 
-async def test_a_letter_out_of_a_loop_tells_no_wrong_origin() -> None:
-    """Records come round with batches of later offsets."""
+async def test_a_letter_from_a_loop_has_no_wrong_origin() -> None:
+    """A record returned through the loop with batches of later offsets, and its letter named those offsets."""
 
     def build(read: Stream, dead: Topic) -> None:
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -428,10 +428,10 @@ _STEPS: dict[str, Callable[[Stream, int], Stream]] = {
     parallelism=strategies.integers(1, 3),
     read_by=strategies.integers(1, 3),
 )
-def test_whatever_lies_between_a_letter_tells_no_wrong_origin(
+def test_a_letter_behind_any_steps_has_no_wrong_origin(
     steps: list[str], partitions: int, parallelism: int, read_by: int
 ) -> None:
-    """A wrong range of offsets costs more than none: whoever repairs the record looks elsewhere."""
+    """A letter named a wrong range of offsets, and the engineer looked for the record at another place."""
 
     def build(read: Stream, dead: Topic) -> None:
         stream = read.map(str, parallelism=read_by)

@@ -1,4 +1,4 @@
-"""What a drawing shows, and the graph as Mermaid text."""
+"""A drawing shows the steps and loops of a flow, and is written as Mermaid text."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Both(Operator):
 
 
 def counting_flow() -> Flow:
-    """From 0 to 5 in a loop, a 3 in the data left out."""
+    """Return a flow that counts from 0 to 5 in a loop, and leaves out a 3 of its data."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         raised = variables[0].map(lambda x: x + 1, name="raise")
-        beside = data[0].filter(lambda x: x != 3, name="no three")
-        return IterationBodyResult([raised.filter(lambda x: x < 5, name="below 5")], [raised, beside])
+        kept = data[0].filter(lambda x: x != 3, name="no three")
+        return IterationBodyResult([raised.filter(lambda x: x < 5, name="below 5")], [raised, kept])
 
-    start, beside = flow.from_items([0], name="start"), flow.from_items([1, 2, 3], name="beside")
-    for output in iterate_unbounded_streams([start], [beside], body):
+    start, numbers = flow.from_items([0], name="start"), flow.from_items([1, 2, 3], name="numbers")
+    for output in iterate_unbounded_streams([start], [numbers], body):
         output.collect()
     return flow
 
@@ -53,7 +53,7 @@ def step(name: str, **fields: Any) -> Step:
 
 
 def test_a_small_flow_is_drawn_as_it_is() -> None:
-    """The whole text: it is pasted into documents."""
+    """The text of a drawing, which users paste into documents, had changed."""
     flow = Flow("clicks", parallelism=2)
     clicks = flow.source(topic("memory://clicks"), name="clicks")
     keyed = clicks.key_by(lambda click: click["user"]).reduce(max, name="last")
@@ -83,7 +83,7 @@ flowchart LR
 
 
 def test_an_iteration_is_a_box_and_its_feedback_is_dotted() -> None:
-    """So that one sees the loop, and what becomes of epochs in it."""
+    """A drawing did not show the loop, or how its epochs change."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -113,8 +113,8 @@ flowchart LR
     )
 
 
-def test_to_a_single_subtask_nothing_is_said_of_rebalancing() -> None:
-    """All records go to it anyway; on every edge from two subtasks to one the word hid what matters."""
+def test_edges_to_a_single_subtask_do_not_say_rebalance() -> None:
+    """Each edge from two subtasks to one said "rebalance", which hid the important labels."""
     flow = Flow("gathered")
     numbers = flow.from_items([1, 2], name="numbers", parallelism=2)
     numbers.map(str, name="one", parallelism=1).map(str, name="three", parallelism=3)
@@ -123,8 +123,8 @@ def test_to_a_single_subtask_nothing_is_said_of_rebalancing() -> None:
     assert labels == [(0, 1, ""), (1, 2, "rebalance"), (0, 3, "model, broadcast"), (0, 3, "data")]
 
 
-def test_what_comes_back_alone_decides_the_end() -> None:
-    """The criteria of a bounded iteration are no variable: nothing goes on from them."""
+def test_criteria_are_drawn_without_links_to_other_steps() -> None:
+    """The criteria of a bounded iteration were drawn as a variable, although no step reads them."""
     loop = Loop(bounded=True, has_plain_endless_data=False, limits=FeedbackLimits())
     start = step("start")
     head = step("variable", loop=loop, edges=[Edge(start, "initial")])
@@ -140,15 +140,15 @@ def test_what_comes_back_alone_decides_the_end() -> None:
     assert picture.nodes[2].notes == ("decides the end",)
 
 
-def test_steps_that_begin_anew_each_round_are_marked() -> None:
-    """Their state is gone after each round, which is what surprises people."""
+def test_steps_whose_state_is_reset_each_round_are_marked() -> None:
+    """Users were surprised that a step had lost its state after each round."""
     loop = Loop(bounded=True, has_plain_endless_data=False, limits=FeedbackLimits())
     fresh = step("fresh", loop=loop, round_scope=object(), epochs_seen="every epoch (replayed)")
     assert picture_of("flow", [fresh]).nodes[0].notes == ("every epoch (replayed)", "per round")
 
 
 def test_statistics_are_shown_at_each_step_though_steps_share_tasks() -> None:
-    """The counts of a task's first step at all its steps would hide where records are lost."""
+    """All steps of a task showed the counts of its first step, which hid the step where records were lost."""
     flow = counting_flow()
     picture = picture_of(flow.name, flow.steps, flow.run())
     notes = {node.name: node.notes for node in picture.nodes}
@@ -162,7 +162,7 @@ def test_statistics_are_shown_at_each_step_though_steps_share_tasks() -> None:
 
 
 async def test_statistics_of_a_running_job_are_shown() -> None:
-    """A loop that does not end is looked at while it runs."""
+    """The statistics of an endless loop could not be drawn while it ran."""
     job = await counting_flow().start()
     drawn = counting_flow().draw(job.statistics())
     await job.stop("abort")
@@ -171,7 +171,7 @@ async def test_statistics_of_a_running_job_are_shown() -> None:
 
 
 def training_flow(server: ParameterServer) -> Flow:
-    """Two steps that work with a server, one of them in a loop, and one with another server."""
+    """Return a flow with two steps that use a server, one of them in a loop, and one step that uses another server."""
     flow = Flow("training")
     embeddings = ParameterServer(name="embeddings")
 
@@ -196,7 +196,7 @@ class Works(Operator):
 
 
 def test_a_parameter_server_is_a_node_linked_to_the_steps_that_work_with_it() -> None:
-    """State that lies beside the flow was not in its picture."""
+    """The drawing did not show the state that a parameter server keeps for the flow."""
     drawn = training_flow(ParameterServer(shards=2)).draw().splitlines()
     assert drawn[-5:] == [
         "    s4 --> s5",
@@ -210,7 +210,7 @@ def test_a_parameter_server_is_a_node_linked_to_the_steps_that_work_with_it() ->
 
 
 async def test_statistics_show_the_workers_and_clocks_of_a_parameter_server() -> None:
-    """Whether workers go on is seen where they meet."""
+    """A drawing did not show whether the workers of a server make progress."""
     flow = training_flow(ParameterServer(shards=2))
     job = await flow.start()
     running = picture_of(flow.name, flow.steps, job.statistics()).nodes[7]
@@ -220,7 +220,7 @@ async def test_statistics_show_the_workers_and_clocks_of_a_parameter_server() ->
 
 
 def test_records_that_were_refused_are_shown() -> None:
-    """They are missing further on."""
+    """Records were missing behind a step, and the drawing did not show that the step had refused them."""
     flow = Flow("skip")
     flow.from_items([1, "2"], name="numbers").map(lambda x: x * x, on_error="skip").collect()
     assert "2 in · 1 out · 1 rejected" in flow.draw(flow.run())
@@ -233,23 +233,23 @@ def test_records_that_were_refused_are_shown() -> None:
         (Flow("other"), "draw expected statistics of a job, given Flow('other', 0 steps)"),
     ],
 )
-def test_what_is_no_statistics_is_refused(statistics: Any, said: str) -> None:
-    """`flow.draw("svg")` is quickly written."""
+def test_objects_that_are_no_statistics_are_refused(statistics: Any, said: str) -> None:
+    """A user wrote `flow.draw("svg")`, and the error did not name the wrong argument."""
     with pytest.raises(ConfigurationError) as refused:
         counting_flow().draw(statistics)
     assert said in str(refused.value)
 
 
 def test_statistics_of_another_flow_are_refused() -> None:
-    """Counts at steps that they do not belong to."""
+    """A drawing showed the counts of another flow's steps."""
     flow = Flow("other")
     flow.from_items([1], name="start").collect()
-    with pytest.raises(ConfigurationError, match="given those of flow 'other' without step 'beside'"):
+    with pytest.raises(ConfigurationError, match="given those of flow 'other' without step 'numbers'"):
         counting_flow().draw(flow.run())
 
 
 def test_an_unknown_format_is_refused() -> None:
-    """The error says which there are."""
+    """The error about an unknown format did not list the formats."""
     with pytest.raises(ConfigurationError, match="'mermaid', 'svg', 'png', given 'jpeg'"):
         counting_flow().draw(format="jpeg")  # type: ignore[call-overload]
 
@@ -263,13 +263,13 @@ def test_an_unknown_format_is_refused() -> None:
         ("two\nlines", "two lines"),
     ],
 )
-def test_names_that_mean_something_to_mermaid_are_written_as_codes(name: str, written: str) -> None:
-    """`<lambda>` would be taken for HTML and vanish; a quote would end the label."""
+def test_special_characters_of_mermaid_are_written_as_codes(name: str, written: str) -> None:
+    """`<lambda>` was taken for HTML and disappeared, and a quote ended the label."""
     drawn = mermaid(Picture("flow", (Node(name, "operator"),), (Link(0, 0, label=f"({name})"),)))
     assert f's0["{written}"]' in drawn
     assert f's0 -->|"({written})"| s0' in drawn
 
 
 def test_a_title_that_is_no_plain_yaml_is_quoted() -> None:
-    """`title: a: b` is an error of the whole drawing."""
+    """The title `a: b` made the whole drawing an error of YAML."""
     assert 'title: "clicks: #1"\n' in Flow("clicks: #1").draw()

@@ -1,4 +1,4 @@
-"""The graph as SVG: nothing overlaps, all text fits, every link begins and ends at its nodes."""
+"""In an SVG drawing no parts overlap, all text fits, and each link begins and ends at its nodes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.layout import fit, width_of
 from streamiter.flow.drawing.picture import Box, Link, Node, Picture
 
-# Of the font that drawings are measured with; others are estimated.
+# Letters of the font that measures drawings; the widths of other characters are estimated.
 LETTERS = "abcdefghijklmnopqrstuvwxyzWMÄß_.- /→×<>&\"'"
 SHAPES = ("operator", "source", "sink", "iteration")
 
 
 def check(picture: Picture) -> Shown:
-    """All that must hold of any drawing."""
+    """Check everything that must be true of any drawing, and return its parts."""
     shown = read(svg(picture))
     assert len(shown.nodes) == len(picture.nodes)
     assert len(shown.boxes) == len(picture.boxes)
@@ -69,14 +69,14 @@ def _check_links(picture: Picture, shown: Shown) -> None:
 
 
 def _is_on_side(place: Rectangle, point: tuple[float, float], side: float) -> bool:
-    """At the straight part of the border: not at a corner, which may be cut or round."""
+    """Return whether the point is at the straight part of the border, away from corners, which may be cut or round."""
     x, y = point
     return abs(x - side) < 0.02 and place.top + 8 < y < place.bottom - 8
 
 
 @st.composite
 def pictures(draw: st.DrawFn) -> Picture:
-    """Graphs without cycles but for feedback, with up to two iterations in the middle, and services of some steps."""
+    """Return graphs without cycles except feedback, with up to two iterations, and services of some steps."""
     count = draw(st.integers(1, 14))
     texts = st.text(LETTERS, min_size=1, max_size=70).filter(lambda text: bool(text.strip()))
     borders = sorted(draw(st.sets(st.integers(0, count), max_size=4)))
@@ -109,45 +109,45 @@ def pictures(draw: st.DrawFn) -> Picture:
 
 
 @given(pictures())
-def test_any_drawing_is_in_order(picture: Picture) -> None:
-    """A node on top of another, or a link through one, shows a flow that is not there."""
+def test_no_parts_of_any_drawing_overlap(picture: Picture) -> None:
+    """A node covered another node, or a link crossed one, so the drawing showed another flow."""
     check(picture)
 
 
-def test_nodes_lie_behind_what_they_take_from() -> None:
-    """One reads from left to right."""
+def test_nodes_are_right_of_their_inputs() -> None:
+    """A node was drawn left of its input, although people read from left to right."""
     nodes = tuple(Node(str(number), "operator") for number in range(4))
     [a, b, c, d] = check(Picture("flow", nodes, (Link(0, 1), Link(1, 2), Link(0, 2), Link(3, 2)))).nodes
     assert a.right < b.left
     assert b.right < c.left
-    assert b.left - 40 < d.left < c.left  # beside what it meets, not at the far left
+    assert b.left - 40 < d.left < c.left  # d is near its target, and not at the far left
     assert d.right < c.left
 
 
 def test_a_straight_flow_is_drawn_in_a_straight_line() -> None:
-    """Steps in the picture would be taken for a meaning."""
+    """The links of a straight flow had bends, which readers took for a meaning."""
     nodes = (Node("clicks", "source"), Node("count", "operator", 2, ("3 in",)), Node("counts", "sink"))
     shown = check(Picture("flow", nodes, (Link(0, 1, label="by key"), Link(1, 2))))
     assert len({round(y, 1) for points in shown.links for _, y in points}) == 1
 
 
 def test_a_link_does_not_cross_others_needlessly() -> None:
-    """Two pairs given crosswise are two level lines."""
+    """The links of two pairs crossed, although the nodes can be placed without a crossing."""
     nodes = tuple(Node(name, "operator") for name in "abcd")
     shown = check(Picture("flow", nodes, (Link(0, 3), Link(1, 2))))
     assert all(len({round(y, 1) for _, y in points}) == 1 for points in shown.links)
 
 
 def test_a_head_that_feeds_itself_goes_round_itself() -> None:
-    """A body may feed its variables back as they are."""
+    """The link of a head that feeds itself was drawn through the head."""
     nodes = (Node("start", "source"), Node("variable 0", "iteration", box=0))
     links = (Link(0, 1, label="initial"), Link(1, 1, "feedback", "feedback, epoch + 1, rebalance"))
     shown = check(Picture("flow", nodes, links, (Box("iteration 1"),)))
     assert max(y for _, y in shown.links[1]) > shown.nodes[1].bottom
 
 
-def test_a_service_bends_no_way_of_data() -> None:
-    """It lies below: data goes straight on, as without it."""
+def test_a_service_bends_no_link_of_data() -> None:
+    """A service was drawn between steps, and bent the links of the data."""
     nodes = (
         Node("clicks", "source"),
         Node("train", "operator", 4),
@@ -162,8 +162,8 @@ def test_a_service_bends_no_way_of_data() -> None:
     assert max(to_losses) - min(to_losses) < 8
 
 
-def test_what_a_step_does_with_a_service_goes_both_ways() -> None:
-    """With one arrowhead it was taken for a sink."""
+def test_a_link_to_a_service_has_two_arrowheads() -> None:
+    """A service had one arrowhead, and was taken for a sink."""
     nodes = (Node("train", "operator"), Node("server", "service"), Node("losses", "sink"))
     drawn = svg(Picture("flow", nodes, (Link(0, 1, "service", "get, add"), Link(0, 2))))
     assert drawn.count('marker-start="url(#streamiter-service)" marker-end="url(#streamiter-service)"') == 1
@@ -180,8 +180,8 @@ def test_what_a_step_does_with_a_service_goes_both_ways() -> None:
         "日本語の名前",
     ],
 )
-def test_names_may_hold_anything(name: str) -> None:
-    """Names come from users, and from topics; XML is broken by a single one that it cannot hold."""
+def test_names_may_have_any_characters(name: str) -> None:
+    """A name of a user or a topic had one character that XML cannot have, and broke the drawing."""
     link, box = Link(0, 1, label=name), Box(name)
     shown = read(svg(Picture(name, (Node(name, "source"), Node(name, "operator", box=0)), (link,), (box,))))
     written = "".join(text for text, _ in shown.node_texts[1])
@@ -189,8 +189,8 @@ def test_names_may_hold_anything(name: str) -> None:
     assert [character for character in written if character in kept] == kept
 
 
-def test_a_long_name_goes_on_in_the_next_line() -> None:
-    """A node as wide as its name would push all others out of sight."""
+def test_a_long_name_continues_on_the_next_line() -> None:
+    """A node was as wide as its long name, and pushed all other nodes out of sight."""
     shown = check(
         Picture("flow", (Node("gradients of mini-batches, one for each worker", "operator", 4),), ())
     )
@@ -200,8 +200,8 @@ def test_a_long_name_goes_on_in_the_next_line() -> None:
     assert shown.titles == []
 
 
-def test_a_name_that_is_too_long_is_shortened_and_told_as_a_whole_on_demand() -> None:
-    """It must not be lost."""
+def test_a_name_that_is_too_long_is_shortened_and_complete_in_the_tooltip() -> None:
+    """The end of a name that was too long could not be read anywhere."""
     name = "a-very-long-name " * 12
     shown = check(Picture("flow", (Node(name, "operator"),), (Link(0, 0, "feedback", label=name),)))
     assert shown.node_texts[0][-1][0].endswith("…")
@@ -209,8 +209,8 @@ def test_a_name_that_is_too_long_is_shortened_and_told_as_a_whole_on_demand() ->
     assert shown.titles == [name.strip(), name.strip()]
 
 
-def test_it_is_dark_on_a_dark_screen() -> None:
-    """Dark lines on a dark page cannot be seen; the drawing brings its own background too."""
+def test_a_drawing_is_dark_on_a_dark_screen() -> None:
+    """A drawing had dark lines on a dark page."""
     drawn = svg(Picture("flow", (Node("a", "operator"),), ()))
     light, _, dark = drawn.partition("@media (prefers-color-scheme: dark)")
     assert ".streamiter .canvas { fill: #ffffff }" in light
@@ -219,7 +219,7 @@ def test_it_is_dark_on_a_dark_screen() -> None:
 
 @given(st.text(max_size=200), st.integers(1, 4), st.floats(30, 300))
 def test_fitted_text_is_as_narrow_as_asked_for(text: str, lines: int, width: float) -> None:
-    """Whatever the text is made of."""
+    """A text of unusual characters was wider than its place."""
     fitted = fit(text, 10, width, lines=lines)
     assert len(fitted.lines) <= lines
     assert all(width_of(line, 10) <= width for line in fitted.lines)

@@ -1,4 +1,4 @@
-"""What a flow that cannot run says, on the line that is wrong."""
+"""A flow that cannot run fails with an error at the wrong line."""
 
 from __future__ import annotations
 
@@ -453,7 +453,7 @@ CASES |= {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: str) -> None:
-    """Message texts are what a newcomer reads first: each is pinned whole."""
+    """A message that new users read had lost the part that says what to do."""
     build, message = CASES[name]
     with pytest.raises(GraphError) as caught:
         build()
@@ -484,14 +484,14 @@ def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: st
 def test_sources_and_sinks_stay_outside_iteration_bodies(
     step: Callable[[Flow, Stream], Any], message: str
 ) -> None:
-    """A source inside would be read once and ended, or never: it is refused by name."""
+    """A source in a body was read once, or never, and no error named it."""
     with pytest.raises(GraphError) as caught:
         in_body(step)
     assert str(caught.value) == f"{message} (at test_graph_errors.py:{step.__code__.co_firstlineno})"
 
 
 def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
-    """Records would cross the border without their epochs."""
+    """Records crossed the border of an iteration without their epochs."""
     flow = Flow("f")
     outside = flow.from_items([1], name="outside")
     escaped: list[Stream] = []
@@ -518,7 +518,7 @@ def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
 
 
 async def test_run_in_a_running_loop_says_what_to_write() -> None:
-    """In a notebook or a web service asyncio's own message leads nowhere."""
+    """A user of a notebook got the message of asyncio, which does not say what to write."""
     flow = Flow("f")
     flow.from_items([1])
     with pytest.raises(GraphError) as caught:
@@ -530,7 +530,7 @@ async def test_run_in_a_running_loop_says_what_to_write() -> None:
 
 
 def test_a_flow_and_a_stream_show_what_they_are() -> None:
-    """In a debugger or a notebook."""
+    """A flow or a stream in a debugger showed only its class and its address."""
     flow = Flow("f", parallelism=2)
     a, b = flow.from_items([1], name="a"), flow.from_items([1], name="b", parallelism=3)
     assert repr(flow) == "Flow('f', 2 steps)"
@@ -541,7 +541,7 @@ def test_a_flow_and_a_stream_show_what_they_are() -> None:
 
 
 def test_a_model_has_one_publisher() -> None:
-    """Two trainings under one name published the same versions; readers took the first and dropped the second."""
+    """Two trainings under one name published the same versions; readers took the first one and dropped the second."""
     flow = Flow("f")
     start = flow.from_items([np.zeros(2)])
     start.publish_model(CLICKS, model="ctr")

@@ -27,8 +27,8 @@ class Left(Operator):
     def process_left(self, record: Any, out: Output) -> None: ...
 
 
-def test_a_name_that_is_taken_is_told_with_the_line_that_has_it() -> None:
-    """State is found again by the name of its step: two of one name would share it."""
+def test_the_error_about_a_taken_name_has_the_line_of_the_other_step() -> None:
+    """Two steps with one name shared their state, which is restored by the name."""
     flow = Flow("f")
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     source = flow.from_items([1], name="prices")
@@ -44,8 +44,8 @@ def in_a_helper() -> None:
     stream().map(3)  # type: ignore[arg-type]
 
 
-def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
-    """A traceback through the engine hides the one line that can be changed; methods of dataclasses have no file."""
+def test_the_place_is_the_innermost_line_of_the_user() -> None:
+    """A traceback through the engine hid the one line that the user can change."""
     with pytest.raises(GraphError) as caught:
         in_a_helper()
     assert caught.value.where == f"test_steps_in_the_graph.py:{in_a_helper.__code__.co_firstlineno + 1}"
@@ -56,7 +56,7 @@ def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
 
 
 def test_the_place_stays_when_an_error_is_copied() -> None:
-    """On its way between processes an error is made again elsewhere: it told of that line, or of both."""
+    """An error was copied between processes, and named the line of the copying, or both lines."""
     with pytest.raises(GraphError) as caught:
         in_a_helper()
     copied = pickle.loads(pickle.dumps(caught.value))
@@ -73,10 +73,8 @@ def test_the_place_stays_when_an_error_is_copied() -> None:
         ),
     ],
 )
-def test_what_is_found_out_at_the_start_names_the_line_that_added_the_step(
-    factory: Any, message: str
-) -> None:
-    """The line that runs the flow is right; the mistake is where the step is."""
+def test_an_error_at_the_start_names_the_line_that_added_the_step(factory: Any, message: str) -> None:
+    """The error named the line that runs the flow, but the mistake was in the line of the step."""
     flow = Flow("f")
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     flow.from_source(factory, name="in")
@@ -87,7 +85,7 @@ def test_what_is_found_out_at_the_start_names_the_line_that_added_the_step(
 
 
 def test_a_step_knows_the_user_s_own_line() -> None:
-    """Also where the step was added by a helper of ours, such as ``connect`` or ``collect``."""
+    """A step that a function of the engine had added, such as ``connect``, did not have the user's line."""
     flow = Flow("f")
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     items = flow.from_items([1])
@@ -123,7 +121,7 @@ IN_ONE_SUBTASK = {"reduce_all", "sort", "join", "publish_model"}
 
 @pytest.mark.parametrize(("kind", "method"), MAY_REFUSE + NEVER_REFUSES)
 def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
-    """An option that some steps have and others have not is a TypeError on every second line."""
+    """An option worked at some steps, and was a TypeError at others."""
     function = getattr(kind, method)
     options = set(inspect.signature(function).parameters)
     if "options" in options:
@@ -136,7 +134,7 @@ def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
 
 
 def mistyped_options() -> dict[str, Callable[[Stream], object]]:
-    """Calls with an option that the step does not have."""
+    """Return calls with an option that the step does not have."""
     return {
         "map": lambda items: items.map(str, nmae="text"),
         "process": lambda items: items.process(Pass, nmae="plain"),
@@ -149,7 +147,7 @@ def mistyped_options() -> dict[str, Callable[[Stream], object]]:
 
 @pytest.mark.parametrize("method", mistyped_options())
 def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> None:
-    """A mistyped name was an error that named the option, and adds no step to the flow."""
+    """The error about a mistyped option did not list the options, or the step stayed in the flow."""
     flow = Flow("f")
     items = flow.from_items([1])
     with pytest.raises(
@@ -160,13 +158,13 @@ def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> Non
 
 
 def test_a_step_with_one_subtask_has_no_parallelism() -> None:
-    """``sort`` holds all records in memory; several subtasks would give several sorted parts."""
+    """Several subtasks of ``sort``, which keeps all records in memory, gave several sorted parts."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'parallelism'"):
         Flow("f").from_items([1]).sort(parallelism=2)  # type: ignore[call-arg]
 
 
-def test_names_that_nobody_chose_are_numbered() -> None:
-    """Two maps in a flow must not be an error."""
+def test_default_names_are_numbered() -> None:
+    """Two maps without names were an error."""
     flow = Flow("f")
     mapped = flow.from_items([1]).map(str).map(int)
     mapped.map(str, name="map-4").map(int)

@@ -1,4 +1,4 @@
-"""Each step that a Stream offers, run in a flow."""
+"""Each step that a Stream offers runs in a flow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("parallelism", [1, 3])
 def results(
     build: Callable[[Stream], Stream], items: Any, parallelism: int = 1, source_parallelism: int | None = None
 ) -> list[Any]:
-    """What a flow of these items gives."""
+    """Run a flow of these items, and return the results."""
     flow = Flow("f", parallelism=parallelism)
     collected = build(flow.from_items(items, parallelism=source_parallelism)).collect()
     assert flow.run().state == "finished"
@@ -51,19 +51,19 @@ def results(
 def test_a_step_gives_its_records(
     build: Callable[[Stream], Stream], expected: list[Any], parallelism: int
 ) -> None:
-    """Whatever the parallelism, the same records; their order is that of their subtasks."""
+    """A step gave other records with another parallelism."""
     got = results(build, list(range(6)), parallelism, source_parallelism=1)
     assert Counter(map(int, got)) == Counter(expected)
 
 
 def test_order_is_kept_within_a_subtask() -> None:
-    """A stream of one subtask is a sequence: price changes that overtake each other end in a wrong price."""
+    """Two changes of a price in one subtask changed places, and the last price was wrong."""
     items = list(range(20_000))
     assert results(lambda s: s.map(lambda x: x).filter(lambda x: True), items) == items
 
 
 def test_results_of_a_key_come_in_the_order_of_its_records() -> None:
-    """Running totals that go backwards."""
+    """A running total decreased, because results of a key came in another order than its records."""
     got = results(lambda s: s.key_by(lambda x: x % 5).reduce(max).map(int), list(range(100)), 3, 1)
     for key in range(5):
         assert [value for value in got if value % 5 == key] == list(range(key, 100, 5))
@@ -71,14 +71,14 @@ def test_results_of_a_key_come_in_the_order_of_its_records() -> None:
 
 @BOTH
 def test_sort_gives_all_records_in_order_at_the_end(parallelism: int) -> None:
-    """All subtasks' records in one order."""
+    """The records of several subtasks were sorted separately."""
     assert results(lambda s: s.sort(), [3, 1, 2], parallelism) == [1, 2, 3]
     assert results(lambda s: s.sort(lambda x: -x), [3, 1, 2], parallelism) == [3, 2, 1]
 
 
 @BOTH
 def test_join_pairs_equal_keys_of_two_streams(parallelism: int) -> None:
-    """By field, by function, by a pair of these."""
+    """A join missed a pair, or did not accept a field for one side and a function for the other."""
     flow = Flow("f", parallelism=parallelism)
     users = flow.from_items([{"id": 1, "name": "ann"}, {"id": 2, "name": "bo"}])
     clicks = flow.from_items([{"user": 2, "page": "a"}, {"user": 3, "page": "b"}, {"user": 2, "page": "c"}])
@@ -91,7 +91,7 @@ class TestFromItems:
     @pytest.mark.parametrize("kind", [list, tuple, iter, np.array])
     @BOTH
     def test_item_i_goes_to_subtask_i_mod_n(self, kind: Callable[[list[int]], Any], parallelism: int) -> None:
-        """The deal that checks outside rely on."""
+        """Items went to other subtasks, and checks outside of the engine that rely on the order failed."""
 
         class Where(Operator):
             def open(self, context: Context) -> None:
@@ -103,8 +103,8 @@ class TestFromItems:
         got = results(lambda s: s.process(Where), kind(list(range(7))), parallelism)
         assert sorted(got) == sorted((item % parallelism, item) for item in range(7))
 
-    def test_arrays_and_columns_stay_what_they_are(self) -> None:
-        """Batch functions written for numpy must get numpy."""
+    def test_arrays_and_columns_keep_their_types(self) -> None:
+        """A batch function written for numpy got a list."""
         kinds: list[type] = []
 
         def note(batch: Any) -> Any:
@@ -115,12 +115,12 @@ class TestFromItems:
         results(lambda s: s.map_batch(note), Columns({"x": [1, 2, 3]}), 2)
         assert kinds == [np.ndarray, np.ndarray, Columns, Columns]
 
-    def test_nothing_gives_nothing_and_ends(self) -> None:
-        """An empty day of data."""
+    def test_a_flow_without_items_ends_without_results(self) -> None:
+        """A day without data made the flow hang."""
         assert results(lambda s: s.map(str), []) == []
 
     def test_a_flow_can_run_again_from_the_beginning(self) -> None:
-        """Sources and operators are made anew for each job."""
+        """A second run of a flow continued with the sources and operators of the first run."""
         flow = Flow("f")
         collected = flow.from_items([1, 2]).key_by(int).reduce(max).collect()
         first = flow.run()
@@ -145,12 +145,12 @@ class Count(Operator):
 class TestKeyedProcess:
     @BOTH
     def test_state_is_kept_for_each_key(self, parallelism: int) -> None:
-        """Two users in one account."""
+        """The records of two users were counted in one state."""
         got = results(lambda s: s.key_by(lambda x: x % 2).process(Count), list(range(6)), parallelism)
         assert sorted(got) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
     def test_state_can_be_assigned_and_deleted(self) -> None:
-        """Any plain data may be a state; a deleted one begins anew."""
+        """A state could not be a list, or a deleted state had its old value at the next record."""
 
         class Assign(Operator):
             def open(self, context: Context) -> None:
@@ -167,12 +167,12 @@ class TestKeyedProcess:
         assert got == [["a"], ["a", "b"], ["c"]]
 
     def test_numpy_keys_are_normalized(self) -> None:
-        """A key from an array and one from JSON are the same user."""
+        """A key from an array and the same key from JSON had two states."""
         got = results(lambda s: s.key_by(lambda x: x).process(Count), [1, np.int64(1), np.int8(1)])
         assert got == [(1, 1), (1, 2), (1, 3)]
 
     async def test_a_timer_comes_with_its_payload_and_key(self) -> None:
-        """A session that times out must close the account of its own user."""
+        """A timer of a session fired with another user's key, or after the end of the input."""
 
         class Sessions(Operator):
             def open(self, context: Context) -> None:
@@ -193,11 +193,11 @@ class TestKeyedProcess:
         await clock.advance(0.5)
         assert ended.items == []
         await clock.advance(2)
-        assert ended.items == []  # The input has ended: timers fire no more.
+        assert ended.items == []  # the input has ended, so no timer fires
         await job.stop("drain")
 
     async def test_timers_fire_in_time_while_the_input_lasts(self) -> None:
-        """Each at its time, in order, and not a moment before."""
+        """A timer fired too early, too late, or before an earlier one."""
 
         class Echo(Operator):
             def open(self, context: Context) -> None:
@@ -223,7 +223,7 @@ class TestKeyedProcess:
         await job.stop("abort")
 
     async def test_a_state_that_was_not_used_for_its_time_to_live_is_forgotten(self) -> None:
-        """Users who never come back fill the memory otherwise."""
+        """The states of users who never returned filled the memory."""
         clock = VirtualClock()
         flow = Flow("f")
         given = Fed()
@@ -248,14 +248,14 @@ class TestKeyedProcess:
 class TestBatch:
     @BOTH
     def test_gives_lists_of_n_and_the_rest_at_the_end(self, parallelism: int) -> None:
-        """Mini-batches of exactly n, whatever the transport batches were."""
+        """The size of mini-batches depended on the batches in which the records arrived."""
         got = results(lambda s: s.batch(4), list(range(22)), parallelism)
         assert sorted(record for batch in got for record in batch) == list(range(22))
-        # 22 records in one subtask, or 8, 7 and 7 in three.
+        # One subtask has 22 records, or three subtasks have 8, 7 and 7.
         assert Counter(len(batch) for batch in got) == ({4: 5, 2: 1} if parallelism == 1 else {4: 4, 3: 2})
 
-    async def test_a_rest_goes_out_when_its_time_is_up(self) -> None:
-        """At night nine of ten records would wait for the tenth until morning."""
+    async def test_an_incomplete_batch_is_emitted_after_its_timeout(self) -> None:
+        """At night, nine records waited until morning for the tenth of their batch."""
         clock = VirtualClock()
         flow = Flow("f")
         given = Fed()
@@ -277,7 +277,7 @@ class TestBatch:
 
 class TestConnect:
     def test_records_come_to_the_method_of_their_input(self) -> None:
-        """By record and by batch, in one operator; one of them awaited."""
+        """An operator could not have a method for records and a method for batches, or could not await one of them."""
 
         class Mixed(Operator):
             async def process_left(self, record: Any, out: Output) -> None:
@@ -291,8 +291,8 @@ class TestConnect:
         flow.run()
         assert sorted(got.items) == [("left", 1), ("left", 2), ("right", 3)]
 
-    def test_an_operator_hears_of_the_end_of_each_input(self) -> None:
-        """And of its own end last, when it can still emit."""
+    def test_an_operator_is_called_at_the_end_of_each_input(self) -> None:
+        """An operator was not called at the end of an input, or could not emit at its own end."""
 
         class Ends(Operator):
             def process_left(self, record: Any, out: Output) -> None:
@@ -314,7 +314,7 @@ class TestConnect:
 
     @BOTH
     def test_a_broadcast_input_reaches_every_subtask(self, parallelism: int) -> None:
-        """A model for every worker."""
+        """Only one of the workers got the model."""
 
         class Scored(Operator):
             def open(self, context: Context) -> None:
@@ -338,8 +338,8 @@ class TestConnect:
 
 
 class TestSideOutputs:
-    def test_a_tag_leads_records_aside(self) -> None:
-        """And the main output does not have them."""
+    def test_a_tag_sends_records_to_the_side_output(self) -> None:
+        """Records of a side output were also in the main output."""
         late = OutputTag("late")
 
         class Split(Operator):
@@ -355,8 +355,8 @@ class TestSideOutputs:
         flow.run()
         assert (sorted(main.items), sorted(side.items)) == ([1, 3], [2, 100, 100])
 
-    def test_what_nobody_reads_is_dropped(self) -> None:
-        """An operator may offer more than a flow uses."""
+    def test_records_of_an_unread_output_are_dropped(self) -> None:
+        """Records of an output that no step reads were kept, and stopped the flow."""
 
         class Talkative(Operator):
             def process(self, record: Any, out: Output) -> None:
@@ -367,8 +367,8 @@ class TestSideOutputs:
 
 
 class TestLife:
-    def test_each_subtask_has_an_operator_of_its_own_opened_finished_closed_once(self) -> None:
-        """In that order, in every subtask."""
+    def test_each_subtask_opens_finishes_and_closes_its_own_operator_once(self) -> None:
+        """Two subtasks shared an operator, or a method of its life was called twice or in another order."""
         life: list[tuple[int, str]] = []
 
         class Living(Operator):
@@ -396,8 +396,8 @@ class TestLife:
             own = [what for number, what in life if number == subtask]
             assert own == ["open", *["process"] * count, "input ended", "finish", "close"]
 
-    def test_a_chained_operator_hears_of_the_end_behind_what_the_one_before_emitted_in_finish(self) -> None:
-        """It was told that its input had ended, and then got the records of the last mini-batch."""
+    def test_a_chained_operator_gets_the_records_of_finish_before_the_end(self) -> None:
+        """An operator was called at the end of its input, and then got the records of the last mini-batch."""
         heard: list[Any] = []
 
         class Last(Operator):
@@ -416,7 +416,7 @@ class TestLife:
 
 class TestRejection:
     def test_other_records_of_the_batch_are_handled_once_and_unaffected(self) -> None:
-        """One negative price among 8192 orders must neither stop nor double the others."""
+        """One negative price among 8192 orders stopped the other orders, or doubled them."""
         handled: list[int] = []
 
         def check(batch: Any) -> Any:
@@ -433,7 +433,7 @@ class TestRejection:
         assert statistics.step("check").rejected == 2
 
     def test_records_may_be_rejected_one_at_a_time(self) -> None:
-        """An operator that stops at the first bad record of each call: two thousand of them were too deep."""
+        """An operator rejected one record in each call, and two thousand of them exceeded the depth of the stack."""
 
         def check(batch: Any) -> Any:
             for index, value in enumerate(batch):
@@ -447,8 +447,8 @@ class TestRejection:
         assert kept.items == [1, 2]
         assert statistics.step("check").rejected == 2000
 
-    def test_a_batch_all_of_whose_records_are_rejected_is_not_handled_again_as_an_empty_one(self) -> None:
-        """``numpy.mean`` of nothing is NaN, and a warning."""
+    def test_a_batch_of_rejected_records_is_not_handled_again_as_an_empty_one(self) -> None:
+        """All records of a batch were rejected, and ``numpy.mean`` of the empty rest gave NaN and a warning."""
         sizes: list[int] = []
 
         class Strict(Operator):
@@ -480,26 +480,26 @@ class TestRejection:
             (lambda s, **on: s.key_by(lambda x: 6 // x).process(PassingLater, **on), [-1, 1, 2, 3], 1),
         ],
     )
-    def test_every_step_with_a_function_goes_on_without_bad_records(
+    def test_every_step_with_a_function_continues_without_bad_records(
         self, build: Any, expected: list[int], refused: int, parallelism: int
     ) -> None:
-        """One step took the option and the next did not; keyed ones failed as soon as there were two subtasks."""
+        """One step had the option and the next one had not, and keyed steps failed with two subtasks."""
         flow = Flow("f", parallelism=parallelism)
         kept = build(flow.from_items([1, 3, 0, 2, -1], parallelism=1), on_error="skip").collect()
         statistics = flow.run()
         assert sorted(map(int, kept.items)) == expected
         assert sum(step.counts.rejected for task in statistics.tasks for step in task.steps) == refused
 
-    def test_a_bad_key_is_told_with_its_record_and_no_place_of_its_own_making(self) -> None:
-        """Every bad key was said to be that of record 0 of the batch."""
+    def test_the_error_about_a_bad_key_has_its_record_and_no_invented_place(self) -> None:
+        """The error named record 0 of the batch for each bad key."""
         flow = Flow("f")
         flow.from_items([1, 2, 0.5]).key_by(lambda x: x).reduce(max, name="largest")
         with pytest.raises(JobFailed, match=r"step 'largest' \(.*\) on record 0.5: key 0.5: expected an int"):
             flow.run()
 
     @pytest.mark.parametrize("keyed", [False, True])
-    def test_an_operator_of_single_records_rejects_the_one_it_has(self, keyed: bool) -> None:
-        """With or without keys."""
+    def test_an_operator_of_single_records_rejects_its_current_record(self, keyed: bool) -> None:
+        """A step rejected another record than the current one when its stream had keys."""
 
         class Strict(Operator):
             def process(self, record: Any, out: Output) -> None:
@@ -515,7 +515,7 @@ class TestRejection:
 
 
 def no_minus(batch: Any) -> Any:
-    """Refuses what is not above 0, and then keeps all."""
+    """Refuse values that are not above 0, and keep all others."""
     bad = np.flatnonzero(batch <= 0)
     if len(bad):
         raise RejectRecords(bad.tolist(), "not above 0")
@@ -541,5 +541,5 @@ class PassingLater(Operator):
 
 
 def endless(flow: Flow) -> Stream:
-    """A stream that brings nothing and does not end."""
+    """Return a stream that gives no records and does not end."""
     return flow.from_source(Fed)

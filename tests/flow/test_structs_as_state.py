@@ -18,13 +18,13 @@ class Item(msgspec.Struct):
 
 
 class Order(msgspec.Struct, tag=True):
-    """An event."""
+    """An event with parts."""
 
     items: list[Item]
 
 
 class Cancellation(msgspec.Struct, tag=True):
-    """Another one."""
+    """An event of another kind."""
 
     number: int = 0
 
@@ -46,7 +46,9 @@ class Last(Operator):
 
 
 async def test_events_of_a_typed_source_can_be_state(tmp_path: Path) -> None:
-    """Mini-batches of events waited at a barrier, and the job failed: each class had to be registered by hand."""
+    """Mini-batches of events waited at a barrier, and the job failed, because each class had to be registered by
+    hand.
+    """
     orders = MemoryBroker().topic("orders")
     await orders.create()
     writer = await orders.open_writer()
@@ -62,10 +64,10 @@ async def test_events_of_a_typed_source_can_be_state(tmp_path: Path) -> None:
 
 
 class Elsewhere:
-    """Has a class of the same name."""
+    """A class that contains a class of the same name."""
 
     class Item(msgspec.Struct):
-        """Something else."""
+        """A class that has only its name in common with the other one."""
 
         price: float
 

@@ -1,4 +1,4 @@
-"""Tables of pandas, polars and Arrow as the rows of a flow, with the libraries themselves."""
+"""The rows of tables of pandas, polars and Arrow are records of a flow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ tables = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
 
 def items_of(given: Any, parallelism: int = 1) -> list[Any]:
-    """What a flow of these items collects."""
+    """Run a flow of these items, and return the items that it collects."""
     flow = Flow("items")
     items = flow.from_items(given, parallelism=parallelism).collect()
     flow.run()
@@ -53,7 +53,7 @@ def items_of(given: Any, parallelism: int = 1) -> list[Any]:
 
 
 def refusal_of(given: Any) -> str:
-    """What from_items says of it."""
+    """Return the error of from_items for these items."""
     with pytest.raises(GraphError) as caught:
         Flow("items").from_items(given)
     return str(caught.value)
@@ -61,7 +61,7 @@ def refusal_of(given: Any) -> str:
 
 @tables
 def test_the_items_of_a_table_are_its_rows(table: Table) -> None:
-    """Of a DataFrame from_items gave the names of its columns, one record each, and said nothing."""
+    """from_items took the names of a DataFrame's columns for its records, without an error."""
     given = {"n": [1, 2, 3], "x": [0.5, 1.5, -2.0], "word": ["a", "bc", ""], "is": [True, False, True]}
     rows = rows_of_table("items", table(given), GraphError)
     assert isinstance(rows, Columns)
@@ -76,7 +76,7 @@ def test_the_items_of_a_table_are_its_rows(table: Table) -> None:
 
 @tables
 def test_the_rows_of_a_table_travel_as_columns(table: Table) -> None:
-    """Record by record they would be some fifty times slower than as arrays."""
+    """The rows of a table were sent record by record, which is fifty times slower than arrays."""
     batches: list[Any] = []
 
     class Look(Operator):
@@ -94,7 +94,7 @@ def test_the_rows_of_a_table_travel_as_columns(table: Table) -> None:
 @tables
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_row_i_of_a_table_goes_to_subtask_i_modulo_their_number(table: Table, parallelism: int) -> None:
-    """As an item of a list does; with columns of objects, too."""
+    """The rows of a table went to other subtasks than the items of a list."""
     for given in ({"n": list(range(11))}, {"n": list(range(11)), "word": [None, *map(str, range(10))]}):
         flow = Flow("items")
         rows = flow.from_items(table(given), parallelism=parallelism)
@@ -116,7 +116,7 @@ WITH_MISSING = ["a", None, "c", None, "e"]
 
 
 def rows_as_texts(library: str, words: list[Any], parallelism: int, flow: Flow) -> Any:
-    """At the top level, so that a fresh process can import it."""
+    """Return texts of rows; a fresh process can import this function, because it is at the top level."""
     given = TABLES[library]({"n": [5, 6, 7, 8, 9], "word": words})
     rows = flow.from_items(given, name="rows", parallelism=parallelism)
     return rows.map(lambda row: f"{row['n']} {row['word']}", name="texts")
@@ -126,7 +126,7 @@ def rows_as_texts(library: str, words: list[Any], parallelism: int, flow: Flow) 
 @pytest.mark.parametrize("words", [WORDS, WITH_MISSING], ids=["columns", "dicts"])
 @pytest.mark.parametrize("library", ["pandas", "polars", "Arrow in chunks"])
 def test_a_table_is_restored_in_the_middle(library: str, words: list[Any], parallelism: int) -> None:
-    """Rows that a restart forgets, or gives twice."""
+    """A restart lost rows of a table, or gave them twice."""
     check_flow_restore(partial(rows_as_texts, library, words, parallelism), fresh_process=False, cuts=4)
 
 
@@ -134,7 +134,7 @@ def test_a_table_is_restored_in_the_middle(library: str, words: list[Any], paral
 async def test_the_rest_of_a_table_is_read_by_another_number_of_subtasks(
     missing: bool, tmp_path: Path
 ) -> None:
-    """From a checkpoint on disk: each row once, wherever the job was suspended."""
+    """A suspended job resumed with another parallelism, and rows were lost or doubled."""
     count = 40_000
     words = [None if missing and n % 7 == 0 else f"w{n}" for n in range(count)]
     for parallelism, stops in ((1, True), (3, True), (2, False)):
@@ -154,7 +154,7 @@ async def test_the_rest_of_a_table_is_read_by_another_number_of_subtasks(
 
 @tables
 def test_missing_values_are_nan_or_none(table: Table) -> None:
-    """None for a number would make the column one of objects; NaN for a text is a float that nobody expects."""
+    """A missing number made its column one of objects, or a missing text was NaN, which is a float."""
     rows = items_of(
         table({"n": [1, None, 3], "x": [None, 0.5, 1.0], "word": ["a", None, "b"], "is": [None, True, False]})
     )
@@ -177,8 +177,8 @@ LARGE = 2**53 + 1
         pyarrow.table({"id": [-LARGE, None]}),
     ],
 )
-def test_large_integers_beside_missing_ones_are_refused(table: Any) -> None:
-    """2**53 + 1 would become 2**53: two users with one id."""
+def test_large_integers_with_missing_ones_are_refused(table: Any) -> None:
+    """2**53 + 1 became 2**53, and two users had one id."""
     assert refusal_of(table).startswith(
         "from_items: column 'id': expected integers of at most 2**53 where some are missing, because these become "
         "NaN and the others floats, given larger ones; fill the missing ones, or convert the column to texts"
@@ -187,7 +187,7 @@ def test_large_integers_beside_missing_ones_are_refused(table: Any) -> None:
 
 @tables
 def test_large_integers_stay_exact(table: Table) -> None:
-    """Without missing ones they are no floats."""
+    """Large integers became floats although none was missing."""
     assert [row["id"] for row in items_of(table({"id": [LARGE, -LARGE, 2**63 - 1]}))] == [
         LARGE,
         -LARGE,
@@ -209,7 +209,7 @@ NOON = datetime.datetime(2024, 7, 1, 12)
 )
 @pytest.mark.parametrize("zone", [None, "Europe/Paris"])
 def test_times_are_datetimes_of_numpy_in_utc(table: Any, zone: str | None) -> None:
-    """With a time zone they are moments, and those are kept; numpy knows no zones."""
+    """A time with a time zone was read as another moment, because numpy has no time zones."""
     times = pandas.Series([NOON, None], dtype="datetime64[us]").dt.tz_localize(zone)
     given = polars.Series(times) if table({}).__class__.__module__.startswith("polars") else times
     rows = items_of(table(given))
@@ -220,7 +220,7 @@ def test_times_are_datetimes_of_numpy_in_utc(table: Any, zone: str | None) -> No
 
 
 def test_dates_and_durations_are_those_of_numpy() -> None:
-    """And so they are plain data, which is kept in checkpoints."""
+    """A date or a duration was no plain data, and could not be stored in a checkpoint."""
     day, hour = datetime.date(2024, 7, 1), datetime.timedelta(hours=1)
     for table in (polars.DataFrame, pyarrow.table):
         [row] = items_of(table({"day": [day], "took": [hour]}))
@@ -240,13 +240,13 @@ def test_dates_and_durations_are_those_of_numpy() -> None:
     ids=["pandas", "polars", "Enum of polars", "Arrow"],
 )
 def test_categories_are_their_values(table: Any) -> None:
-    """Arrow by itself gives the value of another row in place of a missing one."""
+    """Arrow gave the value of another row for a missing category."""
     assert items_of(table) == [{"color": color} for color in ("red", "blue", "red", None)]
     assert rows_of_table("items", table[:3], GraphError) == Columns({"color": ["red", "blue", "red"]})
 
 
 def test_categories_of_numbers_are_numbers() -> None:
-    """The codes of the categories are no values."""
+    """The codes of categories were taken for their values."""
     table = pandas.DataFrame({"size": pandas.Categorical([30, 10, None])})
     assert [row["size"] for row in items_of(table)][:2] == [30.0, 10.0]
     assert rows_of_table("items", table[:2], GraphError) == Columns({"size": [30, 10]})
@@ -254,7 +254,7 @@ def test_categories_of_numbers_are_numbers() -> None:
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "Arrow"])
 def test_lists_and_bytes_make_dicts_of_python_objects(library: str) -> None:
-    """Records with lists are no arrays; bytes with a NUL at the end would lose it in one."""
+    """Lists could not be in records, and bytes lost the NUL at their end."""
     given = {"tags": [["a", "b"], [], None], "raw": [b"a\0", b"", None]}
     rows = items_of(TABLES[library](given))
     assert rows == [{"tags": tags, "raw": raw} for tags, raw in zip(*given.values(), strict=True)]
@@ -262,7 +262,7 @@ def test_lists_and_bytes_make_dicts_of_python_objects(library: str) -> None:
 
 
 def test_structs_are_dicts_and_arrays_of_one_length_a_matrix() -> None:
-    """What polars and Arrow have and pandas has not."""
+    """Structs and arrays of polars and Arrow, which pandas does not have, were refused."""
     for table in (polars.DataFrame, pyarrow.table):
         assert items_of(table({"place": [{"x": 1, "y": [2]}]})) == [{"place": {"x": 1, "y": [2]}}]
     vectors = polars.DataFrame({"v": [[1.0, 2.0], [3.0, 4.0]]}, schema={"v": polars.Array(polars.Float64, 2)})
@@ -274,16 +274,16 @@ def test_structs_are_dicts_and_arrays_of_one_length_a_matrix() -> None:
 @pytest.mark.parametrize(
     "texts", [["a\0", "b"], ["x" * 100_000, *["y"] * 1000]], ids=["NUL at the end", "one long"]
 )
-def test_texts_that_an_array_would_change_or_blow_up_stay_texts(texts: list[str]) -> None:
-    """An array of texts forgets NULs at their ends, and gives each row the room of the longest."""
+def test_texts_that_an_array_would_change_or_enlarge_stay_texts(texts: list[str]) -> None:
+    """Texts lost the NULs at their ends, or one long text made all rows as large as itself."""
     for table in (pandas.DataFrame, polars.DataFrame, pyarrow.table):
         assert items_of(table({"text": texts})) == [{"text": text} for text in texts]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "Arrow"])
 @pytest.mark.parametrize("value", [decimal.Decimal("1.50"), datetime.time(12, 30)], ids=["Decimal", "time"])
-def test_what_is_no_plain_data_is_refused_with_its_column_and_row(library: str, value: Any) -> None:
-    """In the middle of the night it would end a job at its first checkpoint."""
+def test_values_that_are_no_plain_data_are_refused_with_column_and_row(library: str, value: Any) -> None:
+    """A value that is no plain data ended a job at its first checkpoint, in the middle of the night."""
     message = refusal_of(TABLES[library]({"n": [1, 2], "price": [None, value]}))
     assert message.startswith(
         "from_items: column 'price': expected numbers, texts, bytes, truth values, times or lists and dicts of these, "
@@ -294,13 +294,13 @@ def test_what_is_no_plain_data_is_refused_with_its_column_and_row(library: str, 
 
 @tables
 def test_a_table_without_rows_is_a_stream_without_records(table: Table) -> None:
-    """A query that finds nothing."""
+    """A query without results made the flow fail."""
     filled = table({"n": [1], "word": ["a"]})
     assert items_of(filled[:0] if hasattr(filled, "iloc") else filled.slice(0, 0)) == []
 
 
 def test_the_index_of_pandas_is_left_out() -> None:
-    """Rows that were chosen from another table keep its numbers, which are no field."""
+    """The numbers of rows that were selected from another table became a field."""
     table = pandas.DataFrame({"n": [1, 2, 3]}, index=["a", "b", "b"])
     assert items_of(table[table["n"] > 1]) == [{"n": 2}, {"n": 3}]
     assert items_of(table.reset_index())[0] == {"index": "a", "n": 1}
@@ -343,13 +343,13 @@ def test_the_index_of_pandas_is_left_out() -> None:
     ],
     ids=lambda given: given[:40] if isinstance(given, str) else "",
 )
-def test_what_cannot_be_rows_is_refused_with_what_to_do(table: Any, message: str) -> None:
-    """Names that are equal, or no texts, make records from which a column is gone."""
+def test_tables_that_cannot_be_rows_are_refused_with_a_correction(table: Any, message: str) -> None:
+    """Two columns had the same name or no text as name, and one of them was missing in the records."""
     assert refusal_of(table).startswith(f"from_items: {message}")
 
 
 class _ForeignTable:
-    """As dask, Spark, ibis and narwhals have them."""
+    """A table like those of dask, Spark, ibis and narwhals."""
 
     columns = ("n", "x")
     schema = None
@@ -359,7 +359,7 @@ class _ForeignTable:
 
 
 def test_tables_of_other_libraries_are_refused() -> None:
-    """They too give their columns when iterated."""
+    """The names of another library's columns were taken for records."""
     assert re.fullmatch(
         r"from_items: expected rows, given a \w+\._ForeignTable, which is a table of columns; make it a table of "
         r"pandas, polars or Arrow, or Columns\(…\) \(at .*\)",
@@ -368,7 +368,7 @@ def test_tables_of_other_libraries_are_refused() -> None:
 
 
 def test_the_items_of_a_single_column_are_its_values() -> None:
-    """Of Arrow they were objects of its own, which no checkpoint takes."""
+    """The items of an Arrow column were Arrow's own objects, which no checkpoint can store."""
     for column in (pandas.Series([1, 2], index=[7, 7]), polars.Series([1, 2]), pyarrow.array([1, 2])):
         assert items_of(column) == [1, 2]
         assert type(items_of(column)[0]) is np.int64
@@ -380,8 +380,8 @@ def test_the_items_of_a_single_column_are_its_values() -> None:
         assert items_of(texts) == ["a", None]
 
 
-def test_arrays_and_iterables_are_what_they_were() -> None:
-    """A record array, the rows of a matrix, a generator, Columns."""
+def test_arrays_and_iterables_give_the_same_records_as_before() -> None:
+    """Record arrays, rows of a matrix, generators or Columns gave other records after tables were added."""
     records = np.array([(1, 2.0), (3, 4.0)], dtype=[("n", int), ("x", float)])
     assert [(row["n"], row["x"]) for row in items_of(records)] == [(1, 2.0), (3, 4.0)]
     assert [row.tolist() for row in items_of(np.eye(2), parallelism=2)] == [[1.0, 0.0], [0.0, 1.0]]
@@ -390,8 +390,8 @@ def test_arrays_and_iterables_are_what_they_were() -> None:
     assert items_of(Columns({"n": [1, 2]})) == [{"n": 1}, {"n": 2}]
 
 
-def test_no_library_is_imported_for_the_sake_of_tables() -> None:
-    """Each takes longer to import than this package."""
+def test_no_library_of_tables_is_imported() -> None:
+    """The import of a library of tables took longer than the import of this package."""
     program = (
         "import sys; from streamiter import Flow; from streamiter.learn import KMeans; Flow('f').from_items([1]);"
         "print([name for name in ('pandas', 'polars', 'pyarrow') if name in sys.modules])"
@@ -431,10 +431,8 @@ STEPS: dict[str, Callable[[Flow, Table], Stream]] = {
 
 @tables
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_what_a_step_makes_as_a_table_are_its_rows(
-    step: Callable[[Flow, Table], Stream], table: Table
-) -> None:
-    """The names of the columns, or whole columns, went on as records."""
+def test_a_table_from_a_step_becomes_rows(step: Callable[[Flow, Table], Stream], table: Table) -> None:
+    """A step returned a table, and the names of its columns, or whole columns, became records."""
     flow = Flow("tables")
     rows = step(flow, table).map(lambda row: int(row["n"])).collect()
     flow.run()
@@ -445,8 +443,8 @@ def test_what_a_step_makes_as_a_table_are_its_rows(
     "made", [polars.DataFrame({"n": [1]}).lazy(), _ForeignTable()], ids=["a query", "foreign"]
 )
 @pytest.mark.parametrize("step", ["map_batch", "flat_map", "emit_batch", "a source"])
-def test_what_a_step_makes_and_is_no_batch_is_refused(step: str, made: Any) -> None:
-    """With the name of the step."""
+def test_a_result_of_a_step_that_is_no_batch_is_refused(step: str, made: Any) -> None:
+    """A step returned no batch, and the error did not name the step."""
     flow = Flow("tables")
     STEPS[step](flow, lambda data: made).collect()
     with pytest.raises(JobFailed, match=r"step '.*(polars.LazyFrame; write ….collect\(\)|_ForeignTable)"):
@@ -454,7 +452,7 @@ def test_what_a_step_makes_and_is_no_batch_is_refused(step: str, made: Any) -> N
 
 
 def test_a_mapping_is_no_batch() -> None:
-    """Its keys went on as records."""
+    """The keys of a mapping became records."""
     flow = Flow("tables")
     flow.from_items([1]).process(lambda: _EmitsTables(dict)).collect()  # type: ignore[arg-type]
     with pytest.raises(JobFailed, match="emit_batch: expected a list, a numpy array or Columns, given dict"):
@@ -462,7 +460,7 @@ def test_a_mapping_is_no_batch() -> None:
 
 
 def test_the_inputs_of_simulations_and_restore_checks_take_tables() -> None:
-    """What tests feed is what users have."""
+    """Tests could not use the tables that users have."""
 
     def numbers(simulation: Simulation) -> Flow:
         flow = Flow("numbers")

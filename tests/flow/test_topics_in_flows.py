@@ -1,4 +1,4 @@
-"""Topics at both ends of a flow: reading, writing, bad values, dead letters."""
+"""Flows read from topics and write to topics, with bad values and dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicReco
 
 
 async def made(broker: MemoryBroker, name: str, *values: bytes | None, partitions: int = 1) -> Topic:
-    """A topic with these values, dealt to its partitions in turn."""
+    """Create a topic, write these values to its partitions in turn, and return it."""
     topic = broker.topic(name)
     await topic.create(partitions=partitions)
     writer = await topic.open_writer()
@@ -30,7 +30,7 @@ async def made(broker: MemoryBroker, name: str, *values: bytes | None, partition
 
 
 async def content(topic: Topic) -> list[TopicRecord]:
-    """All records of a topic, partition by partition."""
+    """Return all records of a topic, partition by partition."""
     reader = await topic.open_reader(ReadRequest(stop="latest"))
     records: list[TopicRecord] = []
     while (batch := await reader.read()) is not None:
@@ -40,7 +40,7 @@ async def content(topic: Topic) -> list[TopicRecord]:
 
 
 class Numbers:
-    """Encodes nothing of its records."""
+    """Encodes the numbers of the records in their batch, whatever the records are."""
 
     def encode(self, batch: Any) -> OutgoingBatch:
         return OutgoingBatch([b"%d" % number for number in range(len(batch))])
@@ -48,7 +48,7 @@ class Numbers:
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
 async def test_every_partition_is_read_by_one_subtask(parallelism: int) -> None:
-    """Also with more subtasks than partitions: nothing twice, nothing left, and the idle ones end."""
+    """A partition was read twice or not at all, or subtasks without a partition never ended."""
     broker = MemoryBroker()
     clicks = await made(broker, "clicks", *(b"%d" % n for n in range(30)), partitions=3)
     flow = Flow("f", parallelism=parallelism)
@@ -59,7 +59,7 @@ async def test_every_partition_is_read_by_one_subtask(parallelism: int) -> None:
 
 
 async def test_results_are_written_with_keys_and_can_be_read() -> None:
-    """From topic to topic."""
+    """Results were written without their keys, or could not be read again."""
     broker = MemoryBroker()
     clicks = await made(broker, "clicks", b'{"user": "ann", "n": 1}', b'{"user": "bo", "n": 2}')
     doubled = await made(broker, "doubled")
@@ -76,7 +76,7 @@ async def test_results_are_written_with_keys_and_can_be_read() -> None:
 
 class TestBadValues:
     async def test_by_default_the_job_fails_naming_topic_partition_and_offset(self) -> None:
-        """The one line in the log from which the record can be found."""
+        """The error in the log did not name the place of the bad record."""
         broker = MemoryBroker()
         clicks = await made(broker, "clicks", b"1", b"2", b"3", b"not JSON", partitions=2)
         flow = Flow("f")
@@ -90,8 +90,8 @@ class TestBadValues:
         assert isinstance(caught.value.__cause__, DecodeError)
         assert caught.value.step == "read"
 
-    async def test_skipped_ones_are_counted_and_the_others_come(self) -> None:
-        """Each good value once, in order."""
+    async def test_skipped_values_are_counted_and_the_others_are_read(self) -> None:
+        """A bad value was skipped, and a good value was lost or doubled with it."""
         broker = MemoryBroker()
         clicks = await made(broker, "clicks", b"1", b"{", b"2", b"]", b"3")
         flow = Flow("f")
@@ -100,8 +100,8 @@ class TestBadValues:
         assert read.items == [1, 2, 3]
         assert statistics.step("read").rejected == 2
 
-    async def test_dead_letters_hold_the_value_as_it_was_and_where_it_came_from(self) -> None:
-        """So that they can be repaired and sent again."""
+    async def test_dead_letters_have_the_original_value_and_its_origin(self) -> None:
+        """Dead letters could not be repaired and sent again, because they had another value or no origin."""
         broker = MemoryBroker()
         clicks = await made(broker, "clicks", b"1", b"{", b"2")
         dead = await made(broker, "dead")
@@ -119,7 +119,7 @@ class TestBadValues:
 
 class TestBadRecords:
     async def test_a_step_s_dead_letters_name_the_step_and_the_error(self) -> None:
-        """A record in the middle of a flow: as JSON, with the reason."""
+        """The letter of a record in the middle of a flow did not have the reason."""
         broker = MemoryBroker()
         dead = await made(broker, "dead")
         flow = Flow("f", parallelism=2)
@@ -133,8 +133,8 @@ class TestBadRecords:
             "error": b"ZeroDivisionError: integer division or modulo by zero",
         }
 
-    async def test_what_cannot_be_encoded_follows_the_sink_s_policy(self) -> None:
-        """A set in one record must not keep the others from the topic."""
+    async def test_a_record_that_cannot_be_encoded_follows_the_sink_s_policy(self) -> None:
+        """A set in one record kept the other records from the topic."""
         broker = MemoryBroker()
         out, dead = await made(broker, "out"), await made(broker, "dead")
         flow = Flow("f")
@@ -144,8 +144,8 @@ class TestBadRecords:
         assert [record.value for record in await content(dead)] == [b'"{2}"']
         assert statistics.step("write").rejected == 1
 
-    async def test_by_default_what_cannot_be_encoded_fails_the_job_with_the_record(self) -> None:
-        """The same without a policy."""
+    async def test_by_default_a_record_that_cannot_be_encoded_fails_the_job(self) -> None:
+        """A record that cannot be encoded was lost without an error, or the error did not have the record."""
         broker = MemoryBroker()
         out = await made(broker, "out")
         flow = Flow("f")
@@ -169,7 +169,7 @@ class TestBadRecords:
     async def test_a_record_without_a_good_key_follows_the_sink_s_policy(
         self, key: Any, message: str
     ) -> None:
-        """It was said of no record, in the words of a connector, and ended the job whatever the policy."""
+        """The error about a bad key named no record, came from a connector, and ended the job with any policy."""
         broker = MemoryBroker()
         out, dead = await made(broker, "out"), await made(broker, "dead")
         items = [{"user": "ann"}, {"n": 1}, {"user": b"bo"}, {"user": np.bytes_(b"cy")}, {"user": None}]
@@ -188,8 +188,8 @@ class TestBadRecords:
         assert caught.value.step == "write"
         assert f" on record {{'n': 1}}: {message}" in str(caught.value)
 
-    async def test_keys_stay_with_their_records_where_some_cannot_be_encoded(self) -> None:
-        """Taking bad records out of the values only would give their neighbours their keys."""
+    async def test_keys_stay_with_their_records_if_some_cannot_be_encoded(self) -> None:
+        """Bad records were removed from the values only, and their neighbours got their keys."""
         broker = MemoryBroker()
         out = await made(broker, "out")
         flow = Flow("f")
@@ -203,7 +203,7 @@ class TestBadRecords:
         ]
 
     async def test_a_step_that_fails_on_a_batch_names_its_offsets(self) -> None:
-        """Where the record is not known, the range of the batch is."""
+        """A step failed on a batch, and the error had no offsets to look for."""
         broker = MemoryBroker()
         clicks = await made(broker, "clicks", *(b"%d" % n for n in range(6)))
 
@@ -218,8 +218,8 @@ class TestBadRecords:
         assert "in the batch of partition 0, offsets 2 to 5: ValueError: no" in str(caught.value)
 
 
-async def test_a_topic_that_is_not_there_fails_the_start_naming_the_step() -> None:
-    """A typo in a URL; it must not look like an empty topic."""
+async def test_a_missing_topic_fails_the_start_and_the_error_names_the_step() -> None:
+    """The URL of a topic was misspelt, and the topic looked like an empty one."""
     broker = MemoryBroker()
     flow = Flow("f")
     flow.source(broker.topic("nowhere"), name="read").collect()
@@ -229,7 +229,7 @@ async def test_a_topic_that_is_not_there_fails_the_start_naming_the_step() -> No
 
 
 async def test_a_topic_that_is_deleted_fails_the_job_while_it_waits() -> None:
-    """A consumer that waits for ever on a topic that is gone is the silent stall."""
+    """A consumer waited for ever on a deleted topic, without an error."""
     broker = MemoryBroker()
     clicks = await made(broker, "clicks", b"1")
     flow = Flow("f")
@@ -243,8 +243,8 @@ async def test_a_topic_that_is_deleted_fails_the_job_while_it_waits() -> None:
         await job.wait()
 
 
-async def test_lag_is_told_while_it_runs_and_after() -> None:
-    """The number an operator of the service watches."""
+async def test_statistics_have_the_lag_during_and_after_the_run() -> None:
+    """The lag, which operators of a service watch, was wrong or missing."""
     broker = MemoryBroker()
     clicks = await made(broker, "clicks", *(b"%d" % n for n in range(10)), partitions=2)
     flow = Flow("f")
@@ -256,7 +256,7 @@ async def test_lag_is_told_while_it_runs_and_after() -> None:
 
 
 async def test_statistics_are_of_one_moment() -> None:
-    """Two who look at them must see the same, whatever one of them does with the mapping in it."""
+    """One reader changed the mapping in the statistics, and another reader saw the change."""
     clicks = await made(MemoryBroker(), "clicks", b"1")
     flow = Flow("f")
     flow.source(clicks, stop="latest").collect()
@@ -268,7 +268,7 @@ async def test_statistics_are_of_one_moment() -> None:
 
 
 async def test_a_sink_flushes_within_a_second_although_nothing_follows() -> None:
-    """A write that failed in the background must not stay silent until the next record of the night."""
+    """A write failed in the background, and the error came only with the next record of the night."""
     flushed: list[float] = []
     broker, clock = MemoryBroker(), VirtualClock()
     out = await made(broker, "out")

@@ -1,4 +1,4 @@
-"""A function, a factory or a method that takes other arguments than it is called with is refused where it is given."""
+"""A function, a factory or a method that cannot be called with the engine's arguments is refused at its line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ WRONG_SIGNATURES: list[tuple[Callable[[Any], Any], str, str, str]] = [
 def test_a_function_that_takes_other_arguments_is_refused_where_it_is_given(
     build: Callable[[Any], Any], method: str, takes: str, given: str
 ) -> None:
-    """The job was started, and failed with its first record; in a cluster that is minutes later."""
+    """The job started and failed with its first record, which is minutes later in a cluster."""
     shown = {
         "two": "two(first, second): missing a required argument: 'first'"
         if not takes
@@ -87,7 +87,7 @@ def test_a_function_that_takes_other_arguments_is_refused_where_it_is_given(
 
 
 def test_the_error_of_a_wrong_signature_names_the_step_that_the_user_named() -> None:
-    """In a flow with ten maps the word map says little."""
+    """In a flow with ten maps, the error said only "map"."""
     with pytest.raises(
         GraphError, match=r"^step 'double', map: expected a function that is called as f\(record\)"
     ):
@@ -95,7 +95,7 @@ def test_the_error_of_a_wrong_signature_names_the_step_that_the_user_named() -> 
 
 
 class Callable_(Operator):
-    """Many things can be called."""
+    """An object that can be called."""
 
     def method(self, record: Any) -> Any: ...
 
@@ -135,8 +135,8 @@ def passes_a_second(record: Any) -> Any:
         passes_a_second,
     ],
 )
-def test_whatever_can_be_called_with_a_record_is_let_through(f: Any) -> None:
-    """Of functions in C nothing is known; a decorator has the arguments of its wrapper, whatever it says."""
+def test_every_callable_that_takes_a_record_is_accepted(f: Any) -> None:
+    """A C function without known arguments was refused, or a decorated function by the arguments of the inner one."""
     stream().map(f)
     stream().key_by(f).reduce(max)
     stream().map_batch(f)
@@ -156,7 +156,7 @@ def test_whatever_can_be_called_with_a_record_is_let_through(f: Any) -> None:
 def test_a_factory_that_needs_arguments_is_refused_where_it_is_given(
     factory: Any, reason: str | None
 ) -> None:
-    """It was called when the job started, far from the line that gave it."""
+    """A factory with arguments failed when the job started, far from the line that gave it."""
 
     class Scaled(Pass):
         def __init__(self, factor: int) -> None: ...
@@ -199,7 +199,9 @@ WRONG_METHODS: list[tuple[str, Any, str, str]] = [
 def test_a_method_of_an_operator_that_takes_other_arguments_is_refused(
     method: str, written: Any, takes: str, reason: str
 ) -> None:
-    """A callback of the wrong form failed the job in the first epoch, ``restore`` after the first crash."""
+    """A callback with other arguments failed the job in the first epoch, and ``restore`` failed after the first
+    crash.
+    """
     listens = method.startswith("on_") and method != "on_timer"
     made = type("Trainer", (Pass, IterationListener) if listens else (Pass,), {method: written})
     message = f"expected Trainer.{method} to be called as {method}({takes}), given <lambda>("
@@ -225,7 +227,7 @@ def test_a_method_of_an_operator_that_takes_other_arguments_is_refused(
 
 
 def test_a_method_of_a_source_that_takes_other_arguments_is_refused() -> None:
-    """The positions are what a source resumes from; without the argument it failed when it was opened."""
+    """A source without the argument for its positions failed when it was opened."""
 
     class Opens(Source):
         def open(self, context: Any) -> None: ...  # type: ignore[override]
@@ -240,7 +242,7 @@ def test_a_method_of_a_source_that_takes_other_arguments_is_refused() -> None:
 
 
 def test_wanted_inputs_is_a_method() -> None:
-    """A tuple in its place was called with the first record."""
+    """A tuple in the place of the method ``wanted_inputs`` was called with the first record."""
 
     class Wants(Pass):
         wanted_inputs = ("input",)
