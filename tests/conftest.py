@@ -22,15 +22,15 @@ pytest.register_assert_rewrite(
     "topics.topic_case",
 )
 
-# Two busy cores make single examples slow, and the making of them; what must not hang has time limits of its own.
-# Each run looks at other examples, so that many short runs see as much as a few long ones.
+# On two busy cores, single examples and their generation are slow; tests of hangs have their own time limits.
+# Each run has other examples, so that many short runs find as much as a few long ones.
 hypothesis.settings.register_profile(
     "streamiter",
     max_examples=60,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-# For ``make mutate``, where it is enough that a test fails: the same examples each time, none made smaller.
+# ``make mutate`` only needs the failure of a test: it uses the same examples each time, and does not reduce them.
 hypothesis.settings.register_profile(
     "mutation",
     hypothesis.settings.get_profile("streamiter"),
@@ -41,15 +41,16 @@ hypothesis.settings.load_profile("streamiter")
 
 
 def pytest_configure() -> None:
-    """Let tests that send themselves Ctrl-C receive it: in the background of a script it is ignored, and they
-    waited.
+    """Let tests that send themselves Ctrl-C receive it.
+
+    A process in the background of a script ignores Ctrl-C, so these tests waited for ever.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Show the seeds of a soak."""
+    """Show the seeds of a soak test."""
     return soak_header(config)
 
 
@@ -59,12 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all objects that exist before the tests from garbage collection: the 10,000 tests and their
-    imports.
+    """Exclude all objects that exist before the tests from garbage collection: the 10,000 tests and their imports.
 
-    Each collection that a test asks for would take a tenth of a second. Automatic collections run less often
-    than usual: with 700 new objects between two collections they take a fifth of the time of tests that run
-    many jobs.
+    Otherwise each collection that a test starts takes a tenth of a second. Automatic collections run less often than
+    usual: after every 700 new objects they would take a fifth of the time of tests that run many jobs.
     """
     gc.collect()
     gc.freeze()

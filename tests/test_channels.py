@@ -1,4 +1,4 @@
-"""The bounded channel between two tasks."""
+"""The bounded channel between two tasks keeps its order and its limits, and wakes both tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def channel_of(records: int = 10, size_bytes: int = 1 << 20) -> Channel:
 
 
 def test_a_batch_over_the_record_limit_is_refused_and_changes_nothing() -> None:
-    """A slow consumer behind a fast source: without the limit memory grows until the process is killed."""
+    """A fast source before a slow consumer filled the memory until the process was killed."""
     channel = channel_of(records=4)
     assert channel.try_put(DataBatch([1, 2, 3]))
     before = channel.statistics()
@@ -32,7 +32,7 @@ def test_a_batch_over_the_record_limit_is_refused_and_changes_nothing() -> None:
 
 
 def test_a_batch_over_the_byte_limit_is_refused() -> None:
-    """A few records of megabytes each are as much as millions of small ones."""
+    """A few records of several megabytes filled the memory, because only the number of records was limited."""
     channel = channel_of(records=1000, size_bytes=1000)
     assert channel.try_put(DataBatch(np.zeros(100, np.uint8)))
     assert not channel.try_put(DataBatch(np.zeros(901, np.uint8)))
@@ -41,7 +41,7 @@ def test_a_batch_over_the_byte_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("batch", [DataBatch([1] * 50), DataBatch(np.zeros(5000, np.uint8))])
 def test_one_batch_above_the_limit_passes_alone(batch: DataBatch) -> None:
-    """A batch larger than the limit would otherwise wait for ever: a job that hangs on its first large record."""
+    """A job hung at its first batch that was larger than the limit."""
     channel = channel_of(records=4, size_bytes=100)
     assert channel.try_put(batch)
     assert not channel.try_put(DataBatch([1]))
@@ -50,7 +50,7 @@ def test_one_batch_above_the_limit_passes_alone(batch: DataBatch) -> None:
 
 
 def test_control_records_pass_a_full_channel_in_order() -> None:
-    """A barrier or an end of input that waits for room can deadlock with the task that would make the room."""
+    """A barrier waited for room in a channel, and the task that could make the room waited for the barrier."""
     channel = channel_of(records=1)
     data, watermark, end = DataBatch([1]), EpochWatermark(0), EndOfInput()
     assert channel.try_put(data)
@@ -61,14 +61,14 @@ def test_control_records_pass_a_full_channel_in_order() -> None:
 
 
 def test_control_records_alone_leave_room_for_a_batch_above_the_limit() -> None:
-    """Only data counts as full: watermarks that wait must not shut out the one large batch behind them."""
+    """Waiting watermarks kept out a batch above the limit, although only data counts as full."""
     channel = channel_of(records=2)
     channel.put_control(EpochWatermark(0))
     assert channel.try_put(DataBatch([1, 2, 3]))
 
 
-def test_the_consumer_is_told_when_the_empty_channel_gets_something_and_only_then() -> None:
-    """A consumer that is not woken sleeps although it has input: the silent stall."""
+def test_the_consumer_is_woken_only_when_an_empty_channel_gets_an_item() -> None:
+    """A consumer was not woken and slept, although its channel had input."""
     channel, woken = channel_of(), deque[str]()
     channel.attach(lambda: woken.append("ready"))
     channel.try_put(DataBatch([1]))
@@ -80,8 +80,8 @@ def test_the_consumer_is_told_when_the_empty_channel_gets_something_and_only_the
     assert len(woken) == 2
 
 
-async def test_a_producer_that_waits_for_room_continues_when_something_is_taken() -> None:
-    """A producer that is not woken is a job that stops for ever at its first full channel."""
+async def test_a_producer_that_waits_for_room_continues_when_an_item_is_taken() -> None:
+    """A producer was not woken, and the job stopped for ever at its first full channel."""
     channel = channel_of(records=1)
     channel.try_put(DataBatch([1]))
     waiting = asyncio.create_task(channel.wait_for_room())
@@ -93,14 +93,12 @@ async def test_a_producer_that_waits_for_room_continues_when_something_is_taken(
 
 
 async def test_waiting_for_room_in_an_empty_channel_returns_at_once() -> None:
-    """Between the refusal and the wait the consumer may have taken everything: nothing would wake the producer
-    then.
-    """
+    """The consumer took everything between the refusal and the wait, and no call woke the producer."""
     await channel_of().wait_for_room()
 
 
-async def test_a_cancelled_wait_for_room_can_be_begun_again() -> None:
-    """A job that is aborted while blocked must not leave a waiter behind that blocks the next one."""
+async def test_a_cancelled_wait_for_room_can_be_repeated() -> None:
+    """A job was aborted while its producer waited, and the old waiter blocked the next one."""
     channel = channel_of(records=1)
     channel.try_put(DataBatch([1]))
     waiting = asyncio.create_task(channel.wait_for_room())
@@ -114,8 +112,8 @@ async def test_a_cancelled_wait_for_room_can_be_begun_again() -> None:
     await again
 
 
-async def test_a_second_waiter_is_a_mistake_of_ours() -> None:
-    """Two producers on one channel would overtake each other; it must not go unseen."""
+async def test_a_second_waiter_is_an_internal_error() -> None:
+    """Two producers on one channel overtook each other, and no error reported it."""
     channel = channel_of(records=1)
     channel.try_put(DataBatch([1]))
     waiting = asyncio.create_task(channel.wait_for_room())
@@ -126,8 +124,8 @@ async def test_a_second_waiter_is_a_mistake_of_ours() -> None:
     await waiting
 
 
-def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
-    """Operators look at these to find the slow step; numbers that drift send them to the wrong one."""
+def test_statistics_count_waiting_records_peaks_and_totals() -> None:
+    """The numbers of a channel were wrong, and operators of a job looked for its slow step at the wrong place."""
     channel = channel_of()
     nothing = channel.statistics()
     assert (nothing.records, nothing.peak_records, nothing.peak_bytes, nothing.total_records) == (0, 0, 0, 0)
@@ -136,14 +134,14 @@ def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
     channel.put_control(EpochWatermark(0))
     channel.take()
     channel.try_put(DataBatch(np.zeros(1)))
-    told = channel.statistics()
-    assert (told.name, told.records, told.size_bytes) == ("a → b", 5, 40)
-    assert (told.peak_records, told.peak_bytes) == (7, 56)
-    assert (told.total_records, told.total_batches, told.total_bytes) == (8, 3, 64)
+    statistics = channel.statistics()
+    assert (statistics.name, statistics.records, statistics.size_bytes) == ("a → b", 5, 40)
+    assert (statistics.peak_records, statistics.peak_bytes) == (7, 56)
+    assert (statistics.total_records, statistics.total_batches, statistics.total_bytes) == (8, 3, 64)
 
 
-def test_watermarks_that_are_not_taken_do_not_pile_up() -> None:
-    """A stuck worker behind a filter that drops everything: half a million watermarks waited in its channel."""
+def test_waiting_watermarks_are_merged() -> None:
+    """A worker was stuck behind a filter that drops everything, and half a million watermarks waited in its channel."""
     channel = channel_of()
     channel.try_put(DataBatch([1]))
     channel.try_put(DataBatch([2]))
@@ -167,8 +165,9 @@ Actions = tuple[list[int | str], int, int]
 
 
 def actions_and_limits(random: Random) -> Actions:
-    """Return actions (a batch of this many records, a control record, or a take) and the limits in records and
-    bytes.
+    """Return actions (a batch of this many records, a control record, or a take) and the limits.
+
+    The limits are those of the records and of the bytes.
     """
     actions: list[int | str] = [
         random.choice((random.randint(0, 9), random.randint(0, 3), "control", "take"))
@@ -178,10 +177,8 @@ def actions_and_limits(random: Random) -> Actions:
 
 
 @random_examples(actions_and_limits)
-def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(example: Actions) -> None:
-    """Compared with a plain list: first in, first out, never above a limit except for a single batch, correct
-    sizes.
-    """
+def test_order_limits_and_numbers_are_right_for_any_actions(example: Actions) -> None:
+    """A channel lost its order, exceeded a limit with more than one batch, or counted wrong sizes."""
     actions, records, size_bytes = example
     channel = channel_of(records, size_bytes)
     model: deque[DataBatch | Control] = deque()
@@ -206,16 +203,16 @@ def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(example: Action
             if fits or alone:
                 model.append(batch)
         waiting = [item for item in model if isinstance(item, DataBatch)]
-        told = channel.statistics()
-        assert told.records == channel.records == sum(len(item.records) for item in waiting)
-        assert told.size_bytes == sum(estimated_bytes(item.records) for item in waiting)
+        statistics = channel.statistics()
+        assert statistics.records == channel.records == sum(len(item.records) for item in waiting)
+        assert statistics.size_bytes == sum(estimated_bytes(item.records) for item in waiting)
 
 
 Calls = list[tuple[str, int, int]]
 
 
 def some_calls_on_two_channels(random: Random) -> Calls:
-    """Calls on channels 0 and 1, each with a number: of bytes for a batch, else of records."""
+    """Return calls on channels 0 and 1; the number of a call is bytes for a batch, and records otherwise."""
     kinds = ("put", "put", "take", "aside", "aside", "release", "make way", "make no way")
     return [
         (random.choice(kinds), random.randrange(2), random.choice((1, 2, 3, 4, 5, 9)))
@@ -224,8 +221,8 @@ def some_calls_on_two_channels(random: Random) -> Calls:
 
 
 @random_examples(some_calls_on_two_channels)
-def test_records_set_aside_take_room_and_shut_intakes_as_sums_would_tell(calls: Calls) -> None:
-    """Records set aside that counted nowhere made each checkpoint of a slow learner larger than the one before."""
+def test_records_set_aside_take_room_and_shut_intakes_by_their_sums(calls: Calls) -> None:
+    """Records set aside were not counted, so each checkpoint of a slow learner was larger than the one before."""
     limit_records, limit_bytes, ways = 4, 40, (1, 2)
     channels = [channel_of(limit_records, limit_bytes) for _ in ways]
     shared, own = Intake(), Intake()
@@ -266,13 +263,13 @@ def test_records_set_aside_take_room_and_shut_intakes_as_sums_would_tell(calls: 
             for each in (0, 1)
         ]
         assert (shared.is_shut, own.is_shut) == (any(overfull), overfull[1])
-        told = channel.statistics()
-        assert told.aside_records == sum(records for records, _ in aside[which])
-        assert told.aside_bytes == sum(size_bytes for _, size_bytes in aside[which])
+        statistics = channel.statistics()
+        assert statistics.aside_records == sum(records for records, _ in aside[which])
+        assert statistics.aside_bytes == sum(size_bytes for _, size_bytes in aside[which])
 
 
 async def test_a_source_reads_again_when_every_channel_has_opened_its_intake() -> None:
-    """The first channel with room would have let a source read on behalf of another that was still too full."""
+    """One of two channels had room, and a source read on although the other channel was too full."""
     intake = Intake()
     await asyncio.wait_for(intake.wait(), 1)
     intake.shut()
@@ -288,7 +285,7 @@ async def test_a_source_reads_again_when_every_channel_has_opened_its_intake() -
 
 
 async def test_a_producer_waits_for_room_while_records_are_set_aside_unless_the_channel_makes_way() -> None:
-    """A producer that did not wait would ask again and again; one that waited for ever would hang the job."""
+    """A producer asked for room again and again, or waited for ever and the job hung."""
     channel = channel_of(records=2)
     channel.set_aside(2, 2)
     waiting = asyncio.ensure_future(channel.wait_for_room())

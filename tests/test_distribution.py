@@ -1,4 +1,4 @@
-"""The archives for the package index: metadata, page, licence, and an installation from them."""
+"""The archives for the package index have their metadata, page and licence, and can be installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-# Far above what a build or an installation without a network takes on a busy machine.
+# Far above the time of a build, or of an installation without a network, on a busy machine.
 LIMIT_S = 100
 
 
@@ -46,8 +46,8 @@ def metadata(wheel: Path) -> Metadata:
         return Metadata.from_email(archive.read(name), validate=True)
 
 
-def test_the_metadata_say_whose_it_is_what_for_and_where(metadata: Metadata) -> None:
-    """A package without a licence may not be used in a company, and one without links is not found again."""
+def test_the_metadata_have_licence_author_keywords_and_links(metadata: Metadata) -> None:
+    """The package had no licence, so companies could not use it, or no links, so users could not find it again."""
     assert (metadata.license_expression, metadata.author) == ("Apache-2.0", "The streamiter maintainers")
     assert metadata.summary
     assert {"kafka", "online learning"} <= set(metadata.keywords or [])
@@ -58,8 +58,8 @@ def test_the_metadata_say_whose_it_is_what_for_and_where(metadata: Metadata) -> 
     assert all(url.startswith("https://") for url in (metadata.project_urls or {}).values())
 
 
-def test_the_page_on_the_package_index_leads_nowhere_else_than_it_says(metadata: Metadata) -> None:
-    """Links of the README led to pages of the package index that are not there, and its drawing was its source."""
+def test_the_links_of_the_page_on_the_package_index_have_targets(metadata: Metadata) -> None:
+    """Links of the README led to missing pages of the package index, and its drawing was shown as source text."""
     assert metadata.description_content_type == "text/markdown"
     page = metadata.description or ""
     links = re.findall(r"\]\(([^)]+)\)", page)
@@ -74,7 +74,7 @@ def test_the_page_on_the_package_index_leads_nowhere_else_than_it_says(metadata:
 
 
 def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
-    """The licence requires a copy of itself with each copy of the package, and so does the licence of the font."""
+    """An archive had no copy of the licence, which the licence requires, or no licence of the font."""
     licence = (ROOT / "LICENSE").read_bytes()
     assert b"Apache License\n                           Version 2.0, January 2004" in licence
     with zipfile.ZipFile(wheel) as archive:
@@ -90,19 +90,19 @@ def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
 
 
 def test_the_hint_for_a_missing_extra_is_a_command_that_installs_it(wheel: Path, tmp_path: Path) -> None:
-    """A hint that named no extra, or that zsh took for a pattern, left the user where he was."""
+    """The hint named no extra, or zsh took it for a pattern, so users could not install the connector."""
     installed = Installation(tmp_path, [wheel])
     kafka = ["streamiter", "topics", "list", "kafka://127.0.0.1:1?request_timeout_s=1"]
-    told = installed.run(*kafka)
-    assert told.returncode == 1
-    [hint] = re.findall(r"install it with: (.+)", told.stderr)
+    ran = installed.run(*kafka)
+    assert ran.returncode == 1
+    [hint] = re.findall(r"install it with: (.+)", ran.stderr)
     assert shlex.split(hint) == ["pip", "install", "streamiter[kafka]"]
     assert installed.run("/bin/sh", "-c", hint).returncode == 0
     assert "install it with" not in installed.run(*kafka).stderr
 
 
 def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
-    """An unknown extra is only warned of by pip, which installs nothing."""
+    """A hint named an unknown extra, for which pip installs nothing and only warns."""
     code = [*ROOT.joinpath("streamiter").rglob("*.py"), *ROOT.joinpath("connectors").rglob("*.py")]
     named = set(
         re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", "".join(map(Path.read_text, code)))
@@ -113,8 +113,8 @@ def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
 class Installation:
     """A virtual environment with the requirements of the wheels, without extras.
 
-    Nothing is downloaded: requirements are taken from this environment, and the packages of an extra are made
-    into wheels again.
+    Nothing is downloaded: requirements are taken from this environment, and the packages of an extra are made into
+    wheels again.
     """
 
     def __init__(self, folder: Path, wheels: list[Path]) -> None:
@@ -136,7 +136,7 @@ class Installation:
         assert done.returncode == 0, done.stderr
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the environment, as if it were active."""
+        """Run a command in the environment, as if it were active."""
         environment = {
             "PATH": f"{self._folder / 'bin'}:/usr/bin:/bin",
             "PIP_NO_INDEX": "1",
@@ -155,7 +155,7 @@ class Installation:
 
 
 def requirements(name: str, extra: str = "") -> set[str]:
-    """Return the names of the distributions that one requires with an extra, and of their requirements."""
+    """Return the names of all distributions that a distribution requires with an extra, directly or indirectly."""
     found: set[str] = set()
     open_requirements = [Requirement(f"{name}[{extra}]" if extra else name)]
     while open_requirements:

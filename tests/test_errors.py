@@ -1,4 +1,4 @@
-"""The tree of exceptions at the top of ``streamiter/errors.py``, compared with the classes."""
+"""The tree of exceptions at the top of ``streamiter/errors.py`` is compared with the classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def defined_parents() -> dict[str, str]:
     bases = {
         node.name: base.id
         for source in _SOURCES.rglob("*.py")
-        if "testing" not in source.parts  # the simulator's own faults
+        if "testing" not in source.parts  # the simulator has its own faults
         for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.ClassDef) and node.bases
         for base in node.bases[:1]
@@ -41,5 +41,5 @@ def defined_parents() -> dict[str, str]:
 
 
 def test_the_tree_is_drawn_with_all_its_exceptions() -> None:
-    """Users read there which errors to catch; some of them were missing, and one had the wrong parent."""
+    """The tree, from which users choose the errors to catch, missed some of them and had one wrong parent."""
     assert drawn_parents() == defined_parents()

@@ -1,4 +1,4 @@
-"""Effects of ``import streamiter``."""
+"""``import streamiter`` imports nothing heavy and starts nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.processes import LIMIT_S
 
-# What it takes to read files, serve, draw and fit: none of it is needed to build a flow.
+# These modules read files, serve, draw and fit; the building of a flow needs none of them.
 HEAVY = ["aiokafka", "ray", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
 
 CHECK = """
@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, object]:
-    """Return the report of a fresh interpreter about the import."""
+    """Import streamiter in a fresh interpreter, and return the report of the effects."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHECK],
         capture_output=True,
@@ -38,27 +38,27 @@ def imported() -> dict[str, object]:
         timeout=LIMIT_S,
     )
     assert done.stderr == ""
-    told: dict[str, object] = json.loads(done.stdout)
-    print(f"import streamiter took {told['took_s']:.3f} s beside its libraries")
-    return told
+    report: dict[str, object] = json.loads(done.stdout)
+    print(f"import streamiter took {report['took_s']:.3f} s, without its libraries")
+    return report
 
 
 @pytest.mark.parametrize("heavy", HEAVY)
 def test_it_imports_nothing_heavy(imported: dict[str, object], heavy: str) -> None:
-    """A command line that takes a second to say its version, a worker that needs pandas to count clicks."""
+    """A command needed a second to print its version, and a worker needed pandas to count clicks."""
     modules = imported["modules"]
     assert isinstance(modules, list)
     assert [name for name in modules if name == heavy or name.startswith(f"{heavy}.")] == []
 
 
 def test_it_starts_nothing(imported: dict[str, object]) -> None:
-    """Threads or loops made at import time break in forked workers and in notebooks."""
+    """A thread or a loop was started by the import, and broke forked workers and notebooks."""
     assert imported["threads"] == 1
 
 
-def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
-    """``streamiter --version`` takes twice as long for learners and layers that it does not show."""
-    told = subprocess.run(
+def test_the_command_line_does_not_import_rooms_that_only_some_commands_need() -> None:
+    """``streamiter --version`` took twice as long, because it imported learners and layers."""
+    report = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import sys, streamiter.cli.app; print(*sys.modules)"],
         capture_output=True,
         text=True,
@@ -66,4 +66,4 @@ def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
         timeout=LIMIT_S,
     )
     for room in ("networks", "learn", "parameter_server"):
-        assert [name for name in told.stdout.split() if name.startswith(f"streamiter.{room}")] == []
+        assert [name for name in report.stdout.split() if name.startswith(f"streamiter.{room}")] == []

@@ -12,7 +12,7 @@ from support.processes import process
 
 TESTS = Path(__file__).parent
 
-# Takes its time, as Maven does, so that the others come while it works.
+# A program that is slow like Maven, so that the other processes start while it works.
 MAVEN = """\
 #!/bin/sh
 echo fetched >> "$FETCHES"
@@ -22,7 +22,7 @@ echo jar > jars/kafka.jar
 """
 
 
-def test_processes_that_start_side_by_side_fetch_it_once(tmp_path: Path) -> None:
+def test_processes_that_start_at_once_download_kafka_once(tmp_path: Path) -> None:
     """Two processes of Maven filled the same repository, and one of them read a half-written file of the other."""
     maven = tmp_path / "bin" / "mvn"
     maven.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The report of `make mutate` about changes that no test notices, and the list that it reads."""
+"""`make mutate` reports the changes that no test notices, and reads the list of explained ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOIN = Mutant("streamiter.records.join", "x = 1", "x = 2")
 
 
 def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
-    """A list that only grows is never read, and neither is the output of a command that always succeeds."""
+    """The command always succeeded, so the list of changes that no test notices only grew."""
     lines, is_good = report([SPLIT, JOIN], {JOIN: "the same for all callers"})
     assert not is_good
     assert lines == [
@@ -24,15 +24,15 @@ def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
 
 
 def test_an_explanation_of_a_noticed_change_is_reported_and_fails_nothing() -> None:
-    """Whoever changes a line of a core leaves its explanation behind."""
+    """A line was changed, and the explanation of its old change stayed in the list."""
     lines, is_good = report([], {JOIN: "the same for all callers"})
     assert is_good
     assert lines[0].startswith("\nlisted in mutants.toml, but noticed or no longer made; take it out:\n")
     assert lines[-1].endswith("0 survivors: 0 not explained; 1 listed ones are gone")
 
 
-def test_the_list_names_modules_and_tests_that_are_there() -> None:
-    """A module that was moved would not be mutated any more, without an error."""
+def test_the_list_names_existing_modules_and_tests() -> None:
+    """A module was moved, and was not mutated any more, without an error."""
     listed = tomllib.loads(LIST.read_text())
     modules = [core["module"] for core in listed["core"]]
     tests = {test.split("::")[0] for core in listed["core"] for test in core["tests"]}

@@ -17,10 +17,10 @@ from support.fork_server import fork_server
 from support.processes import async_process, process
 
 TESTS = Path(__file__).parent
-# These start processes themselves, and see to their end.
+# These modules start processes, and also end them.
 STARTERS = {"support/processes.py", "support/kafka_server.py", "support/fork_server.py"}
 STARTING = {"Popen", "create_subprocess_exec", "create_subprocess_shell", "Process"}
-# A shell that starts another process, which has the same pipes, and then both never end.
+# A shell that starts another process with the same pipes; neither of them ends.
 SILENT = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"]
 
 
@@ -31,8 +31,8 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func), node
 
 
-def test_processes_are_started_where_they_have_a_limit() -> None:
-    """A program that printed nothing held up the whole suite for ever: its test read a line from it."""
+def test_processes_are_started_only_with_a_limit() -> None:
+    """A program printed nothing, and a test that read a line from it held up the whole suite for ever."""
     without_limit = []
     for path in sorted(TESTS.rglob("*.py")):
         for name, call in calls(path):
@@ -47,7 +47,7 @@ def test_processes_are_started_where_they_have_a_limit() -> None:
 
 
 def test_a_read_from_a_process_that_prints_nothing_ends() -> None:
-    """A process that it has started may hold the pipe open."""
+    """A read never ended, because a child of the killed process still held the pipe open."""
     started_s = time.monotonic()
     with (
         pytest.raises(AssertionError, match=r"expected the process to end within 0\.2 s; it was killed"),
@@ -58,7 +58,7 @@ def test_a_read_from_a_process_that_prints_nothing_ends() -> None:
 
 
 async def test_a_read_in_an_event_loop_ends_too() -> None:
-    """A test may do other work at the same time; if it fails because of the limit, the error says why."""
+    """A limit ended a process while its test did other work, and the error did not name the limit."""
 
     async def read() -> None:
         async with async_process(SILENT, limit_s=0.2, stdout=asyncio.subprocess.PIPE) as silent:
@@ -81,7 +81,7 @@ def test_ctrl_c_works_in_a_process_as_the_test_says(is_ignored: bool) -> None:
 
 
 def test_a_forked_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    """Its test fails; the commands of the tests after it run."""
+    """A command did not end, and the commands of later tests waited for it."""
     url = "sqlite:///events.db?topic=clicks"
     with fork_server() as server:
 
@@ -97,7 +97,7 @@ def test_a_forked_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_process_that_forks_for_commands_and_has_ended_fails_the_test(tmp_path: Path) -> None:
-    """Its silence was read as the exit code 0 of a command that printed nothing."""
+    """The process that forks had ended, and its silence was read as exit code 0 of a command that printed nothing."""
     with fork_server() as server:
         server._requests.shutdown(socket.SHUT_RD)
         with pytest.raises(AssertionError, match="the process that forks for commands has ended"):

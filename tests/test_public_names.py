@@ -300,8 +300,8 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("room", "names"), NAMES.items())
-def test_the_public_names_are_these_and_say_what_they_are_for(room: str, names: list[str]) -> None:
-    """A missing name breaks its users; a name that is added by mistake must be kept for ever."""
+def test_the_public_names_are_complete_and_documented(room: str, names: list[str]) -> None:
+    """A name was missing and broke its users' programs, or was added by mistake and must be kept for ever."""
     module = importlib.import_module(room)
     assert sorted(module.__all__) == names
     values = {name: getattr(module, name) for name in names}
@@ -309,5 +309,5 @@ def test_the_public_names_are_these_and_say_what_they_are_for(room: str, names: 
 
 
 def _is_documented(value: object) -> bool:
-    # An alias of a type (a union, a Callable) has no place for a docstring of its own.
+    # An alias of a type (a union, a Callable) cannot have its own docstring.
     return bool(value.__doc__) or typing.get_origin(value) is not None

@@ -1,4 +1,4 @@
-"""The tool for property tests: it finds a rare fault, makes its example smaller, and says how to repeat it."""
+"""The tool for property tests finds a rare fault, reduces its example, and prints how to repeat it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def _failure() -> list[str]:
 
 
 def test_a_fault_is_reported_with_its_seed_and_the_smallest_example() -> None:
-    """In a plan of sixty steps of which two matter, the error is hard to find."""
+    """A plan of sixty steps failed, and only two of them mattered."""
     [note] = _failure()
     assert note.endswith("smaller example: [99]")
     assert re.match(r"seed \d+; again: STREAMITER_EXAMPLES_SEED=\d+\n", note)
 
 
 def test_the_reported_seed_gives_the_failing_example_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that cannot be seen again cannot be mended."""
+    """A failure could not be repeated, so it could not be corrected."""
     monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", "11")
     [first] = _failure()
-    told = first.split("\n")[0].rpartition("=")[2]
-    monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", told)
+    seed = first.split("\n")[0].rpartition("=")[2]
+    monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", seed)
     [again] = _failure()
     assert again == first
-    assert 99 in _numbers(Random(int(told)))
+    assert 99 in _numbers(Random(int(seed)))
 
 
 @pytest.mark.parametrize("most", [3, 5])
-def test_all_examples_are_looked_at_and_other_arguments_are_those_of_the_test(most: int) -> None:
-    """A decorator that ran a test once, or hid its parameters, would go unnoticed for ever."""
+def test_all_examples_run_and_other_arguments_are_those_of_the_test(most: int) -> None:
+    """A decorator ran a test only once, or hid its parameters, and no test noticed it."""
     seen = []
 
     @random_examples(lambda random: random.randrange(2**60))

@@ -1,4 +1,4 @@
-"""Batches: Columns, joining, taking, slicing, sizes."""
+"""Batches of all types are joined, taken, sliced and measured without changing their records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows(batch: Batch) -> list[Any]:
 
 class TestColumns:
     def test_reads_by_name_by_index_and_by_part(self) -> None:
-        """The three ways documented; a step that gets another record than it asked for learns nonsense."""
+        """A step got another record than it asked for."""
         columns = Columns({"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]})
         assert columns.names == ("x", "label")
         assert columns["x"].tolist() == [1.0, 2.0, 3.0]
@@ -64,7 +64,7 @@ class TestColumns:
         assert "y" not in columns
 
     def test_iterates_rows_as_dicts(self) -> None:
-        """Functions of single records receive dicts, for any kind of batch."""
+        """A function of single records got another type than a dict."""
         columns = Columns({"x": [1, 2], "v": np.ones((2, 3))})
         assert [sorted(row) for row in columns] == [["v", "x"], ["v", "x"]]
         assert [row["v"].shape for row in columns] == [(3,), (3,)]
@@ -81,23 +81,23 @@ class TestColumns:
     def test_refuses_columns_of_different_lengths_or_none_at_all(
         self, arrays: dict[str, Any], given_lengths: str
     ) -> None:
-        """Rows that do not belong together would be zipped to records that never were."""
+        """Columns of different lengths were joined to records that never existed."""
         with pytest.raises(ValueError, match="expected one or more arrays of one length") as caught:
             Columns(arrays)
         assert str(caught.value).endswith(f"given {given_lengths}")
 
     def test_an_unknown_column_is_reported_with_the_known_ones(self) -> None:
-        """A typo in a field's name; the message must list the existing names."""
+        """The error about a misspelt field did not list the fields."""
         with pytest.raises(KeyError, match=r"no column 'z'; there are x, y"):
             Columns({"x": [1], "y": [2]})["z"]
 
-    def test_a_row_that_is_not_there_is_an_index_error(self) -> None:
-        """Code that counts up to the end must stop there."""
+    def test_a_missing_row_is_an_index_error(self) -> None:
+        """Code that counts to the end of a batch never stopped."""
         with pytest.raises(IndexError):
             Columns({"x": [1]})[1]
 
     def test_equality_looks_at_names_order_types_and_values(self) -> None:
-        """Tests of flows compare batches; int and float columns are not the same data."""
+        """A test of a flow took a batch of floats for an equal batch of integers."""
         columns = Columns({"x": [1, 2], "y": [3, 4]})
         assert columns == Columns({"x": [1, 2], "y": [3, 4]})
         assert columns != Columns({"y": [3, 4], "x": [1, 2]})
@@ -108,7 +108,7 @@ class TestColumns:
             hash(columns)
 
     def test_the_dict_of_arrays_is_a_copy_and_the_arrays_are_shared(self) -> None:
-        """Taking a column out must not take it from the other consumers of the batch."""
+        """A consumer removed a column of a batch, and the other consumers lost it."""
         columns = Columns({"x": [1, 2], "y": [3, 4]})
         arrays = columns.arrays
         del arrays["x"]
@@ -116,19 +116,19 @@ class TestColumns:
         assert arrays["y"] is columns["y"]
 
     def test_shows_its_bytes_and_its_fields(self) -> None:
-        """The byte limits of channels count with it."""
+        """The size of Columns, which the byte limits of channels use, was wrong."""
         columns = Columns({"x": np.zeros(3), "v": np.zeros((3, 2), np.float32)})
         assert columns.nbytes == 24 + 24
         assert repr(columns) == "Columns(3 records: x float64, v float32[2])"
 
-    def test_may_be_empty_of_records(self) -> None:
-        """A filter that keeps nothing keeps the fields."""
+    def test_may_have_no_records(self) -> None:
+        """A filter that kept no record lost the fields of the batch."""
         empty = Columns({"x": [1, 2]})[:0]
         assert (len(empty), list(empty), empty.names) == (0, [], ("x",))
 
 
 def test_a_slice_holds_the_same_records_of_every_kind_of_batch() -> None:
-    """Batches are cut anywhere; a cut must never change, lose or repeat a record."""
+    """A batch was cut, and a record was changed, lost or repeated."""
     for length in range(8):
         for batch in batches_of(length):
             whole = rows(batch)
@@ -144,8 +144,8 @@ def length_and_indices(random: Random) -> tuple[int, list[int]]:
 
 
 @random_examples(length_and_indices)
-def test_taking_gives_the_records_asked_for_in_that_order(example: tuple[int, list[int]]) -> None:
-    """Partitioning and rejection rest on it."""
+def test_taking_gives_the_chosen_records_in_their_order(example: tuple[int, list[int]]) -> None:
+    """Partitioning and rejection got other records, or another order, than they asked for."""
     length, indices = example
     for batch in batches_of(length):
         for which in (indices, np.array(indices, np.int64)):
@@ -155,7 +155,7 @@ def test_taking_gives_the_records_asked_for_in_that_order(example: tuple[int, li
 
 
 def test_taking_from_any_other_sequence_gives_a_list() -> None:
-    """A step may emit a tuple; the next steps must work with it."""
+    """A step emitted a tuple, and the next step failed."""
     assert take((5, 6, 7), [2, 0]) == [7, 5]
 
 
@@ -165,8 +165,8 @@ def length_and_cuts(random: Random) -> tuple[int, list[int]]:
 
 
 @random_examples(length_and_cuts)
-def test_joining_what_was_cut_gives_the_batch_again(example: tuple[int, list[int]]) -> None:
-    """The gate joins small batches; joined and cut ones must be the same stream."""
+def test_joining_the_parts_of_a_batch_gives_the_batch_again(example: tuple[int, list[int]]) -> None:
+    """The gate joined small batches, and the joined batch differed from the one before the cuts."""
     length, cuts = example
     for batch in batches_of(length):
         bounds = [0, *cuts, length]
@@ -194,7 +194,7 @@ def test_joining_what_was_cut_gives_the_batch_again(example: tuple[int, list[int
     ids=str,
 )
 def test_batches_whose_records_would_change_are_not_joined(first: Batch, second: Batch) -> None:
-    """Joining ints with floats turns 2**53 + 1 into another number without a word."""
+    """Integers were joined with floats, and 2**53 + 1 became another number without an error."""
     assert not can_concatenate(first, second)
     assert not can_concatenate(second, first)
 
@@ -212,7 +212,7 @@ def test_batches_whose_records_would_change_are_not_joined(first: Batch, second:
     ids=str,
 )
 def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> None:
-    """A decoder of network data got native floats or others, depending on which batches had met in a queue."""
+    """A decoder of network data got native floats or others, depending on the batches that had met in a queue."""
     first, second = np.zeros(2, dtype), np.ones(3, dtype)
     for joined in (
         concatenate([first, second]),
@@ -225,9 +225,7 @@ def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> No
 
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_texts_of_any_width_may_be_joined(kind: str) -> None:
-    """Each batch of a text column is as wide as its longest text: batches of different widths were passed on
-    one by one.
-    """
+    """Text batches of different widths were not joined, because each batch is as wide as its longest text."""
     short, long = np.array(["a"], f"{kind}1"), np.array(["abc"], f"{kind}3")
     assert can_concatenate(short, long)
     assert can_concatenate(long, short)
@@ -237,7 +235,7 @@ def test_texts_of_any_width_may_be_joined(kind: str) -> None:
 
 @pytest.mark.parametrize("order", "<>")
 def test_texts_in_rows_are_joined_as_rows(order: str) -> None:
-    """Two names a record, in the byte order of this machine and in the other one."""
+    """Records with two names each, in either byte order, were joined wrongly."""
     first, second = np.array([["a", "b"]], f"{order}U1"), np.array([["abc", "d"], ["", "e"]], f"{order}U3")
     joined = concatenate([first, second])
     assert isinstance(joined, np.ndarray)
@@ -245,19 +243,19 @@ def test_texts_in_rows_are_joined_as_rows(order: str) -> None:
 
 
 def test_texts_joined_are_as_wide_as_the_longest() -> None:
-    """Cut to the width of the first, they would be other texts."""
+    """Joined texts were cut to the width of the first batch."""
     joined = concatenate([np.array(["a"], ">U1"), np.array(["abc"], "<U3"), np.array(["ab"], ">U2")])
     assert rows(joined) == ["a", "abc", "ab"]
 
 
 def test_one_batch_is_joined_to_itself_without_a_copy() -> None:
-    """The common case of a batch that nothing waits behind costs nothing."""
+    """A batch without a batch behind it, which is the usual case, was copied."""
     batch = np.zeros(3)
     assert concatenate([batch]) is batch
 
 
-def test_joining_leaves_the_parts_as_they_were() -> None:
-    """Batches are shared between consumers: a list grown in place would give records to the others."""
+def test_joining_does_not_change_the_parts() -> None:
+    """A list was joined in place, and other consumers of the list got additional records."""
     first, second = [1], [2]
     assert concatenate([first, second]) == [1, 2]
     assert (first, second) == ([1], [2])
@@ -265,25 +263,25 @@ def test_joining_leaves_the_parts_as_they_were() -> None:
 
 class TestEstimatedBytes:
     def test_is_exact_for_arrays_and_columns(self) -> None:
-        """Their limits in bytes are then as good as measured."""
+        """The estimated size of an array was wrong, and with it the byte limit."""
         assert estimated_bytes(np.zeros((4, 8))) == 256
         assert estimated_bytes(Columns({"x": np.zeros(4), "y": np.zeros(4, np.int8)})) == 36
 
     def test_sees_the_values_of_records_not_only_their_containers(self) -> None:
-        """A list of dicts of large texts once counted as 60 bytes a record: the byte limit never held."""
+        """A list of dicts with large texts was counted as 60 bytes a record, so the byte limit had no effect."""
         text = "x" * 10_000
         for record in ({"text": text}, (text,), [text], text, np.zeros(10_000, np.uint8)):
             assert 10_000 * 100 <= estimated_bytes([record] * 100) <= 11_000 * 100
 
     def test_is_exact_for_a_few_records_each_with_its_container(self) -> None:
-        """Most batches of a slow stream are small."""
+        """The estimate was wrong for the small batches of a slow stream."""
         size = sys.getsizeof
         assert estimated_bytes([7, 10**30, "x" * 90]) == size(7) + size(10**30) + size("x" * 90)
         assert estimated_bytes([{"a": 1, "b": "x"}]) == size({"a": 1, "b": "x"}) + size(1) + size("x")
         assert estimated_bytes([(1, 2)]) == size((1, 2)) + 2 * size(1)
 
     def test_counts_lists_in_lists_down_to_a_limit(self) -> None:
-        """A record of JSON may nest a thousand lists, and a list of Python may contain itself."""
+        """A thousand nested lists, or a list that contains itself, exceeded the depth of the stack."""
         nested: list[Any] = []
         for _ in range(40):
             nested = [nested]
@@ -292,12 +290,12 @@ class TestEstimatedBytes:
         endless.append(endless)
         assert estimated_bytes([endless]) == 33 * sys.getsizeof(endless)
 
-    def test_counts_nothing_for_nothing(self) -> None:
-        """Empty batches are free."""
+    def test_counts_no_bytes_for_empty_batches(self) -> None:
+        """Empty batches were counted, and filled a channel."""
         assert estimated_bytes([]) == estimated_bytes(np.zeros((0, 5))) == 0
 
     def test_looks_at_a_few_records_only(self) -> None:
-        """Each put estimates: looking at all records would cost more than the hop."""
+        """Each put looked at all records of the batch, which cost more than the rest of its way."""
         looked_at = []
 
         class Watched(list[Any]):
@@ -309,13 +307,13 @@ class TestEstimatedBytes:
         assert len(looked_at) <= 8
 
     def test_of_equal_records_is_their_size_times_their_number(self) -> None:
-        """For any length, the sample is scaled correctly."""
+        """The size of the sample was scaled wrongly to the length of the batch."""
         for length in range(1, 301):
             assert estimated_bytes([7] * length) == sys.getsizeof(7) * length
 
 
 def test_tags_of_one_name_are_one_side_output() -> None:
-    """An operator and its reader may each make the tag; it is the name that counts."""
+    """An operator and its reader each made a tag of one name, and the records were not delivered."""
     assert OutputTag("late") == OutputTag("late") != OutputTag("early")
     assert len({OutputTag("late"), OutputTag("late")}) == 1
     assert OutputTag("late") != "late"
@@ -353,7 +351,7 @@ def test_tags_of_one_name_are_one_side_output() -> None:
 def test_a_record_of_a_channel_keeps_and_shows_its_fields(
     make: Callable[[], Any], shown: str, fields: dict[str, Any]
 ) -> None:
-    """The message of a loop that is stuck shows the records that wait, and a log must not print a whole batch."""
+    """The message of a stuck loop did not show the waiting records, or a log printed a whole batch."""
     record = make()
     assert repr(record) == shown
     assert {name: getattr(record, name) for name in fields} == fields
@@ -371,7 +369,7 @@ def two_origins(random: Random) -> tuple[BatchOrigin, BatchOrigin]:
 def test_the_origin_of_two_batches_is_the_part_of_a_topic_that_both_were_read_from(
     example: tuple[BatchOrigin, BatchOrigin],
 ) -> None:
-    """A dead letter that names the wrong offsets sends its reader to the wrong records."""
+    """A dead letter named wrong offsets, and the engineer looked at the wrong records."""
     first, second = example
     offsets = [first.first_offset, first.last_offset, second.first_offset, second.last_offset]
     if first.topic != second.topic:

@@ -1,4 +1,4 @@
-"""Sparse rows, compared with equal dense matrices."""
+"""Sparse rows are compared with equal dense matrices."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def dense(rows):
 @settings(deadline=None)
 @given(sparse_rows)
 def test_rows_have_the_same_meaning_in_any_order(rows):
-    """Hashed features come unordered, and two of one row may fall on one place."""
+    """Hashed features arrived in another order, or two of a row had one place, and the row had another value."""
     built_rows = built(rows)
     assert len(built_rows) == len(rows)
     assert built_rows.to_dense().tolist() == dense(rows).tolist()
@@ -40,8 +40,8 @@ def test_rows_have_the_same_meaning_in_any_order(rows):
 
 @settings(deadline=None)
 @given(sparse_rows, st.data())
-def test_parts_are_parts(rows, data):
-    """A batch is cut anywhere, and bad rows are removed from it."""
+def test_parts_of_rows_are_parts_of_the_matrix(rows, data):
+    """A batch was cut, or bad rows were removed from it, and the other rows changed."""
     built_rows, matrix = built(rows), dense(rows)
     start, stop = data.draw(st.integers(0, 7)), data.draw(st.integers(0, 7))
     assert built_rows[start:stop].to_dense().tolist() == matrix[start:stop].tolist()
@@ -58,7 +58,7 @@ def test_parts_are_parts(rows, data):
 @settings(deadline=None)
 @given(sparse_rows)
 def test_a_row_is_its_indices_and_values(rows):
-    """A row is found by number, from both ends, and by iteration; ``for`` raised an error of numpy."""
+    """A loop over rows raised an error of numpy, or a row's number from the end gave another row."""
     built_rows, matrix = built(rows), dense(rows)
     each = list(built_rows)
     assert len(each) == len(built_rows)
@@ -74,13 +74,13 @@ def test_a_row_is_its_indices_and_values(rows):
 @settings(deadline=None)
 @given(sparse_rows, st.slices(6))
 def test_a_slice_is_that_of_a_list(rows, part):
-    """The slice may have any step."""
+    """A slice with a step gave other rows than a slice of a list."""
     assert built(rows)[part] == built(rows[part])
 
 
 @pytest.mark.parametrize("which", [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [True, False, True]])
 def test_rows_are_chosen_by_positions_or_by_a_mask(which):
-    """As for the rows of a matrix."""
+    """Positions or a mask chose other rows than they choose in a matrix."""
     rows = built([[(0, 1.0)], [(1, 2.0), (2, 3.0)], [(6, 4.0)]])
     chosen = np.asarray(which, dtype=None if len(which) else int)
     assert rows[which if len(which) else []].to_dense().tolist() == rows.to_dense()[chosen].tolist()
@@ -102,14 +102,14 @@ def test_rows_are_chosen_by_positions_or_by_a_mask(which):
         ((slice(0, 1), 0), "expected the number of a row"),
     ],
 )
-def test_what_names_no_rows_is_refused(which, message):
-    """A number of numpy's arithmetic gave rows that were none."""
+def test_an_index_of_no_rows_is_refused(which, message):
+    """A wrong index became a number by numpy's arithmetic, and gave rows that do not exist."""
     with pytest.raises(IndexError, match=message):
         built([[(0, 1.0)], [], [(6, 4.0)]])[which]
 
 
-def test_sparse_rows_are_never_made_dense_in_silence():
-    """Tuples of equal lengths looked like a cube to numpy; and a matrix of 2**18 columns takes 2 MB a row."""
+def test_sparse_rows_are_never_made_dense_silently():
+    """Tuples of equal lengths were a cube to numpy, and a matrix of 2**18 columns needed 2 MB for each row."""
     rows = SparseRows.from_rows([([1], [1.0]), ([2], [1.0])], 4)
     for function in (np.asarray, np.sum, lambda given: KMeans(clusters=2).fit(given)):
         with pytest.raises(ModelError, match=r"write .to_dense\(\) for the matrix"):
@@ -119,7 +119,7 @@ def test_sparse_rows_are_never_made_dense_in_silence():
 @settings(deadline=None)
 @given(sparse_rows)
 def test_products_are_those_of_the_matrix(rows):
-    """Whole numbers: the sums are exact, so equality is."""
+    """A product differed from the product of the matrix. The sums are exact, because all numbers are whole."""
     built_rows, matrix = built(rows), dense(rows)
     assert built_rows.dot(np.arange(WIDTH) - 3.0).tolist() == (matrix @ (np.arange(WIDTH) - 3.0)).tolist()
     by_row = np.arange(len(rows)) - 2.0
@@ -129,8 +129,8 @@ def test_products_are_those_of_the_matrix(rows):
     assert sums.tolist() == (by_row @ matrix)[named].tolist()
 
 
-def test_a_row_gives_the_same_in_any_batch():
-    """The cut of a transport batch must not change the result, not even in the last bit."""
+def test_a_row_has_the_same_result_in_any_batch():
+    """The cut of a transport batch changed a result in its last bit."""
     random = np.random.default_rng(5)
     rows = SparseRows.from_dense(random.normal(size=(50, 40)) * (random.random((50, 40)) < 0.3))
     weights = random.normal(size=40)
@@ -139,8 +139,8 @@ def test_a_row_gives_the_same_in_any_batch():
     assert whole.tobytes() == alone.tobytes()
 
 
-def test_wide_rows_take_the_slower_sort_and_give_the_same():
-    """Beyond 63 bits index and position do not fit into one number."""
+def test_wide_rows_have_the_same_sums_with_the_slower_sort():
+    """The index and the position of a wide row exceeded 63 bits, and its sums were wrong."""
     narrow = SparseRows.from_rows([([5, 3], [1.0, 2.0]), ([3], [4.0])], width=8)
     wide = SparseRows([0, 2, 3], [3, 5, 3], [2.0, 1.0, 4.0], width=2**62)
     for rows in (narrow, wide):
@@ -149,7 +149,7 @@ def test_wide_rows_take_the_slower_sort_and_give_the_same():
 
 
 def test_dense_rows_keep_zeros_only_when_asked():
-    """Dense SGD with l2 also shrinks zeros; for a comparison the zeros must be stored."""
+    """Dense SGD shrinks zeros with l2, and the sparse rows to compare with it had no zeros."""
     matrix = [[0.0, 1.0], [0.0, 0.0]]
     assert list(SparseRows.from_dense(matrix).rows()) == [([1], [1.0]), ([], [])]
     assert list(SparseRows.from_dense(matrix, keep_zeros=True).rows())[1] == ([0, 1], [0.0, 0.0])
@@ -178,7 +178,7 @@ def test_dense_rows_keep_zeros_only_when_asked():
         ),
     ],
 )
-def test_what_cannot_be_rows_is_refused(make, message):
-    """An index beyond the width would read another model's memory, or wrap around."""
+def test_impossible_rows_are_refused(make, message):
+    """An index beyond the width read the memory of another model, or counted from the end."""
     with pytest.raises(ModelError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""A user's program passes ``mypy --strict``, and the results of iterations are typed."""
+"""A user's program passes ``mypy --strict``, and the results of iterations have types."""
 
 from __future__ import annotations
 
@@ -142,15 +142,15 @@ rows.flow.source(topic("memory:rows"), on_error="ignore")  # arg-type
 
 PROGRAMS = {"program.py": PROGRAM, "mistakes.py": MISTAKES}
 
-TOLD = re.compile(r"^([a-z]+\.py):(\d+): (?:error: .*\[([\w-]+)\]|note: Revealed type is \"(.*)\")$")
+MESSAGE = re.compile(r"^([a-z]+\.py):(\d+): (?:error: .*\[([\w-]+)\]|note: Revealed type is \"(.*)\")$")
 
-Told = list[tuple[int, str]]
-"""Of a line of a program the type that mypy reveals, or the kind of mistake that it sees."""
+Messages = list[tuple[int, str]]
+"""The number of a line, and the type that mypy reveals there or the kind of mistake that it reports."""
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    """Return mypy's messages for each program."""
+def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Messages]:
+    """Run mypy, and return its messages for each program."""
     folder = tmp_path_factory.mktemp("programs")
     for name, program in PROGRAMS.items():
         (folder / name).write_text(program)
@@ -164,25 +164,25 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     )
     assert done.stderr == ""
     print(done.stdout)
-    told: dict[str, Told] = {name: [] for name in PROGRAMS}
+    messages: dict[str, Messages] = {name: [] for name in PROGRAMS}
     for line in done.stdout.splitlines()[:-1]:
-        if matched := TOLD.match(line):
+        if matched := MESSAGE.match(line):
             name, number, mistake, revealed = matched.groups()
-            told[name].append((int(number), mistake or revealed.replace("streamiter.flow.stream.", "")))
+            messages[name].append((int(number), mistake or revealed.replace("streamiter.flow.stream.", "")))
         else:
             assert re.match(r"^mistakes\.py:\d+: note: ", line), line
-    return told
+    return messages
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_type_checkers_see_what_the_comments_of_a_program_say(name: str, told: dict[str, Told]) -> None:
-    """Functions of Columns were refused, outputs were Any: strict users wrote casts, or none and found out late."""
+def test_mypy_reports_the_comments_of_a_program(name: str, messages: dict[str, Messages]) -> None:
+    """Functions of Columns were refused and outputs were Any, so users wrote casts, or found mistakes late."""
     lines = enumerate(PROGRAMS[name].splitlines(), start=1)
-    assert told[name] == [(number, line.partition("  # ")[2]) for number, line in lines if "  # " in line]
+    assert messages[name] == [(number, line.partition("  # ")[2]) for number, line in lines if "  # " in line]
 
 
-def test_a_result_with_a_parameter_is_as_frozen_as_any() -> None:
-    """Python 3.11 raised a TypeError about super() when one was made with its parameter."""
+def test_a_result_with_a_type_parameter_is_frozen() -> None:
+    """Python 3.11 raised a TypeError about super() when a result was made with its parameter."""
     rows = Flow("flow").from_items([1])
     result = IterationBodyResult[dict[str, Stream]]([rows], {"rows": rows})
     assert type(result) is IterationBodyResult

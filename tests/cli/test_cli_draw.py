@@ -83,7 +83,7 @@ def test_a_parameter_server_of_the_flow_is_drawn(folder):
 
 @pytest.mark.parametrize(("file", "given"), [("flow.pdf", ".pdf"), ("flow", "no suffix")])
 def test_an_unknown_suffix_is_an_error(folder, file, given):
-    """Mermaid text was written into a file named .pdf, and nobody could open the file."""
+    """Mermaid text was written into a file named .pdf, and no program could open the file."""
     ran = streamiter("draw", "clicks:flow", "-o", file, cwd=folder)
     assert ran.returncode == 1
     assert ran.stderr == (

@@ -289,7 +289,7 @@ async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
 
 
 def test_the_output_of_steps_goes_into_the_file_of_the_shell(folder):
-    """The live figures took the steps' output to the terminal, so ``streamiter run … > results`` wrote an empty file."""
+    """The live figures took the steps' output to the terminal, and ``streamiter run … > results`` was empty."""
     with (folder / "results").open("wb") as results:
         code, _ = on_terminal("run", "clicks:printing", cwd=folder, stdout=results)
     assert code == 0
@@ -306,7 +306,7 @@ def test_epochs_of_a_loop_are_among_the_figures(folder):
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "ends"),
     [
         ("loop", "iteration 1 (variable 0): ended in epoch 5, nothing was fed back, 4 records fed back"),
         (
@@ -316,7 +316,7 @@ def test_epochs_of_a_loop_are_among_the_figures(folder):
         ),
     ],
 )
-def test_a_log_has_the_last_epoch_of_each_loop_and_the_reason_of_its_end(folder, target, told):
+def test_a_log_has_the_last_epoch_of_each_loop_and_the_reason_of_its_end(folder, target, ends):
     """A loop that stopped after its last round looked like a loop that converged."""
     ran = streamiter("run", f"clicks:{target}", cwd=folder)
     first, *loops = ran.stderr.splitlines()
@@ -324,7 +324,7 @@ def test_a_log_has_the_last_epoch_of_each_loop_and_the_reason_of_its_end(folder,
     statistics = json.loads(
         streamiter("run", f"clicks:{target}", "--json", cwd=folder).stdout.splitlines()[-1]
     )
-    assert loops == [told.format(fed_back=statistics["loops"][0]["fed_back_records"])]
+    assert loops == [ends.format(fed_back=statistics["loops"][0]["fed_back_records"])]
 
 
 def test_a_terminal_shows_the_epoch_of_a_loop_and_then_its_last_one(folder):

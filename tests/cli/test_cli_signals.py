@@ -161,7 +161,7 @@ def sleeps(program: Program, function: str) -> bool:
     """
     tasks = Path(f"/proc/{program.pid}/task")
     if not tasks.exists():
-        pytest.skip("only Linux tells what a process waits for")
+        pytest.skip("only Linux shows where a process waits")
     with contextlib.suppress(OSError):  # a thread has ended
         return any(each.read_text().endswith(function) for each in tasks.glob("*/wchan"))
     return False
@@ -377,6 +377,6 @@ def signals(program: Program, name: str) -> int:
     """Return a set of signals from Linux's status of a process."""
     status = Path(f"/proc/{program.pid}/status")
     if not status.parent.parent.exists():
-        pytest.skip("only Linux tells of the signals of a process")
+        pytest.skip("only Linux shows the signals of a process")
     [found] = re.findall(rf"{name}:\t(\w+)", status.read_text())
     return int(found, 16)

@@ -411,9 +411,9 @@ def test_the_feedback_of_a_loop_is_json_if_json_has_the_type(tmp_path, batch, sh
     asyncio.run(fed_back(tmp_path, [batch]))
     asyncio.run(written(tmp_path, [b"hello"]))
     ran = streamiter("topics", "tail", EVENTS, "--feedback", "--json", cwd=tmp_path)
-    told, other = map(json.loads, ran.stdout.splitlines())
-    assert told.pop("timestamp_ms") > 0
-    assert told == {
+    feedback, other = map(json.loads, ran.stdout.splitlines())
+    assert feedback.pop("timestamp_ms") > 0
+    assert feedback == {
         **{"partition": 0, "offset": 0, "run": "monday", "producer": 0, "kind": "data", "epoch": 1},
         **{"is_copy": False, "records": shown},
     }

@@ -52,19 +52,19 @@ def test_train_prints_the_results_of_each_epoch_and_saves_a_model_that_predicts(
     assert header == "score\tprobability\tlabel"
     assert len(lines) == 200
     assert all(re.fullmatch(r"-?[\d.e-]+\t[\d.e-]+\t-?1", line) for line in lines)
-    told = re.fullmatch(r"200 rows: (loss .*)\n", predicted.stderr)
-    assert told is not None
-    assert epochs[-1].endswith(f"validation {told[1]}")
+    evaluated = re.fullmatch(r"200 rows: (loss .*)\n", predicted.stderr)
+    assert evaluated is not None
+    assert epochs[-1].endswith(f"validation {evaluated[1]}")
 
 
 def test_as_json_there_is_one_document(folder: Path) -> None:
     """A program could not parse the results, because the progress for people was mixed into them."""
     ran = streamiter(*TRAIN, "--json", "--model", "m", "--epochs", "2", "--workers", "3", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
-    told = json.loads(ran.stdout)
-    assert (told["model"], told["ended_by"]) == ("m", "epochs")
-    assert [each["epoch"] for each in told["epochs"]] == [1, 2]
-    assert told["epochs"][1]["validation"]["rows"] == 150
+    summary = json.loads(ran.stdout)
+    assert (summary["model"], summary["ended_by"]) == ("m", "epochs")
+    assert [each["epoch"] for each in summary["epochs"]] == [1, 2]
+    assert summary["epochs"][1]["validation"]["rows"] == 150
     predicted = streamiter(
         "predict", "--model", "m", "--data", "test.dummy", "--json", "-o", "p.jsonl", cwd=folder
     )
@@ -132,9 +132,11 @@ def test_ctrl_c_keeps_the_model(folder: Path) -> None:
         printed, said = program.communicate(timeout=60)
     assert (program.returncode, said) == (0, "")
     end = printed.splitlines()[-2:]
-    told = re.fullmatch(r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0])
-    assert told is not None
-    assert int(told[1]) >= 3
+    interrupted = re.fullmatch(
+        r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0]
+    )
+    assert interrupted is not None
+    assert int(interrupted[1]) >= 3
     assert end[1] == "Saved the model in small.model."
     saved = load_network(folder / "small.model")
     assert (saved.parameters["deep.weight"] != saved.network.initial_parameters(seed=0)["deep.weight"]).any()
@@ -293,8 +295,8 @@ def test_a_diverging_training_saves_its_last_finite_model(folder: Path) -> None:
     assert np.isfinite(load_network(folder / "steep.model").parameters["value.weight"]).all()
     ran = streamiter(*STEEP, "--json", "--model", "m", cwd=folder)
     assert (ran.returncode, ran.stderr) == (1, DIVERGED)
-    told = json.loads(ran.stdout)
-    assert (told["ended_by"], len(told["epochs"]), told["model"]) == ("divergence", 4, "m")
+    summary = json.loads(ran.stdout)
+    assert (summary["ended_by"], len(summary["epochs"]), summary["model"]) == ("divergence", 4, "m")
 
 
 def test_a_training_that_diverges_at_once_leaves_no_model(folder: Path) -> None:

@@ -164,14 +164,14 @@ def test_any_refused_record_is_written_as_json(record: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [
         (Speechless(), b"Speechless"),
         (ValueError("half \ud800 a character"), rb"ValueError: half \ud800 a character"),
     ],
     ids=["no text", "half a character"],
 )
-async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exception, told: bytes) -> None:
+async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exception, text: bytes) -> None:
     """The error of a user's code had no valid text, and its letter could not be written."""
     dead = await empty_topic()
 
@@ -181,7 +181,7 @@ async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exceptio
     flow = Flow("f")
     flow.from_items([1]).map(fail, name="fail", dead_letter=dead)
     [letter] = await letters_of(flow, dead)
-    assert dict(letter.headers)["error"] == told
+    assert dict(letter.headers)["error"] == text
 
 
 # ---- sizes; the contract of topics tests the limits of each kind of topic
@@ -222,12 +222,12 @@ def test_long_keys_and_origins_are_left_out_of_letters_that_would_be_too_large(k
     written = encoder.encode([letter])
     assert limit.exceeded_by(written) == {}
     assert (written.values[0] or b"").startswith(b"v" * 10)
-    told = dict((written.headers or [()])[0])
+    headers = dict((written.headers or [()])[0])
     assert written.keys == [key if len(key) == 1 else None]
-    assert told.get("key_bytes") == (None if len(key) == 1 else b"%d" % len(key))
-    assert told.get("topic") == (url.encode() if len(url) < 20 else None)
-    assert ("offset" in told) == ("topic" in told)
-    assert told["error_bytes"] == b"10000"
+    assert headers.get("key_bytes") == (None if len(key) == 1 else b"%d" % len(key))
+    assert headers.get("topic") == (url.encode() if len(url) < 20 else None)
+    assert ("offset" in headers) == ("topic" in headers)
+    assert headers["error_bytes"] == b"10000"
 
 
 def test_a_topic_without_headers_is_refused_for_dead_letters(tmp_path: Path) -> None:
@@ -313,14 +313,14 @@ async def refused(
 
 def check_right(partition: str, offset: str, headers: dict[str, str]) -> None:
     """Check that all that a letter says of its origin is right; it may say little."""
-    told = {name: headers[name] for name in headers if name not in ("step", "error")}
-    if told:
-        assert told["topic"] == "memory://clicks"
-    if "partition" in told:
-        assert told["partition"] == partition
+    origin = {name: headers[name] for name in headers if name not in ("step", "error")}
+    if origin:
+        assert origin["topic"] == "memory://clicks"
+    if "partition" in origin:
+        assert origin["partition"] == partition
         first, last = (
-            told.get("first_offset", told.get("offset")),
-            told.get("last_offset", told.get("offset")),
+            origin.get("first_offset", origin.get("offset")),
+            origin.get("last_offset", origin.get("offset")),
         )
         assert first is not None
         assert last is not None

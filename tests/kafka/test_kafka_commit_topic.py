@@ -56,10 +56,10 @@ async def test_a_commit_topic_that_deletes_records_causes_a_warning(
     kafka_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A flow that was stopped for longer than the retention could not resume, and the reason was unclear."""
-    beside = Renamed(kafka_topic("outputs"))
-    await beside.beside("streamiter-commits").create(settings={"cleanup.policy": "compact,delete"})
+    renamed = Renamed(kafka_topic("outputs"))
+    await renamed.beside("streamiter-commits").create(settings={"cleanup.policy": "compact,delete"})
     with caplog.at_level(logging.WARNING, "streamiter.topics"):
-        await ensure_commit_topic(beside)
+        await ensure_commit_topic(renamed)
     [warning] = caplog.records
     assert "expected cleanup.policy=compact, found compact,delete" in warning.getMessage()
 

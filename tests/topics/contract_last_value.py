@@ -1,4 +1,4 @@
-"""The last record of a key, found from a topic's end, and the topic of the commit records."""
+"""Checks of the last record of a key, which is searched from a topic's end, and of the topic of commit records."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def keyed(*values: bytes | None, key: bytes = FLOW) -> OutgoingBatch:
 
 
 class LastValueContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on the last record of a key."""
 
     async def test_the_last_record_of_a_key_is_found_before_any_other_records(self, case: TopicCase) -> None:
-        """Other flows commit into the same topic, some of them much more often."""
+        """Other flows committed into the same topic much more often, and this flow's last commit was not found."""
         topic = await case.make_topic()
         await write(topic, keyed(b"old", b"last"))
         for others in (0, 1, 31, 500):
@@ -49,25 +49,25 @@ class LastValueContract:
             assert (record.partition, record.offset, record.key, record.value) == (0, 1, FLOW, b"last")
 
     async def test_a_key_that_was_never_written_has_no_record(self, case: TopicCase) -> None:
-        """The first start of a flow; a key must not be taken for another key with the same beginning."""
+        """At its first start, a flow took the commit of another flow whose name begins with its own name."""
         topic = await case.make_topic(partitions=2)
         assert await found(topic) is None
         await write(topic, OutgoingBatch(numbered(range(100)), keys=[None, b"flow-2"] * 50))
         assert await found(topic) is None
 
     async def test_a_missing_topic_is_not_taken_for_an_empty_one(self, case: TopicCase) -> None:
-        """A flow would start fresh although its commits are in another place."""
+        """A flow started fresh, although its commits were in another place."""
         with pytest.raises(TopicNotFound, match="nowhere"):
             await found(case.topic("nowhere"))
 
     async def test_a_deleted_key_gives_its_tombstone(self, case: TopicCase) -> None:
-        """The value before it is not the last one any more."""
+        """A deleted key still had the value before its tombstone."""
         topic = await case.make_topic()
         await write(topic, keyed(b"value", None))
         assert await found_value(topic) is None
 
     async def test_each_key_of_several_partitions_is_found(self, case: TopicCase) -> None:
-        """The topic may have been created by hand, with another number of partitions."""
+        """A topic that was created by hand had several partitions, and the commit was in another one."""
         topic = await case.make_topic(partitions=3)
         for number in range(3):
             keys = [b"key-%d" % key for key in range(20)]
@@ -75,8 +75,8 @@ class LastValueContract:
         for key in range(20):
             assert await found_value(topic, b"key-%d" % key) == b"2 of key-%d" % key
 
-    async def test_aborted_records_are_passed_over(self, case: TopicCase) -> None:
-        """A run that failed at its commit has left a record of a checkpoint that does not count."""
+    async def test_aborted_records_are_ignored(self, case: TopicCase) -> None:
+        """A flow resumed from the record of a run that had failed at its commit."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
@@ -89,8 +89,8 @@ class LastValueContract:
         await patiently(transactions.close())
         assert await found_value(topic) == b"committed"
 
-    async def test_what_a_fenced_run_left_open_is_passed_over(self, case: TopicCase) -> None:
-        """The way a restart reads: take the id over first, then look which commit is the last."""
+    async def test_records_that_a_fenced_run_left_open_are_ignored(self, case: TopicCase) -> None:
+        """A restart took the id over, and then read the uncommitted record of the run before."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         for value in (b"committed", b"left open"):
@@ -103,10 +103,8 @@ class LastValueContract:
         await patiently(older.close())
         await patiently(newer.close())
 
-    async def test_a_commit_behind_an_open_transaction_of_another_is_not_overlooked(
-        self, case: TopicCase
-    ) -> None:
-        """Another flow that died at its commit would send this one back to an older checkpoint."""
+    async def test_a_commit_behind_another_open_transaction_is_found(self, case: TopicCase) -> None:
+        """Another flow died at its commit, and this flow resumed from an older checkpoint."""
         topic = await case.make_topic()
         await write(topic, keyed(b"older"))
         other = await topic.open_transactions(case.prefix + "other")
@@ -117,7 +115,7 @@ class LastValueContract:
         await patiently(own.write(topic, keyed(b"newer")))
         await patiently(own.commit())
         looking = asyncio.ensure_future(found_value(topic))
-        await asyncio.wait({looking}, timeout=0.2)  # it may have to wait for the other
+        await asyncio.wait({looking}, timeout=0.2)  # some connectors wait for the other transaction
         await patiently(other.abort())
         assert await patiently(looking) == b"newer"
         await patiently(other.close())
@@ -125,10 +123,10 @@ class LastValueContract:
 
 
 class CommitTopicContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on the topic of commit records."""
 
     async def test_a_topic_is_committed_together_with_another(self, case: TopicCase) -> None:
-        """Outputs and the commit record are one transaction, or nothing is exactly once."""
+        """Outputs were committed without their commit record, so they were written again."""
         outputs = await case.make_topic("outputs")
         assert outputs.has_transactions
         other = outputs.beside(case.prefix + "other")
@@ -146,7 +144,7 @@ class CommitTopicContract:
         assert [record.value for record in await read_to_end(case.topic("other"))] == [b"a"]
 
     async def test_the_commit_topic_is_created_once_for_any_first_caller(self, case: TopicCase) -> None:
-        """Flows that start at once all find it missing."""
+        """Several flows started at once without a commit topic, and some of them failed to create it."""
         outputs = await case.make_topic("outputs")
         await asyncio.gather(*(patiently(ensure_commit_topic(outputs)) for _ in range(5)))
         commits = await ensure_commit_topic(outputs)
@@ -158,7 +156,7 @@ class CommitTopicContract:
         assert wanted.items() <= description.settings.items()
 
     async def test_commits_of_flows_are_distinguished(self, case: TopicCase) -> None:
-        """One topic serves all flows of a server."""
+        """A flow resumed from the commit of another flow on the same server."""
         outputs = await case.make_topic("outputs")
         commits = await ensure_commit_topic(outputs)
         flows = [f"{case.prefix}flow-{number}".encode() for number in range(2)]
@@ -171,8 +169,8 @@ class CommitTopicContract:
             await patiently(transactions.close())
         assert [await found_value(commits, flow) for flow in flows] == [b"2 of 0", b"2 of 1"]
 
-    async def test_reporting_positions_is_nothing_that_fails(self, case: TopicCase) -> None:
-        """Lag tools are a convenience; those without one get no error."""
+    async def test_reporting_positions_never_fails(self, case: TopicCase) -> None:
+        """A connector without tools for the lag failed a job that reported its positions."""
         topic = await case.make_topic(partitions=2)
         for positions in ({}, {0: 1, 1: 7}):
             await patiently(topic.report_positions(case.prefix + "group", positions))

@@ -1,4 +1,4 @@
-"""Creation and deletion of topics, closing of readers and writers."""
+"""Checks of the creation and deletion of topics, and of the closing of readers and writers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from streamiter.topics import OutgoingBatch, ReadRequest, connector_for
 
 
 class LifecycleContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on the life of topics, readers and writers."""
 
     async def test_a_missing_topic_is_an_error_that_names_it(self, case: TopicCase) -> None:
-        """Creating it silently hides a typing mistake; waiting for it is a hang."""
+        """A misspelt topic was created silently, or a job waited for it for ever."""
         missing = case.topic("nowhere")
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: missing.open_reader(ReadRequest()),
@@ -40,7 +40,7 @@ class LifecycleContract:
                 await patiently(call())
 
     async def test_writing_to_a_missing_topic_in_a_transaction_is_an_error(self, case: TopicCase) -> None:
-        """It must not pass at the write and vanish at the commit."""
+        """A write to a missing topic succeeded, and the records were lost at the commit."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
@@ -49,7 +49,7 @@ class LifecycleContract:
         await patiently(transactions.close())
 
     async def test_a_reader_of_a_topic_that_is_deleted_gets_an_error(self, case: TopicCase) -> None:
-        """Some clients retry a deleted topic for ever."""
+        """A reader retried a deleted topic for ever, as some clients do."""
         topic = await case.make_topic()
         clock = ManualClock()
         reader = await topic.open_reader(ReadRequest(clock=clock))
@@ -58,7 +58,7 @@ class LifecycleContract:
         async with asyncio.timeout(PATIENCE_S):
             while not reading.done():
                 clock.advance(30.0)
-                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+                await asyncio.wait({reading}, timeout=0.02)  # the server uses real time
         with pytest.raises(TopicNotFound, match=topic.name):
             reading.result()
         await patiently(reader.close())
@@ -66,7 +66,7 @@ class LifecycleContract:
     async def test_a_reader_never_continues_with_the_records_of_a_topic_created_again(
         self, case: TopicCase
     ) -> None:
-        """The topic was missing for half a second, in which its reader did not ask for records."""
+        """A topic was missing for half a second, in which its reader did not ask for records."""
         topic = await case.make_topic()
         await write(topic, numbered(range(5)))
         clock = ManualClock()
@@ -79,13 +79,13 @@ class LifecycleContract:
         async with asyncio.timeout(PATIENCE_S):
             while not reading.done():
                 clock.advance(30.0)
-                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+                await asyncio.wait({reading}, timeout=0.02)  # the server uses real time
         with pytest.raises((TopicNotFound, OffsetOutOfRange), match=f"{topic.name}.*(again|was deleted)"):
             reading.result()
         await patiently(reader.close())
 
     async def test_creating_again_keeps_the_records_and_adds_partitions(self, case: TopicCase) -> None:
-        """Every start of a job creates its topics."""
+        """A job created its topics again at its start, and their records were lost."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch([b"a"], partition=1))
         await topic.create(partitions=1)
@@ -96,7 +96,7 @@ class LifecycleContract:
         assert values_of(await read_to_end(topic)) == [b"a"]
 
     async def test_a_deleted_topic_is_missing_and_can_be_created_again(self, case: TopicCase) -> None:
-        """Records of the deleted one must not come back."""
+        """The records of a deleted topic came back in a new topic of the same name."""
         topic = await case.make_topic(partitions=3)
         await write(topic, [b"old"])
         await topic.delete()
@@ -107,7 +107,7 @@ class LifecycleContract:
         assert await read_to_end(again) == []
 
     async def test_topics_are_listed_and_found_by_url(self, case: TopicCase) -> None:
-        """The command line and other processes have nothing but the URL."""
+        """The command line could not find a topic, because it only has the URL."""
         if not case.url_is_global:
             pytest.skip("the URL of this case leads to another server")
         topic = await case.make_topic("listed", partitions=2)
@@ -118,12 +118,12 @@ class LifecycleContract:
         assert (await found.describe()).partitions == 2
 
     async def test_an_unknown_setting_is_refused(self, case: TopicCase) -> None:
-        """A misspelt retention would keep records for ever, or not at all."""
+        """A misspelt retention kept records for ever, or deleted them at once."""
         with pytest.raises((ConfigurationError, TopicError), match="no_such_setting"):
             await patiently(case.topic().create(settings={"no_such_setting": "1"}))
 
     async def test_everything_can_be_closed_twice(self, case: TopicCase) -> None:
-        """Clean-up runs on several paths."""
+        """An error path closed a reader a second time, and the closing failed."""
         topic = await case.make_topic()
         writer = await topic.open_writer()
         reader = await topic.open_reader(ReadRequest())
@@ -134,7 +134,7 @@ class LifecycleContract:
             await patiently(transactions.close())
 
     async def test_a_closed_reader_or_writer_refuses_to_continue(self, case: TopicCase) -> None:
-        """Writing behind close would be lost without a word."""
+        """A record was written after the closing, and was lost without an error."""
         topic = await case.make_topic()
         writer = await topic.open_writer()
         reader = await topic.open_reader(ReadRequest())

@@ -1,4 +1,4 @@
-"""The first and the last record of a reader."""
+"""Checks of the first and the last record that a reader returns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from streamiter.topics import OutgoingBatch, ReadRequest, Topic
 
 
 class RangeContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on the range of a reader."""
 
-    async def test_reading_from_latest_sees_only_what_comes_later(self, case: TopicCase) -> None:
-        """A predictor that starts now must not replay the history."""
+    async def test_reading_from_latest_sees_only_later_records(self, case: TopicCase) -> None:
+        """A predictor that started now read the whole history first."""
         topic = await case.make_topic()
         await write(topic, numbered(range(3)))
         reader = await topic.open_reader(ReadRequest(start="latest"))
@@ -38,7 +38,7 @@ class RangeContract:
     async def test_reading_from_offsets_begins_there_and_elsewhere_at_the_earliest(
         self, case: TopicCase
     ) -> None:
-        """Offsets of some partitions do not silently skip the others."""
+        """A user gave offsets for some partitions, and the other partitions were skipped."""
         topic = await case.make_topic(partitions=2)
         for partition in range(2):
             await write(topic, OutgoingBatch(numbered(range(5)), partition=partition))
@@ -49,7 +49,7 @@ class RangeContract:
     async def test_reading_from_a_time_begins_with_the_first_record_not_before_it(
         self, case: TopicCase
     ) -> None:
-        """Starting a record late loses it; the boundary belongs to the read."""
+        """A read from a time lost the record of exactly this time."""
         topic = await case.make_topic()
         start = datetime(2024, 3, 1, 12, tzinfo=UTC)
         first_ms = int(start.timestamp() * 1000)
@@ -64,20 +64,20 @@ class RangeContract:
             assert numbers_of(await read_to_end(topic, request)) == expected
 
     async def test_a_time_without_a_zone_is_refused(self, case: TopicCase) -> None:
-        """It would mean another hour on another machine."""
+        """A time without a zone meant another hour on another machine."""
         topic = await case.make_topic()
         with pytest.raises(ConfigurationError, match="aware"):
             await patiently(topic.open_reader(ReadRequest(start=datetime(2024, 3, 1))))
 
-    async def test_an_offset_that_is_not_there_yet_is_an_error(self, case: TopicCase) -> None:
-        """With a topic that was created again and an old snapshot, the job would otherwise wait silently."""
+    async def test_an_offset_behind_the_end_is_an_error(self, case: TopicCase) -> None:
+        """A topic was created again, and a job with an old snapshot waited silently for its offset."""
         topic = await case.make_topic()
         await write(topic, numbered(range(3)))
         with pytest.raises(OffsetOutOfRange, match="99"):
             await self._open_and_read(topic, ReadRequest(positions={0: 99}))
 
     async def test_an_offset_that_fell_out_of_retention_is_an_error(self, case: TopicCase) -> None:
-        """A reader that silently continues at the earliest record loses the records in between."""
+        """A reader continued at the earliest record, and lost the records before it."""
         if case.retention_settings is None:
             pytest.skip("this connector has no retention that acts at once")
         topic = await case.make_topic(settings=case.retention_settings)
@@ -91,10 +91,10 @@ class RangeContract:
         assert numbers_of(kept)[-1] == 99
         assert kept[0].offset == earliest
 
-    async def test_offsets_of_a_topic_that_was_deleted_are_refused_by_one_of_its_name(
+    async def test_offsets_of_a_deleted_topic_are_refused_by_a_new_topic_of_its_name(
         self, case: TopicCase
     ) -> None:
-        """The new topic had more records than had been read of the old one: a job skipped 1,035 of them."""
+        """A new topic had more records than were read of the deleted one, and a job skipped 1,035 of them."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(5)), partition=1))
         reader = await topic.open_reader(ReadRequest())
@@ -110,14 +110,14 @@ class RangeContract:
             with pytest.raises(OffsetOutOfRange, match=r"partition 1: offset 5 .*again.* 0 to 10") as caught:
                 await self._open_and_read(topic, ReadRequest(**place, identities=identities, stop="latest"))
             assert topic.name in str(caught.value)
-        # Snapshots of before there were identities, and starts that name no offset.
+        # Old snapshots have no identities, and some starts have no offset: neither is refused.
         request = ReadRequest(positions={1: 5}, stop={1: 10})
         assert numbers_of(await read_to_end(topic, request)) == list(range(105, 110))
         request = ReadRequest(start="earliest", identities=identities, stop="latest")
         assert numbers_of(await read_to_end(topic, request)) == list(range(100, 110))
 
-    async def test_offsets_stay_good_through_all_but_a_deletion(self, case: TopicCase) -> None:
-        """A job that refuses to resume after a partition was added is as useless as one that reads other records."""
+    async def test_offsets_stay_valid_until_a_deletion(self, case: TopicCase) -> None:
+        """A job refused to resume after a partition was added, although its offsets were still right."""
         settings = case.retention_settings
         topic = await case.make_topic(settings=settings)
         await write(topic, numbered(range(5)))
@@ -145,7 +145,7 @@ class RangeContract:
             await reader.close()
 
     async def test_stop_latest_ends_at_the_end_the_topic_had_when_opened(self, case: TopicCase) -> None:
-        """A bounded run over a topic that is still written must end."""
+        """A bounded run over a topic with a writer never ended."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(5)), partition=0))
         reader = await topic.open_reader(ReadRequest(stop="latest"))
@@ -157,14 +157,14 @@ class RangeContract:
         await reader.close()
 
     async def test_a_bounded_read_of_an_empty_topic_ends_at_once(self, case: TopicCase) -> None:
-        """Waiting for a first record that never comes is a hang."""
+        """A bounded read of an empty topic waited for ever for a first record."""
         topic = await case.make_topic(partitions=3)
         assert await read_to_end(topic) == []
         assert await read_to_end(topic, ReadRequest(stop={0: 0, 1: 0, 2: 0})) == []
         assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
 
     async def test_a_stop_offset_is_not_read(self, case: TopicCase) -> None:
-        """A restore of a feedback log reads exactly the range of its snapshot; other partitions have no range."""
+        """A restore of a feedback log read records outside of its snapshot's range, or of other partitions."""
         topic = await case.make_topic(partitions=3)
         for partition in range(3):
             await write(topic, OutgoingBatch(numbered(range(6)), partition=partition))
@@ -172,7 +172,7 @@ class RangeContract:
         assert {part: numbers_of(rows) for part, rows in by_partition(records).items()} == {0: [2, 3], 1: [0]}
 
     async def test_a_stop_offset_in_the_future_is_waited_for(self, case: TopicCase) -> None:
-        """Ending early would cut the range short."""
+        """A read ended before its stop offset, and its range was incomplete."""
         topic = await case.make_topic()
         await write(topic, numbered(range(2)))
         reader = await topic.open_reader(ReadRequest(stop={0: 4}))
@@ -188,7 +188,7 @@ class RangeContract:
         await reader.close()
 
     async def test_a_bounded_read_ends_behind_aborted_records(self, case: TopicCase) -> None:
-        """The last offset is never delivered when an aborted transaction ends the topic: a known hang."""
+        """An aborted transaction was at the end of a topic, and a bounded read waited for ever for its last offset."""
         topic = await case.make_topic()
         await write(topic, [b"seen"])
         transactions = await topic.open_transactions(case.prefix + "t")
@@ -200,7 +200,7 @@ class RangeContract:
         assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
 
     async def test_a_bounded_read_does_not_wait_for_an_open_transaction(self, case: TopicCase) -> None:
-        """The end is the last stable offset, and does not depend on a later commit."""
+        """A bounded read waited for an open transaction, although its end is the last stable offset."""
         topic = await case.make_topic()
         await write(topic, [b"seen"])
         transactions = await topic.open_transactions(case.prefix + "t")

@@ -1,4 +1,4 @@
-"""Reading of records: shares, turns, waiting, resuming, lag."""
+"""Checks of the reading of records: shares, turns, waiting, resuming and lag."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from streamiter.topics import OutgoingBatch, ReadRequest, TopicRecord
 
 
 class ReadingContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on reading."""
 
     async def test_each_subtask_reads_its_share_of_the_partitions(self, case: TopicCase) -> None:
-        """A partition that is read twice counts twice; a partition that no subtask reads stops silently."""
+        """A partition was read by two subtasks and counted twice, or was read by none."""
         topic = await case.make_topic(partitions=5)
         for partition in range(5):
             await write(topic, OutgoingBatch(numbered([partition]), partition=partition))
@@ -50,13 +50,13 @@ class ReadingContract:
             await reader.close()
 
     async def test_a_subtask_without_partitions_ends_a_bounded_read(self, case: TopicCase) -> None:
-        """More subtasks than partitions is common; the idle ones must not hold the job."""
+        """A subtask without a partition kept a bounded job from ending."""
         topic = await case.make_topic(partitions=1)
         await write(topic, [b"a"])
         assert await read_to_end(topic, ReadRequest(subtask=1, subtasks=2, stop="latest")) == []
 
     async def test_a_batch_is_in_one_partition_and_within_max_records(self, case: TopicCase) -> None:
-        """Positions are kept by partition, and the caller's memory limit is the batch."""
+        """A batch had records of two partitions, whose positions are separate, or exceeded the memory limit."""
         topic = await case.make_topic(partitions=2)
         for partition in range(2):
             await write(topic, OutgoingBatch(numbered(range(50)), partition=partition))
@@ -70,7 +70,7 @@ class ReadingContract:
         await reader.close()
 
     async def test_partitions_with_records_take_turns(self, case: TopicCase) -> None:
-        """One full partition must not starve the others."""
+        """One full partition starved the other partitions."""
         topic = await case.make_topic(partitions=3)
         for partition in range(3):
             await write(topic, OutgoingBatch(numbered(range(100)), partition=partition))
@@ -84,7 +84,7 @@ class ReadingContract:
         await reader.close()
 
     async def test_reading_resumes_exactly_where_a_batch_ended(self, case: TopicCase) -> None:
-        """After a restore there is neither a gap nor a repetition, for any cut."""
+        """A restored job lost or repeated a record at the end of a batch."""
         topic = await case.make_topic(partitions=2)
         transactions = await topic.open_transactions(case.prefix + "t")
         for start in range(0, 40, 10):
@@ -106,7 +106,7 @@ class ReadingContract:
         assert sorted(resumed) == sorted(whole)
 
     async def test_a_cancelled_read_loses_no_record(self, case: TopicCase) -> None:
-        """Barriers and stop requests interrupt a read at any point."""
+        """A barrier or a stop request interrupted a read, and its records were lost."""
         topic = await case.make_topic()
         reader = await topic.open_reader(ReadRequest(max_records=4))
         records: list[TopicRecord] = []
@@ -137,8 +137,8 @@ class ReadingContract:
         assert numbers_of(records) == list(range(60))
         await reader.close()
 
-    async def test_a_waiting_reader_gets_what_is_written(self, case: TopicCase) -> None:
-        """The most reported trouble of stream processors: a consumer that stopped without an error."""
+    async def test_a_waiting_reader_gets_written_records(self, case: TopicCase) -> None:
+        """A consumer stopped without an error, which is the trouble that users report most."""
         topic = await case.make_topic(partitions=2)
         reader = await topic.open_reader(ReadRequest())
         for number in range(3):
@@ -149,8 +149,8 @@ class ReadingContract:
             assert numbers_of(batch.records()) == [number]
         await reader.close()
 
-    async def test_lag_counts_what_is_still_to_be_read(self, case: TopicCase) -> None:
-        """Operators watch the lag; it must reach zero, also on idle partitions."""
+    async def test_lag_counts_unread_records(self, case: TopicCase) -> None:
+        """The lag, which operators watch, never reached zero on an idle partition."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(30)), partition=0))
         reader = await topic.open_reader(ReadRequest(max_records=10))
@@ -164,7 +164,7 @@ class ReadingContract:
     async def test_a_partition_added_later_is_found_and_read_from_its_beginning(
         self, case: TopicCase
     ) -> None:
-        """Its first records are written before any reader knows of it."""
+        """The first records of a new partition were lost, because they were written before the reader found it."""
         topic = await case.make_topic(partitions=1)
         clock = ManualClock()
         reader = await topic.open_reader(ReadRequest(start="latest", refresh_s=30.0, clock=clock))
@@ -174,7 +174,7 @@ class ReadingContract:
         async with asyncio.timeout(PATIENCE_S):
             while not reading.done():
                 clock.advance(30.0)
-                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+                await asyncio.wait({reading}, timeout=0.02)  # the server uses real time
         batch = reading.result()
         assert batch is not None
         assert (batch.partition, numbers_of(batch.records())) == (1, [7])

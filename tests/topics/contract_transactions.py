@@ -1,4 +1,4 @@
-"""Records that become visible together, and the owners that may write them."""
+"""Checks of transactions: records become visible together, and only the present owner may write."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ async def write_for_ever(transactions: Transactions, topic: Topic) -> None:
 
 
 class TransactionsContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on transactions."""
 
     async def test_records_of_a_transaction_are_seen_when_it_is_committed(self, case: TopicCase) -> None:
-        """Exactly once rests on this: outputs appear with the commit, not before."""
+        """Outputs were visible before the commit, so they were not exactly once."""
         topic = await case.make_topic(partitions=2)
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
@@ -50,7 +50,7 @@ class TransactionsContract:
         await patiently(transactions.close())
 
     async def test_every_field_of_a_record_survives_a_transaction(self, case: TopicCase) -> None:
-        """Model updates carry their version in the headers and their model in the key."""
+        """A model update lost its headers, which have the version, or its key, which is the model's name."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
@@ -67,7 +67,7 @@ class TransactionsContract:
         assert seen == [(b"v", b"k", (("h", b"1"),), 5_000), (None, None, (), 6_000)]
 
     async def test_aborted_records_are_never_seen(self, case: TopicCase) -> None:
-        """A run that failed between two checkpoints must leave no output."""
+        """A run failed between two checkpoints, and its outputs became visible."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         for number in range(6):
@@ -75,8 +75,8 @@ class TransactionsContract:
         await patiently(transactions.close())
         assert numbers_of(await read_to_end(topic)) == [1, 1, 1, 3, 3, 3, 5, 5, 5]
 
-    async def test_closing_aborts_what_is_open(self, case: TopicCase) -> None:
-        """Closing is no commit: the snapshot of these records was never written."""
+    async def test_closing_aborts_an_open_transaction(self, case: TopicCase) -> None:
+        """A closing committed records whose snapshot was never written."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
@@ -85,7 +85,7 @@ class TransactionsContract:
         assert await read_to_end(topic) == []
 
     async def test_one_transaction_covers_several_topics(self, case: TopicCase) -> None:
-        """The commit record is in another topic than the outputs."""
+        """The outputs and the commit record were not in one transaction, because they are in different topics."""
         outputs = await case.make_topic("outputs", partitions=2)
         commits = await case.make_topic("commits")
         assert outputs.commit_domain == commits.commit_domain
@@ -100,7 +100,7 @@ class TransactionsContract:
         assert numbers_of(await read_to_end(commits)) == [0, 2]
 
     async def test_a_reader_meets_an_open_transaction_and_continues_after_it(self, case: TopicCase) -> None:
-        """Records behind an open transaction are neither skipped nor read twice once it is decided."""
+        """Records behind an open transaction were skipped, or were read twice after its end."""
         for committed in (True, False):
             topic = await case.make_topic(f"met-{committed}")
             transactions = await topic.open_transactions(f"{case.prefix}t-{committed}")
@@ -128,7 +128,7 @@ class TransactionsContract:
             await patiently(transactions.close())
 
     async def test_a_newer_owner_of_the_id_fences_the_older(self, case: TopicCase) -> None:
-        """A run that was taken for dead and continues must not write at the same time as its successor."""
+        """A replaced run continued and wrote at the same time as its successor."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await write_transaction(older, topic, [b"committed before"], commit=True)
@@ -145,7 +145,7 @@ class TransactionsContract:
         assert values_of(await read_to_end(topic)) == expected
 
     async def test_a_fenced_owner_cannot_write_or_begin_again(self, case: TopicCase) -> None:
-        """Records that it writes later never become visible, at any call."""
+        """A replaced run wrote or began again, and its late records became visible."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await patiently(older.begin())
@@ -161,7 +161,7 @@ class TransactionsContract:
     async def test_a_transaction_open_for_too_long_is_distinguished_from_a_fence(
         self, case: TopicCase
     ) -> None:
-        """A slow run that was not replaced resumes from its checkpoint automatically."""
+        """A slow run that was not replaced ended for ever, instead of resuming from its checkpoint."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)
         await patiently(transactions.begin())
@@ -176,10 +176,10 @@ class TransactionsContract:
         await patiently(again.close())
         assert values_of(await read_to_end(topic)) == [b"again"]
 
-    async def test_a_process_that_wakes_up_after_it_was_replaced_leaves_no_trace(
+    async def test_a_process_that_wakes_up_after_it_was_replaced_writes_nothing(
         self, case: TopicCase
     ) -> None:
-        """A machine was suspended, or a container lost the connection and was replaced."""
+        """A machine was suspended or lost its connection, and its run continued after it was replaced."""
         if not case.url_is_global:
             pytest.skip("another process sees other topics at the URL of this case")
         topic = await case.make_topic()
@@ -197,7 +197,7 @@ class TransactionsContract:
             child.stdin.close()
             *early, commit, begin = (await patiently(child.stdout.read())).split()
             assert await patiently(child.wait()) == 0
-        assert early in ([b"nothing"], [b"ProducerFenced"])  # it may be gathered or on its way
+        assert early in ([b"nothing"], [b"ProducerFenced"])  # a connector may collect the records first
         assert (commit, begin) == (b"ProducerFenced", b"ProducerFenced")
         await write_transaction(newer, topic, [b"second"], commit=True)
         await patiently(newer.close())
@@ -206,9 +206,7 @@ class TransactionsContract:
     async def test_a_newer_owner_is_not_taken_for_a_timeout_before_the_time_is_up(
         self, case: TopicCase
     ) -> None:
-        """Both runs would resume automatically and fence each other for ever; the check must not harm the newer
-        run.
-        """
+        """Both runs resumed automatically and fenced each other for ever, or the check itself harmed the newer run."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")
         await patiently(older.begin())
@@ -228,7 +226,7 @@ class TransactionsContract:
         assert values_of(await read_to_end(topic)) == [b"newer"]
 
     async def test_several_tasks_write_into_one_transaction(self, case: TopicCase) -> None:
-        """The sinks of a job are tasks of their own, each with a topic of some partitions."""
+        """The sinks of a job wrote at once into one transaction, and records were lost."""
         topics = [await case.make_topic(f"output-{number}", partitions=3) for number in range(3)]
         transactions = await topics[0].open_transactions(case.prefix + "t")
         lock = asyncio.Lock()
@@ -252,7 +250,7 @@ class TransactionsContract:
                 assert numbers_of(of_key) == [*range(key, 30, 7), *range(key, 30, 7)]
 
     async def test_other_ids_are_not_fenced(self, case: TopicCase) -> None:
-        """Flows of one server live side by side."""
+        """One flow fenced another flow on the same server."""
         topic = await case.make_topic()
         first = await topic.open_transactions(case.prefix + "first")
         second = await topic.open_transactions(case.prefix + "second")
@@ -267,7 +265,7 @@ class TransactionsContract:
         await patiently(second.close())
 
     async def test_an_empty_transaction_commits(self, case: TopicCase) -> None:
-        """A checkpoint without outputs is common."""
+        """A checkpoint without outputs could not be committed."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         for _ in range(2):
@@ -278,7 +276,7 @@ class TransactionsContract:
         assert values_of(await read_to_end(topic)) == [b"a"]
 
     async def test_calls_out_of_order_are_errors(self, case: TopicCase) -> None:
-        """A write outside a transaction would be visible at once, or never."""
+        """A write outside of a transaction became visible at once, or never."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         with pytest.raises(TopicError, match="begin"):

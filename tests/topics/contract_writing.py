@@ -1,4 +1,4 @@
-"""Written records can be read again."""
+"""Checks that written records can be read again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from streamiter.topics import OutgoingBatch, ReadRequest
 
 
 class WritingContract:
-    """A part of `TopicContract`."""
+    """The part of `TopicContract` on writing."""
 
     async def test_every_field_of_a_record_survives_the_round_trip(self, case: TopicCase) -> None:
-        """Headers with repeated names and records without key or value were lost by connectors elsewhere."""
+        """Headers with repeated names, and records without a key or a value, were lost by other connectors."""
         topic = await case.make_topic()
         headers = [(("a", b"1"), ("a", b"2"), ("ü", b"\x00\xff")), (), (("empty", b""),), ()]
         written = OutgoingBatch(
@@ -47,7 +47,7 @@ class WritingContract:
         assert [record.offset for record in records] == [0, 1, 2, 3]
 
     async def test_records_without_time_stamps_get_the_time_of_writing(self, case: TopicCase) -> None:
-        """A record of time zero falls out of a retention by time at once."""
+        """A record had the time zero, so a retention by time deleted it at once."""
         topic = await case.make_topic()
         before = SystemClock().now_ms()
         await write(topic, [b"a", b"b"])
@@ -55,7 +55,7 @@ class WritingContract:
         assert all(before <= record.timestamp_ms <= after for record in await read_to_end(topic))
 
     async def test_a_batch_without_keys_or_headers_reads_as_having_none(self, case: TopicCase) -> None:
-        """Columns that were never written must still have an entry for each record."""
+        """A batch without keys had no column of keys, and its reader failed."""
         topic = await case.make_topic()
         await write(topic, [b"a", b"b"])
         reader = await topic.open_reader(ReadRequest(stop="latest"))
@@ -65,7 +65,7 @@ class WritingContract:
         await reader.close()
 
     async def test_an_empty_batch_is_no_record(self, case: TopicCase) -> None:
-        """An operator may emit a batch of nothing."""
+        """An operator emitted an empty batch, and the write failed or stored a record."""
         topic = await case.make_topic(partitions=2)
         writer = await topic.open_writer()
         await patiently(writer.write(OutgoingBatch([])))
@@ -74,7 +74,7 @@ class WritingContract:
         assert await read_to_end(topic) == []
 
     async def test_many_records_come_back_exactly_once(self, case: TopicCase) -> None:
-        """More than one fetch, more than one block, several partitions."""
+        """A record was lost or repeated between two fetches, blocks or partitions."""
         topic = await case.make_topic(partitions=3)
         writer = await topic.open_writer()
         for start in range(0, 20_000, 2_500):
@@ -87,7 +87,7 @@ class WritingContract:
             assert offsets == sorted(set(offsets))
 
     async def test_a_key_stays_in_its_partition_and_in_order(self, case: TopicCase) -> None:
-        """State by key depends on the order of its records."""
+        """The records of a key changed their order, on which its state depends."""
         topic = await case.make_topic(partitions=3)
         writer = await topic.open_writer()
         for start in range(0, 600, 40):
@@ -104,7 +104,7 @@ class WritingContract:
             assert numbers_of(of_key) == sorted(numbers_of(of_key))
 
     async def test_an_explicit_partition_is_obeyed(self, case: TopicCase) -> None:
-        """Feedback and re-partitioned state are written to where their owner reads."""
+        """Feedback was written to another partition than the one that its owner reads."""
         topic = await case.make_topic(partitions=3)
         writer = await topic.open_writer()
         for partition in (2, 0, 2):
@@ -120,7 +120,7 @@ class WritingContract:
         ]
 
     async def test_a_partition_that_is_not_there_is_refused(self, case: TopicCase) -> None:
-        """Records for it would wait for ever, or end in another partition."""
+        """A record for a missing partition waited for ever, or was written to another partition."""
         topic = await case.make_topic(partitions=2)
         writer = await topic.open_writer()
         with pytest.raises(TopicError, match="partition"):
@@ -128,8 +128,8 @@ class WritingContract:
         await patiently(writer.close())
         assert await read_to_end(topic) == []
 
-    async def test_what_was_flushed_is_readable_by_another_client(self, case: TopicCase) -> None:
-        """A flush that returns early loses records when the writer is killed behind it."""
+    async def test_flushed_records_are_readable_by_another_client(self, case: TopicCase) -> None:
+        """A flush returned too early, and a kill of the writer after it lost records."""
         topic = await case.make_topic()
         writer = await topic.open_writer()
         for count in (1, 2, 3):
@@ -139,7 +139,7 @@ class WritingContract:
         await patiently(writer.close())
 
     async def test_concurrent_writers_lose_nothing_and_keep_their_own_order(self, case: TopicCase) -> None:
-        """Subtasks of a sink write side by side."""
+        """The subtasks of a sink wrote at once, and records were lost or changed their order."""
         topic = await case.make_topic()
 
         async def run(name: int) -> None:
@@ -157,7 +157,7 @@ class WritingContract:
     async def test_one_record_above_the_limit_is_an_error_and_the_topic_continues(
         self, case: TopicCase
     ) -> None:
-        """A record that is dropped because it is large is a silent loss."""
+        """A large record was dropped without an error."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
         topic = await case.make_topic(settings=case.record_limit_settings)
@@ -171,7 +171,7 @@ class WritingContract:
     async def test_the_size_limit_of_a_topic_is_the_largest_record_that_it_takes(
         self, case: TopicCase
     ) -> None:
-        """Dead letters are cut to it: a byte too many ended the job."""
+        """A dead letter was one byte larger than the limit that it was cut to, which ended the job."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
         topic = await case.make_topic(settings=case.record_limit_settings)
@@ -187,10 +187,10 @@ class WritingContract:
         assert values_of(await read_to_end(topic)) == [largest]
 
     @pytest.mark.parametrize("has_checkpoints", [False, True])
-    async def test_dead_letters_are_cut_to_what_the_topic_takes(
+    async def test_dead_letters_are_cut_to_the_limit_of_the_topic(
         self, case: TopicCase, has_checkpoints: bool, tmp_path: Path
     ) -> None:
-        """One large record ended the job of a flow that should have continued without it."""
+        """One large record ended a job that should have continued without it."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
         dead = await case.make_topic(settings=case.record_limit_settings)
@@ -213,20 +213,20 @@ class WritingContract:
         assert [letter.value for letter in letters][::3] == [values[0], values[3]]
         assert letters[0].headers == headers
         for letter, value in zip(letters[1:], values[1:], strict=True):
-            told = dict(letter.headers)
+            given = dict(letter.headers)
             assert letter.value is not None
             assert limit.holds(letter.value, letter.key, letter.headers)
-            assert told["step"] == b"parse"
+            assert given["step"] == b"parse"
             if letter.value != value:
                 assert value.startswith(letter.value)
                 assert len(letter.value) > 500
-                assert told["value_bytes"] == b"%d" % len(value)
-                assert told["value_sha256"] == hashlib.sha256(value).hexdigest().encode()
+                assert given["value_bytes"] == b"%d" % len(value)
+                assert given["value_sha256"] == hashlib.sha256(value).hexdigest().encode()
             error = f"ValueError: {errors[value[:1]]}"
-            if told["error"] != error.encode():
-                assert told["error_bytes"] == b"%d" % len(error.encode())
-                assert len(told["error"]) > 100
-                assert error.startswith(told["error"].decode().removesuffix("…"))
+            if given["error"] != error.encode():
+                assert given["error_bytes"] == b"%d" % len(error.encode())
+                assert len(given["error"]) > 100
+                assert error.startswith(given["error"].decode().removesuffix("…"))
         assert [
             ("value_bytes" in names, "error_bytes" in names)
             for names in (dict(each.headers) for each in letters)

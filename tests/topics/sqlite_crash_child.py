@@ -1,6 +1,6 @@
-"""Writes to a topic until it is killed, and prints the acknowledged records on stdout.
+"""Write to a topic until this process is killed, and print the number of acknowledged records.
 
-Run by `test_sqlite_crash.py` as a process: ``sqlite_crash_child.py <url> <way of writing>``.
+`test_sqlite_crash.py` runs this file as a process: ``sqlite_crash_child.py <url> <way of writing>``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from streamiter.topics import OutgoingBatch, topic
 
-# Batches of uneven size, some of them larger than a block.
+# The sizes of batches, some of which are larger than a block.
 SIZES = (1, 7, 300, 2, 9000, 40)
 
 
@@ -27,7 +27,7 @@ def batches() -> itertools.chain[OutgoingBatch]:
 
 
 async def write_and_flush(url: str) -> None:
-    """Flushed records are acknowledged."""
+    """Write batches, and acknowledge records when they are flushed."""
     writer = await topic(url).open_writer()
     acknowledged = 0
     for batch in batches():
@@ -38,7 +38,10 @@ async def write_and_flush(url: str) -> None:
 
 
 async def commit_transactions(url: str) -> None:
-    """Committed records are acknowledged; each transaction is staged, because it is larger than a block."""
+    """Commit transactions, and acknowledge records when they are committed.
+
+    Large transactions are staged, because they are larger than a block.
+    """
     clicks = topic(url)
     transactions = await clicks.open_transactions("crash")
     acknowledged = 0

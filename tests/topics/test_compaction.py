@@ -1,4 +1,4 @@
-"""Topics that keep the last record of each key, in memory and in an SQLite file."""
+"""Compacted topics in memory and in an SQLite file keep the last record of each key."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def handle(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
     return lambda name: topic(f"sqlite:///{tmp_path}/topics.db?topic={name}", synchronous="normal")
 
 
-async def test_commits_of_years_leave_one_record_for_each_flow(handle: MakeTopic) -> None:
-    """A commit every ten seconds makes three million commit records a year; only the last one is used."""
+async def test_many_commits_leave_one_record_for_each_flow(handle: MakeTopic) -> None:
+    """A commit every ten seconds stored three million commit records in a year, although only the last one is used."""
     commits = await ensure_commit_topic(handle("outputs"))
     flows = [await commits.open_transactions(f"flow-{number}") for number in range(3)]
     for commit in range(400):
-        owner = commit % 7 % 3  # one of them commits more often than the others
+        owner = commit % 7 % 3  # one flow commits more often than the others
         await flows[owner].begin()
         batch = OutgoingBatch([b"%d" % commit], keys=[b"flow-%d" % owner])
         await flows[owner].write(commits, batch)
@@ -59,8 +59,8 @@ async def test_commits_of_years_leave_one_record_for_each_flow(handle: MakeTopic
         assert record.value == last
 
 
-async def test_what_is_not_committed_supersedes_nothing(handle: MakeTopic) -> None:
-    """The last commit record would be lost when the present transaction is aborted."""
+async def test_uncommitted_records_supersede_nothing(handle: MakeTopic) -> None:
+    """An open transaction superseded the last commit record, and was aborted later."""
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)
     await write(clicks, OutgoingBatch([b"committed"], keys=[b"k"]))
@@ -77,7 +77,7 @@ async def test_what_is_not_committed_supersedes_nothing(handle: MakeTopic) -> No
 
 
 def surviving(history: list[TopicRecord], left: list[TopicRecord]) -> None:
-    """The remaining records are unchanged, and no required record is missing."""
+    """Check that the remaining records are unchanged, and that no required record is missing."""
     assert all(record in history for record in left)
     assert [record.offset for record in left] == sorted(record.offset for record in left)
     last = {record.key: record for record in history if record.key is not None}
@@ -93,8 +93,8 @@ async def written(clicks: Topic, batch: OutgoingBatch, history: list[TopicRecord
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_readers_pass_over_the_gaps_wherever_they_begin_and_end(handle: MakeTopic, seed: int) -> None:
-    """A gap at a reader's start, at its stop, or between must neither hold it up nor shift offsets."""
+async def test_readers_skip_gaps_at_any_start_and_stop(handle: MakeTopic, seed: int) -> None:
+    """A gap at a reader's start or stop, or between them, held the reader up, or shifted its offsets."""
     choice = random.Random(seed)
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)
@@ -114,8 +114,8 @@ async def test_readers_pass_over_the_gaps_wherever_they_begin_and_end(handle: Ma
         assert await read_to_end(clicks, request) == expected
 
 
-async def test_a_reader_that_was_overtaken_continues_behind_the_gap(handle: MakeTopic) -> None:
-    """A superseded record is no loss: it must not end a reader as records out of retention do."""
+async def test_a_reader_before_a_gap_continues_behind_it(handle: MakeTopic) -> None:
+    """A superseded record ended a reader, as a record out of retention does, although it is no loss."""
     clicks = handle("clicks")
     await clicks.create(settings=COMPACTED)
     await write(clicks, OutgoingBatch(numbered([0]), keys=[b"k"]))

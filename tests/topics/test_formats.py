@@ -1,4 +1,4 @@
-"""Decoders and encoders: their results, and that every bad value is named."""
+"""Decoders and encoders give the right results, and name each bad value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Click(msgspec.Struct):
 POINTS = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
 GOOD = b'{"id": 1, "x": [1, 2.5], "name": "n"}'
 
-# Bad for each decoder below, in any batch.
+# These values are bad for each decoder below, in any batch.
 BAD = [
     b"",
     b"{",
@@ -56,7 +56,7 @@ BAD = [
     b'{"id": 1, "x": [1, 2], "name": "\xff"}',
     b"\x00",
 ]
-# Bad by their types only, so not for Json.
+# Only the types of these values are bad, so Json accepts them.
 WRONG = [
     b"null",
     b"[]",
@@ -70,7 +70,7 @@ WRONG = [
     b'{"id": 1, "x": 1, "name": "n"}',
     b'{"id": 1, "x": [1, 2], "name": 7}',
 ]
-# Bad for columns only.
+# These values are bad only for columns.
 UNFIT = [
     b'{"id": 1, "x": [1], "name": "n"}',
     b'{"id": 1, "x": [1, 2, 3], "name": "n"}',
@@ -95,7 +95,7 @@ def encode(encoder: Encoder, records: Any) -> list[bytes | None]:
 def test_exactly_the_bad_values_of_a_batch_are_named(
     numbers: list[int], decoder: Decoder, bad: list[bytes | None]
 ) -> None:
-    """One bad record must neither remove the good ones of its batch, nor count as good."""
+    """One bad record removed the good records of its batch, or counted as good."""
     values = [[GOOD, GOOD, *bad][number % (2 + len(bad))] for number in numbers]
     bad_indices = [index for index, value in enumerate(values) if value != GOOD]
     if not bad_indices:
@@ -109,7 +109,7 @@ def test_exactly_the_bad_values_of_a_batch_are_named(
 
 @pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
 def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | None]) -> None:
-    """The lists above are correct."""
+    """A value in the lists above was not bad, so the test of bad values tested nothing."""
     for value in bad:
         with pytest.raises(errors.DecodeError):
             decode(decoder, value)
@@ -117,7 +117,7 @@ def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | No
 
 @pytest.mark.parametrize("decoder", [Json(), Typed(Click), POINTS], ids=["json", "typed", "columns"])
 def test_an_empty_batch_decodes_to_an_empty_batch(decoder: Decoder) -> None:
-    """A read can end with nothing left after filtering."""
+    """A filter left no value of a batch, and the decoder failed."""
     assert len(decode(decoder)) == 0
 
 
@@ -147,7 +147,7 @@ def json_value(random: Random, levels: int = 3) -> Any:
 
 @random_examples(lambda random: many(random, json_value, 6))
 def test_json_survives_the_round_trip(records: list[Any]) -> None:
-    """A source must be able to read the output of a sink."""
+    """A source could not read the output of a sink."""
     assert decode(Json(), *encode(Json(), records)) == records
 
 
@@ -165,8 +165,8 @@ def rows(random: Random) -> list[dict[str, Any]]:
 
 
 @random_examples(rows)
-def test_columns_hold_what_the_json_says(records: list[dict[str, Any]]) -> None:
-    """Packing must not change a bit of any number."""
+def test_columns_have_the_values_of_the_json(records: list[dict[str, Any]]) -> None:
+    """A number in a column differed by a bit from the number in the JSON."""
     columns = decode(POINTS, *map(orjson.dumps, records))
     assert columns["id"].tolist() == [record["id"] for record in records]
     assert columns["x"].tolist() == [record["x"] for record in records]
@@ -176,9 +176,9 @@ def test_columns_hold_what_the_json_says(records: list[dict[str, Any]]) -> None:
 
 @random_examples(rows)
 def test_columns_survive_the_round_trip_through_their_schema(records: list[dict[str, Any]]) -> None:
-    """A topic written by one flow must be readable with the same schema by the next, whatever the order.
+    """A topic that one flow had written could not be read with the same schema by the next flow.
 
-    The fast path for columns without a schema must agree with it.
+    The fast path for columns without a schema must give the same text.
     """
     columns = decode(POINTS, *map(orjson.dumps, records))
     shuffled = Columns({name: columns[name] for name in ("name", "id", "x")})
@@ -207,7 +207,7 @@ def test_columns_survive_the_round_trip_through_their_schema(records: list[dict[
 def test_columns_are_written_as_the_type_of_the_schema(
     field: Any, array: np.ndarray[Any, Any], read_back: list[Any]
 ) -> None:
-    """Integers made by a step for a float field, or an int8 that is read as float64, break the reader."""
+    """A step made integers for a float field, and the reader of the topic failed."""
     schema = JsonColumns({"a": field})
     values = encode(schema, Columns({"a": array}))
     columns = decode(schema, *values)
@@ -240,7 +240,7 @@ def test_columns_are_written_as_the_type_of_the_schema(
 def test_columns_that_could_not_be_read_back_are_refused_with_field_and_types(
     field: Any, column: np.ndarray[Any, Any], bad: list[int], reason: str
 ) -> None:
-    """The writer's mistake must not become the reader's: it may be another program, months later."""
+    """A writer's mistake was noticed months later by the reader, which was another program."""
     with pytest.raises(errors.EncodeError) as caught:
         encode(JsonColumns({"b": "int64", "a": field}), Columns({"a": column, "b": np.arange(3)}))
     assert list(caught.value.failures) == bad
@@ -256,8 +256,8 @@ def test_columns_that_could_not_be_read_back_are_refused_with_field_and_types(
         (Columns({"id": [1], "x": [[1.0, 2.0]], "name": ["n"], "z": [0]}), "given id, x, name, z"),
     ],
 )
-def test_what_is_not_columns_of_just_the_fields_is_refused(batch: Any, given: str) -> None:
-    """A column left out is unreadable; one too many is lost without a word."""
+def test_batches_without_exactly_the_fields_are_refused(batch: Any, given: str) -> None:
+    """A batch without one of the columns was unreadable, or a column too many was lost without an error."""
     with pytest.raises(
         errors.EncodeError, match=f"expected Columns of the fields id, x, name, {given}"
     ) as caught:
@@ -266,7 +266,7 @@ def test_what_is_not_columns_of_just_the_fields_is_refused(batch: Any, given: st
 
 
 def test_each_bad_record_is_named_once_whichever_of_its_fields_is_bad() -> None:
-    """The step's policy acts once for each of them."""
+    """A record with two bad fields was counted as two bad records by the step's policy."""
     schema = JsonColumns({"a": "float64", "b": "uint8"})
     with pytest.raises(errors.EncodeError) as caught:
         encode(schema, Columns({"a": [1.0, np.nan, np.nan], "b": [-1, -1, 0]}))
@@ -277,8 +277,8 @@ def test_each_bad_record_is_named_once_whichever_of_its_fields_is_bad() -> None:
     }
 
 
-def test_no_records_are_written_as_none() -> None:
-    """A batch can be empty after filtering, and then be a list."""
+def test_an_empty_batch_is_encoded_as_no_values() -> None:
+    """An empty batch after a filter was a list, and the encoder refused it."""
     assert encode(POINTS, []) == encode(POINTS, decode(POINTS)) == []
 
 
@@ -291,7 +291,7 @@ def test_no_records_are_written_as_none() -> None:
     ],
 )
 def test_integers_are_taken_up_to_the_limits_of_their_type(dtype: str, smallest: int, largest: int) -> None:
-    """Wrapping around turns an id into another one."""
+    """An id exceeded its type, and became another id."""
     decoder = JsonColumns({"n": dtype})
     columns = decode(decoder, b'{"n": %d}' % smallest, b'{"n": %d}' % largest)
     assert columns["n"].dtype == np.dtype(dtype)
@@ -302,7 +302,7 @@ def test_integers_are_taken_up_to_the_limits_of_their_type(dtype: str, smallest:
 
 
 def test_columns_of_every_supported_type() -> None:
-    """Each type has its own packing code."""
+    """Columns of one type were packed wrongly, because each type has its own code."""
     decoder = JsonColumns({"b": "bool", "f": np.float32, "h": "float16", "t": ("str", 2), "w": ("int8", 3)})
     value = b'{"b": true, "f": 0.5, "h": 2, "t": ["a", "bcd"], "w": [1, 2, 3]}'
     columns = decode(decoder, value, value)
@@ -319,7 +319,7 @@ def test_columns_of_every_supported_type() -> None:
 
 
 def test_column_names_may_be_any_text() -> None:
-    """Fields of other people's JSON are not Python identifiers."""
+    """The fields of another program's JSON were refused, because they are no Python identifiers."""
     columns = decode(
         JsonColumns({"a-b": "int64", "class": "str", "ü x": "bool"}),
         b'{"a-b":1,"class":"c","\xc3\xbc x":true}',
@@ -329,14 +329,14 @@ def test_column_names_may_be_any_text() -> None:
 
 
 def test_pretty_printed_json_is_json() -> None:
-    """Values with line feeds inside come from other producers."""
+    """Values of another producer, with line feeds inside, were refused."""
     pretty = orjson.dumps({"id": 1, "x": [1.0, 2.0], "name": "n"}, option=orjson.OPT_INDENT_2)
     assert decode(POINTS, pretty, pretty)["x"].tolist() == [[1.0, 2.0]] * 2
     assert decode(Typed(Click), pretty) == [Click(1, [1.0, 2.0], "n")]
 
 
 def test_decoded_columns_can_be_written_to() -> None:
-    """Read-only arrays make warnings or errors in libraries that take them over without a copy."""
+    """A library took a decoded array without a copy, and failed because the array was read-only."""
     columns = decode(POINTS, GOOD)
     assert all(array.flags.writeable and array.flags.c_contiguous for array in columns.arrays.values())
 
@@ -353,8 +353,8 @@ def test_decoded_columns_can_be_written_to() -> None:
         {"a": "U3"},
     ],
 )
-def test_a_schema_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any]) -> None:
-    """Otherwise the first record shows the error, hours later."""
+def test_an_impossible_schema_is_refused_where_it_is_written(fields: dict[str, Any]) -> None:
+    """The error of a schema came with the first record, hours later."""
     with pytest.raises(errors.ConfigurationError, match="JsonColumns"):
         JsonColumns(fields)
 
@@ -363,7 +363,7 @@ def test_a_schema_that_cannot_be_is_refused_where_it_is_written(fields: dict[str
     "kind", ["int32", "uint64", "float32", "float64", "bool", "str", "datetime64[s]", "object"]
 )
 def test_arrays_are_written_as_their_rows(kind: str) -> None:
-    """The fast path and the one for odd types must give the same text."""
+    """Arrays of unusual types were written as another text than the fast path writes."""
     array = np.array([[1, 0], [1, 1]]).astype(kind)
     expected = [orjson.loads(orjson.dumps(row.tolist())) for row in array]
     assert decode(Json(), *encode(Json(), array)) == expected
@@ -372,8 +372,8 @@ def test_arrays_are_written_as_their_rows(kind: str) -> None:
     assert decode(Json(), *encode(Json(), columns)) == [{"a": row, "b": row[1]} for row in expected]
 
 
-def test_json_writes_what_models_hold() -> None:
-    """Numpy scalars and structs turn up inside dicts; JSON has no NaN."""
+def test_json_writes_the_values_of_models() -> None:
+    """A model with numpy scalars, structs or NaN could not be written as JSON."""
     record = {"x": np.arange(2), "s": np.float32(0.5), "c": Click(1, [2.0]), "nan": math.nan, "none": None}
     assert decode(Json(), *encode(Json(), [record, None])) == [
         {"x": [0, 1], "s": 0.5, "c": {"id": 1, "x": [2.0], "name": ""}, "nan": None, "none": None},
@@ -396,14 +396,14 @@ def test_json_writes_what_models_hold() -> None:
 def test_exactly_the_records_that_cannot_be_written_are_named(
     encoder: Encoder, records: list[Any], bad: list[int]
 ) -> None:
-    """The step's policy applies to them alone."""
+    """The step's policy was applied to good records, too."""
     with pytest.raises(errors.EncodeError) as caught:
         encoder.encode(records)
     assert list(caught.value.failures) == bad
 
 
 def test_the_type_that_json_has_no_form_for_is_named() -> None:
-    """'Type is not JSON serializable' without the type is of no use."""
+    """The error said 'Type is not JSON serializable' without the type."""
     with pytest.raises(errors.EncodeError, match="set"):
         encode(Json(), [{"a": {1}}])
     with pytest.raises(errors.EncodeError, match="bytes"):
@@ -411,7 +411,7 @@ def test_the_type_that_json_has_no_form_for_is_named() -> None:
 
 
 def test_a_union_of_tagged_structs_is_read_and_written() -> None:
-    """Several kinds of event in one topic."""
+    """A topic with several kinds of events could not be read."""
 
     class Start(msgspec.Struct, tag=True):
         at: int
@@ -424,14 +424,14 @@ def test_a_union_of_tagged_structs_is_read_and_written() -> None:
 
 
 def test_text_names_bytes_of_another_encoding() -> None:
-    """Replacement characters would be a silent change."""
+    """Bytes of another encoding were silently replaced by other characters."""
     with pytest.raises(errors.DecodeError) as caught:
         decode(Text(), b"ok", b"\xff", None)
     assert list(caught.value.failures) == [1]
 
 
 def test_metadata_goes_with_columns_too() -> None:
-    """Any decoder can be inside."""
+    """Metadata could not be combined with a decoder of columns."""
     batch = TopicBatch(partition=2, offsets=[5], keys=[None], values=[GOOD], headers=[(("h", b"1"),)])
     [record] = WithMetadata(POINTS).decode(batch)
     assert (record["partition"], record["offset"], record["headers"]) == (2, 5, (("h", b"1"),))
@@ -448,7 +448,7 @@ def test_the_records_of_a_table_are_its_rows(encoder: Any, table: Any) -> None:
 
 @pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
 def test_a_table_that_is_written_without_an_encoder_is_refused(table: Any) -> None:
-    """It was a KeyError: 0 somewhere inside; columns whose names are bytes would have been written."""
+    """The error was a KeyError: 0, and columns whose names are bytes would have been written."""
     batch = OutgoingBatch(table({"id": [1, 2], "name": ["a", "b"]}))
     with pytest.raises(
         errors.TopicError,
@@ -458,7 +458,7 @@ def test_a_table_that_is_written_without_an_encoder_is_refused(table: Any) -> No
 
 
 def test_a_query_is_no_batch_to_encode() -> None:
-    """It has no rows yet."""
+    """A query was written as a batch, although it has no rows before it is collected."""
     for encoder in (Json(), POINTS, Text(), Raw(), Typed(Click)):
         with pytest.raises(errors.TopicError, match=r"encode: .* polars.LazyFrame; write ….collect\(\)"):
             encoder.encode(polars.DataFrame({"id": [1]}).lazy())  # type: ignore[arg-type]

@@ -28,15 +28,15 @@ def install(folder: Path, name: str, entry_point: str, code: str = "") -> None:
     (folder / f"{name}.py").write_text(code)
 
 
-def test_our_own_connectors_are_registered() -> None:
-    """A scheme missing in the packaging is found here, not by the first user."""
+def test_the_connectors_of_the_project_are_registered() -> None:
+    """A scheme was missing in the packaging, and the first user noticed it."""
     assert known_schemes() == ["file", "kafka", "memory", "sqlite"]
     assert isinstance(connector_for("memory://a"), MemoryConnector)
     assert isinstance(connector_for("MEMORY://a"), MemoryConnector)
 
 
 def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
-    """Entry points are the only registry."""
+    """A connector of another package was not found, although it had an entry point."""
     install(
         installed,
         "pigeons",
@@ -48,7 +48,7 @@ def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
 
 
 def test_errors_show_no_password() -> None:
-    """A configuration with a typing mistake in the scheme wrote the broker's password into the log."""
+    """The scheme in a configuration was misspelt, and the error wrote the broker's password into the log."""
     with pytest.raises(ConfigurationError) as caught:
         topic("kafak://user:secret@broker:9092/clicks?sasl_password=hidden")
     assert "broker:9092/clicks" in str(caught.value)
@@ -58,7 +58,7 @@ def test_errors_show_no_password() -> None:
 
 @pytest.mark.parametrize("url", ["nonsense://a", "nonsense://", "kafkaa://h/t"])
 def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
-    """A typing mistake should be seen at a glance."""
+    """The error about a misspelt scheme did not list the known schemes."""
     with pytest.raises(
         ConfigurationError,
         match=r"file://, kafka:// \(pip install 'streamiter\[kafka\]'\), memory://, sqlite://, given nonsense|kafkaa",
@@ -68,7 +68,7 @@ def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["clicks", "", "://clicks", "other:clicks"])
 def test_an_invalid_url_is_refused_with_an_example(url: str) -> None:
-    """Users try a bare name first."""
+    """A user tried a bare name first, and the error had no example of a URL."""
     with pytest.raises(ConfigurationError, match="expected a URL such as kafka://"):
         topic(url)
 
@@ -76,16 +76,16 @@ def test_an_invalid_url_is_refused_with_an_example(url: str) -> None:
 def test_a_missing_extra_is_an_error_with_the_install_command(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """'No module named aiokafka' does not say what to do."""
+    """The error 'No module named aiokafka' did not say what to do."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("aiokafka", "streamiter_kafka")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "aiokafka", None)  # what an import finds that is not installed
+    monkeypatch.setitem(sys.modules, "aiokafka", None)  # stands for a package that is not installed
     with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[kafka\]'"):
         topic("kafka://127.0.0.1:9092/clicks")
 
 
 def test_a_broken_connector_is_named(installed: Path) -> None:
-    """Somebody else's package should not look like our mistake."""
+    """A bug in another package's connector looked like a bug of this package."""
     install(installed, "broken", "broken = broken:Connector", "import a_module_that_is_not_there\n")
     install(installed, "wrong", "wrong = wrong:Connector", "class Connector: pass\n")
     with pytest.raises(ConfigurationError, match=r"broken:Connector cannot be imported .*not_there"):
@@ -111,7 +111,7 @@ def test_a_broken_connector_is_named(installed: Path) -> None:
     ],
 )
 def test_a_malformed_url_is_refused(url: str) -> None:
-    """The error comes from the line that is wrong, not from the first read."""
+    """A wrong URL was reported by the first read, and not by the line that has it."""
     with pytest.raises(ConfigurationError, match="expected"):
         topic(url)
 
@@ -125,8 +125,8 @@ def test_a_malformed_url_is_refused(url: str) -> None:
         ("sqlite:///a.db?topic=a", {"poll_interval_s": 0.0}),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(url: str, options: dict[str, object]) -> None:
-    """A misspelt option would silently be the default."""
+def test_an_impossible_option_is_refused(url: str, options: dict[str, object]) -> None:
+    """An option was misspelt, and its default was used silently."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         topic(url, **options)
 
@@ -134,7 +134,7 @@ def test_an_option_that_cannot_be_is_refused(url: str, options: dict[str, object
 def test_a_file_has_one_commit_domain_however_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs in one file must not be taken for two domains, nor change with the working directory."""
+    """Outputs in one file belonged to two commit domains, or to another one in another working directory."""
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     monkeypatch.chdir(tmp_path)
     relative = topic("sqlite:///a.db?topic=x")
@@ -149,7 +149,7 @@ def test_a_file_has_one_commit_domain_however_it_is_named(
 
 
 def test_the_url_of_a_topic_leads_back_to_it(tmp_path: Path) -> None:
-    """Names and paths may need quoting."""
+    """A name or a path that needs quoting led to another topic."""
     for url in ("memory://a b", f"sqlite:///{tmp_path}/my%20log.db?topic=a%26b%2Fü"):
         found = topic(url)
         again = topic(found.url)

@@ -1,4 +1,4 @@
-"""Special behaviour of topics in memory: gaps in offsets, time, threads."""
+"""Topics in memory have gaps in their offsets, follow the clock, and work between threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, connecto
 
 
 async def test_the_end_of_a_transaction_takes_an_offset() -> None:
-    """Offsets have gaps in Kafka; code that counts on none must fail in tests too."""
+    """Code that expects offsets without gaps passed all tests, and failed on Kafka."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     transactions = await clicks.open_transactions("t")
@@ -26,7 +26,7 @@ async def test_the_end_of_a_transaction_takes_an_offset() -> None:
 
 
 async def test_a_reader_stops_before_an_open_transaction() -> None:
-    """The last stable offset, as in Kafka: records behind it wait, although they are committed."""
+    """A reader in memory passed an open transaction, unlike in Kafka, where it waits at the last stable offset."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     transactions = await clicks.open_transactions("t")
@@ -40,7 +40,7 @@ async def test_a_reader_stops_before_an_open_transaction() -> None:
 
 
 async def test_time_stamps_come_from_the_clock() -> None:
-    """A simulated run must not see the real time."""
+    """A simulated run got the real time in its records."""
     clock = ManualClock(5.0)
     clicks = MemoryBroker(clock=clock).topic("clicks")
     await clicks.create()
@@ -51,7 +51,7 @@ async def test_time_stamps_come_from_the_clock() -> None:
 
 
 async def test_a_transaction_left_open_is_aborted_in_time() -> None:
-    """A run that hangs between two checkpoints would hold every reader for ever."""
+    """A run that hung between two checkpoints held up all readers for ever."""
     clock = ManualClock()
     clicks = MemoryBroker(clock=clock).topic("clicks")
     await clicks.create()
@@ -72,8 +72,8 @@ async def test_a_transaction_left_open_is_aborted_in_time() -> None:
         await transactions.commit()
 
 
-async def test_a_transaction_that_ended_in_time_is_left_alone_by_the_timer() -> None:
-    """The timer of the first transaction must not end the second."""
+async def test_the_timer_does_not_end_a_later_transaction() -> None:
+    """The timer of a transaction that had ended aborted the next transaction."""
     clock = ManualClock()
     clicks = MemoryBroker(clock=clock).topic("clicks")
     await clicks.create()
@@ -87,7 +87,7 @@ async def test_a_transaction_that_ended_in_time_is_left_alone_by_the_timer() -> 
 
 
 async def test_retention_by_count_is_exact_and_spares_open_transactions() -> None:
-    """Undecided records cannot be dropped: they would be neither visible nor aborted."""
+    """Retention dropped records of an open transaction, which were then neither visible nor aborted."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(settings={"retention_records": "3"})
     await write(clicks, numbered(range(10)))
@@ -103,7 +103,7 @@ async def test_retention_by_count_is_exact_and_spares_open_transactions() -> Non
 
 
 async def test_a_reader_that_fell_behind_retention_gets_an_error() -> None:
-    """Going on at the earliest record would be a silent loss."""
+    """A slow reader continued at the earliest record, and lost records without an error."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(settings={"retention_records": "3"})
     reader = await clicks.open_reader(ReadRequest())
@@ -112,16 +112,16 @@ async def test_a_reader_that_fell_behind_retention_gets_an_error() -> None:
         await reader.read()
 
 
-async def test_positions_of_a_partition_that_is_not_there_are_refused() -> None:
-    """They belong to another topic of the same name."""
+async def test_positions_of_a_missing_partition_are_refused() -> None:
+    """Positions of another topic with the same name were used."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(partitions=2)
     with pytest.raises(OffsetOutOfRange, match="created again"):
         await clicks.open_reader(ReadRequest(positions={0: 0, 2: 5}))
 
 
-async def test_what_was_written_stays_as_it_was() -> None:
-    """Batches are handed over, but a caller may fill its list again."""
+async def test_written_records_do_not_change_with_the_caller_s_list() -> None:
+    """A caller filled its list again, and the stored records changed with it."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     values: list[bytes | None] = [b"a"]
@@ -141,8 +141,8 @@ async def test_what_was_written_stays_as_it_was() -> None:
         OutgoingBatch([b"a"], partition=-1),
     ],
 )
-async def test_a_batch_that_does_not_fit_together_is_refused_whole(batch: OutgoingBatch) -> None:
-    """A column too short would shift every record behind it."""
+async def test_a_batch_with_unequal_columns_is_refused_as_a_whole(batch: OutgoingBatch) -> None:
+    """One column of a batch was too short, and all later records were shifted."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     with pytest.raises(TopicError, match="expected"):
@@ -150,8 +150,8 @@ async def test_a_batch_that_does_not_fit_together_is_refused_whole(batch: Outgoi
     assert await read_to_end(clicks) == []
 
 
-async def test_brokers_are_apart_but_a_url_always_leads_to_the_same() -> None:
-    """Tests want their own; a URL means the process's."""
+async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> None:
+    """Two tests shared a broker, or two topics of one process did not."""
     mine, processes = MemoryBroker().topic("apart"), topic("memory://apart")
     await mine.create()
     assert mine.commit_domain != processes.commit_domain
@@ -167,7 +167,7 @@ async def test_brokers_are_apart_but_a_url_always_leads_to_the_same() -> None:
 
 
 async def test_a_reader_is_woken_by_a_writer_in_another_thread_and_loop() -> None:
-    """A flow may run in a thread of a service that writes from its own loop."""
+    """A flow in a thread never noticed records that a service wrote from its own loop."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     reader = await clicks.open_reader(ReadRequest())
@@ -182,7 +182,7 @@ async def test_a_reader_is_woken_by_a_writer_in_another_thread_and_loop() -> Non
 
 
 async def test_closing_a_reader_ends_a_read_that_waits() -> None:
-    """A task that waits in read must not outlive its reader."""
+    """A task waited in a read for ever after its reader was closed."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     reader = await clicks.open_reader(ReadRequest())
@@ -201,8 +201,8 @@ async def test_closing_a_reader_ends_a_read_that_waits() -> None:
         ReadRequest(start="beginning"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_request_that_nobody_can_serve_is_refused(request_: ReadRequest) -> None:
-    """A share beyond the last one would read nothing for ever."""
+async def test_an_impossible_request_is_refused(request_: ReadRequest) -> None:
+    """A reader with a share beyond the last one read no record for ever."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create()
     with pytest.raises(ConfigurationError, match="expected"):
@@ -210,8 +210,8 @@ async def test_a_request_that_nobody_can_serve_is_refused(request_: ReadRequest)
 
 
 @pytest.mark.parametrize("settings", [{"retention": "3"}, {"retention_records": "many"}])
-async def test_a_setting_that_cannot_be_is_refused(settings: dict[str, str]) -> None:
-    """With misspelt retention a topic grows until memory is full."""
+async def test_an_impossible_setting_is_refused(settings: dict[str, str]) -> None:
+    """The retention was misspelt, and the topic grew until the memory was full."""
     clicks = MemoryBroker().topic("clicks")
     with pytest.raises(ConfigurationError, match="expected"):
         await clicks.create(settings=settings)

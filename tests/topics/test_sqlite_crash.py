@@ -1,4 +1,4 @@
-"""kill -9 while topics in a file are written: acknowledged records are present, and no record is torn."""
+"""A kill -9 during writing to a file loses no acknowledged record, and tears no batch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CHILD = Path(__file__).with_name("sqlite_crash_child.py")
 
 
 async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
-    """Run the child, kill it some microseconds after an acknowledgement, and return how much it acknowledged."""
+    """Kill the child some turns after an acknowledgement, and return the number of records that it acknowledged."""
     async with async_process([sys.executable, CHILD, url, way], stdout=asyncio.subprocess.PIPE) as child:
         assert child.stdout is not None
         acknowledged = 0
         for _ in range(acknowledgements):
             acknowledged = int(await patiently(child.stdout.readline()))
-        for _ in range(more_lines.randrange(2000)):  # so that the kill falls at any point of the next commit
+        for _ in range(more_lines.randrange(2000)):  # moves the kill to any point of the next commit
             await asyncio.sleep(0)
         child.kill()
         for line in (await patiently(child.stdout.read())).splitlines():
@@ -39,15 +39,15 @@ async def killed_after(acknowledgements: int, url: str, way: str, more_lines: ra
     ("way", "acknowledgements"),
     [*itertools.product(["flush"], [1, 5, 40]), *itertools.product(["transactions"], [1, 2, 17])],
 )
-async def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_torn(
+async def test_a_killed_writer_leaves_all_acknowledged_records_and_no_torn_batch(
     tmp_path: Path, way: str, acknowledgements: int
 ) -> None:
-    """The engine relies on acknowledgements when it reports records as safe."""
+    """A killed writer lost records that were acknowledged, and that the engine had reported as safe."""
     clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
     await clicks.create(partitions=3)
     acknowledged = await killed_after(acknowledgements, clicks.url, way, random.Random(acknowledgements))
     records = await read_to_end(clicks)
-    # Each batch is there as a whole or not at all, and no batch is missing before one that is there.
+    # Each batch is complete or absent, and no batch is absent before a complete one.
     assert sorted(numbers_of(records)) == list(range(len(records)))
     assert len(records) >= acknowledged
     assert len(records) in itertools.takewhile(
@@ -55,11 +55,11 @@ async def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_torn
     )
     for part in by_partition(records).values():
         assert [record.offset for record in part] == list(range(len(part)))
-    await writing_goes_on(tmp_path, len(records), way)
+    await check_writing_continues(tmp_path, len(records), way)
 
 
-async def writing_goes_on(folder: Path, count: int, way: str) -> None:
-    """The next run writes behind the existing records, and has cleaned up."""
+async def check_writing_continues(folder: Path, count: int, way: str) -> None:
+    """Check that the next run writes behind the existing records, and has cleaned up."""
     clicks = topic(f"sqlite:///{folder}/topics.db?topic=clicks")
     if way == "transactions":
         transactions = await clicks.open_transactions("crash")

@@ -1,4 +1,4 @@
-"""A full disk: a clear error, no partial records, and continuation when there is room again."""
+"""A full disk causes a clear error and no partial records, and writing continues when the disk has room again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MiB = 1 << 20
 async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_continue(
     small_disk: tuple[Path, Callable[[], bool]],
 ) -> None:
-    """A job that stops on a full disk must find its topics whole when there is room again."""
+    """A job stopped on a full disk, and its topics were broken when the disk had room again."""
     disk, give_more_room = small_disk
     clicks = topic(f"sqlite:///{disk}/topics.db?topic=clicks")
     await clicks.create(partitions=2)
@@ -42,7 +42,7 @@ async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_contin
 async def test_a_transaction_on_a_full_disk_can_be_tried_again_or_aborted(
     small_disk: tuple[Path, Callable[[], bool]],
 ) -> None:
-    """Records that were staged before the disk was full must neither appear alone nor be lost."""
+    """Records that were staged before the disk was full were visible alone, or were lost."""
     disk, give_more_room = small_disk
     clicks = topic(f"sqlite:///{disk}/topics.db?topic=clicks")
     await clicks.create()
@@ -91,7 +91,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 async def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path: Path) -> None:
-    """Quotas and limits refuse a write with other errors than a full disk does."""
+    """A quota refused a write with another error than a full disk, and the job did not recognize it."""
     clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
     await clicks.create()
     await write(clicks, [b"before"])

@@ -1,4 +1,4 @@
-"""Special behaviour of topics in an SQLite file: the file, staging, polling, retention."""
+"""Topics in an SQLite file handle damage, staging, polling and retention."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def files_in(folder: Path) -> list[str]:
 # -- the file ----------------------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
-    """Opening must not leave an empty file behind either: the next error would be another one."""
+async def test_the_error_about_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    """The opening of a missing file left an empty file behind, and the next error was another one."""
     clicks = sqlite_topic(tmp_path)
     for call in (clicks.describe, clicks.open_writer, clicks.delete):
         with pytest.raises(
@@ -89,8 +89,8 @@ async def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> 
     assert await connector_for(clicks.url).list_topics(clicks.url, {}) == []
 
 
-async def test_a_missing_topic_names_those_that_are_there(tmp_path: Path) -> None:
-    """Most often it is a typing mistake."""
+async def test_the_error_about_a_missing_topic_names_the_existing_topics(tmp_path: Path) -> None:
+    """The error about a misspelt topic did not name the topics of the file."""
     await sqlite_topic(tmp_path, "clicks").create()
     await sqlite_topic(tmp_path, "views").create()
     with pytest.raises(TopicNotFound, match=r"'click' .*there are: clicks, views\. Create it with"):
@@ -98,7 +98,7 @@ async def test_a_missing_topic_names_those_that_are_there(tmp_path: Path) -> Non
 
 
 async def test_a_file_without_topics_is_left_unchanged(tmp_path: Path) -> None:
-    """A mistyped path must not turn a user's data into a log."""
+    """A path was misspelt, and a user's data was turned into a log."""
     text = b"not a database, but long enough to be looked at: " + b"x" * 5000
     (tmp_path / "topics.db").write_bytes(text)
     with pytest.raises(TopicError, match="expected a file of topics"):
@@ -115,7 +115,7 @@ async def test_a_file_without_topics_is_left_unchanged(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class WholeFile:
-    """A folder with a file of some 50 pages, in which every table has rows, and its whole content."""
+    """A folder with a file of about 50 pages, in which each table has rows, and the file's whole content."""
 
     folder: Path
     content: list[object]
@@ -202,23 +202,23 @@ async def _outcome(asking: Awaitable[list[object]]) -> tuple[list[object], Topic
 async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
     whole_file: WholeFile, tmp_path: Path
 ) -> None:
-    """Of 700 damaged files 196 gave other records or fewer, without a word, and 77 an error of another library."""
+    """Of 700 damaged files, 196 gave other or fewer records without an error, and 77 an error of another library."""
     found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(36)]
-    assert sum(found) > 25  # the rest is unused room
+    assert sum(found) > 25  # other damage is in unused parts of the file
 
 
 @pytest.mark.soak
 def test_damage_anywhere_is_found(
     whole_file: WholeFile, tmp_path: Path, for_each_soak_seed: ForEachSeed
 ) -> None:
-    """The same check for many places in the file."""
+    """Damage at a rare place in the file gave other records without an error."""
     for_each_soak_seed(lambda seed: asyncio.run(check_damage(whole_file, tmp_path / "copy", seed)))
 
 
 async def test_a_job_names_the_step_the_topic_and_the_file_that_is_damaged(
     whole_file: WholeFile, tmp_path: Path
 ) -> None:
-    """'database disk image is malformed', said the log, and there were five of them."""
+    """The log said 'database disk image is malformed', and the job had five files."""
     shutil.copytree(whole_file.folder, tmp_path, dirs_exist_ok=True)
     content = bytearray((tmp_path / "topics.db").read_bytes())
     for page in range(PAGE_BYTES, len(content), PAGE_BYTES):
@@ -234,7 +234,7 @@ async def test_a_job_names_the_step_the_topic_and_the_file_that_is_damaged(
 
 
 async def test_a_block_that_was_stored_before_blocks_had_checksums_is_read(tmp_path: Path) -> None:
-    """Old files have no checksums of blocks and no identity of topics. They get both when they are used."""
+    """Files without checksums of blocks and without identities of topics could not be read any more."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     await write(clicks, numbered(range(5)))
@@ -254,8 +254,8 @@ async def test_a_block_that_was_stored_before_blocks_had_checksums_is_read(tmp_p
     assert list((await views.describe()).identities) == [0]
 
 
-async def test_a_file_that_is_deleted_or_replaced_ends_those_who_use_it(tmp_path: Path) -> None:
-    """A reader waited for ever, and a writer stored its records, in a file that had no name any more."""
+async def test_a_deleted_or_replaced_file_ends_its_readers_and_writers(tmp_path: Path) -> None:
+    """A reader waited for ever in a file that had lost its name, and a writer stored its records in it."""
     clicks = sqlite_topic(tmp_path)
     for replaced in (False, True):
         await clicks.create()
@@ -273,7 +273,7 @@ async def test_a_file_that_is_deleted_or_replaced_ends_those_who_use_it(tmp_path
 
 
 async def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    """Reading a later format by guesswork gives wrong records."""
+    """A file of a later format was read, and gave wrong records."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     with opened(tmp_path) as connection:
@@ -283,20 +283,20 @@ async def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """'unable to open database file' does not name the missing folder."""
+    """The error 'unable to open database file' did not name the missing folder."""
     with pytest.raises(TopicError, match=r"the folder .*/absent does not exist"):
         await sqlite_topic(tmp_path / "absent").create()
 
 
 async def test_a_file_that_cannot_be_written_is_denied(tmp_path: Path) -> None:
-    """The test uses a directory instead of the file: no user can open it."""
+    """The error about a file without rights did not name it. The test uses a directory, which no user can open."""
     (tmp_path / "topics.db").mkdir()
     with pytest.raises(TopicDenied, match=r"topics\.db: not allowed to open"):
         await sqlite_topic(tmp_path).describe()
 
 
-async def test_a_file_is_created_once_however_many_try(tmp_path: Path) -> None:
-    """Found by racing: one of them saw the tables of another before its mark."""
+async def test_a_file_is_created_once_by_any_number_of_callers(tmp_path: Path) -> None:
+    """Two processes created a file at once, and one of them saw the other's tables before its mark."""
     for attempt in range(5):
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -306,7 +306,7 @@ async def test_a_file_is_created_once_however_many_try(tmp_path: Path) -> None:
 
 
 async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
-    """A process that hangs must not hang all others silently; readers continue."""
+    """A process that hung with a lock stopped all other processes silently."""
     clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
     await clicks.create()
     await write(clicks, [b"before"])
@@ -326,7 +326,7 @@ async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> None:
-    """All heartbeats of a job are in the event loop."""
+    """A commit blocked the event loop, and with it all heartbeats of the job."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     writer = await clicks.open_writer()
@@ -343,8 +343,8 @@ async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> 
     assert values_of(await read_to_end(clicks)) == [b"a"]
 
 
-async def test_what_is_handed_over_during_a_commit_goes_into_the_next_one(tmp_path: Path) -> None:
-    """A commit for each record would write some thousand records a second instead of millions."""
+async def test_records_that_arrive_during_a_commit_are_in_the_next_one(tmp_path: Path) -> None:
+    """Each record had its own commit, so a thousand records a second were written instead of millions."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     writer = await clicks.open_writer()
@@ -359,8 +359,8 @@ async def test_what_is_handed_over_during_a_commit_goes_into_the_next_one(tmp_pa
     assert stored_blocks(tmp_path)[0] <= 3
 
 
-async def test_write_waits_where_too_much_is_under_way(tmp_path: Path) -> None:
-    """A slow disk must slow the flow down, not fill the memory."""
+async def test_a_write_waits_while_too_many_bytes_are_unwritten(tmp_path: Path) -> None:
+    """A slow disk filled the memory, because the flow was not slowed down."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     writer = await clicks.open_writer()
@@ -379,7 +379,7 @@ async def test_write_waits_where_too_much_is_under_way(tmp_path: Path) -> None:
         for _ in range(300):
             await asyncio.sleep(0)
         assert not writing.done()
-        assert handed_over < 40  # one commit's worth, stuck in the thread, and as much again behind it
+        assert handed_over < 40  # the records of one commit, which waits in the thread, and as many behind it
         connection.execute("ROLLBACK")
     await patiently(writing)
     await writer.close()
@@ -387,7 +387,7 @@ async def test_write_waits_where_too_much_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_flush_does_not_cancel_the_commit(tmp_path: Path) -> None:
-    """Somebody else's timeout is no reason to lose or double records."""
+    """A caller's timeout cancelled a flush, and records were lost or doubled."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     writer = await clicks.open_writer()
@@ -403,7 +403,7 @@ async def test_a_cancelled_flush_does_not_cancel_the_commit(tmp_path: Path) -> N
 
 
 async def test_a_writer_finds_partitions_that_were_added(tmp_path: Path) -> None:
-    """An explicit partition of a grown topic must not be refused."""
+    """A write to a new partition of a larger topic was refused."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create(partitions=1)
     writer = await clicks.open_writer()
@@ -429,7 +429,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 async def test_several_processes_write_while_another_reads(tmp_path: Path) -> None:
-    """One file is all that they share."""
+    """Several processes wrote to one file, and records were lost or read in another order."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     reader = await clicks.open_reader(ReadRequest())
@@ -449,7 +449,7 @@ async def test_several_processes_write_while_another_reads(tmp_path: Path) -> No
 
 
 class CountingClock(ManualClock):
-    """Counts the sleeps and their length."""
+    """A clock that records the length of each sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,8 +460,8 @@ class CountingClock(ManualClock):
         await super().sleep(delay_s)
 
 
-async def test_an_idle_reader_looks_less_and_less_often(tmp_path: Path) -> None:
-    """Fifty looks a second, for each reader, are a noticeable load on an idle machine."""
+async def test_an_idle_reader_looks_more_rarely_with_time(tmp_path: Path) -> None:
+    """Each idle reader looked fifty times a second, which was a noticeable load on the machine."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     clock = CountingClock()
@@ -485,7 +485,7 @@ async def test_an_idle_reader_looks_less_and_less_often(tmp_path: Path) -> None:
 
 
 async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> None:
-    """Unpacking a block of 8192 records for every ten of them costs a hundred times the work."""
+    """A block of 8192 records was unpacked for every ten of them, which is a hundred times the work."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     await write(clicks, numbered(range(8000)))
@@ -493,13 +493,13 @@ async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> N
     reader = await clicks.open_reader(ReadRequest(max_records=10))
     await read_count(reader, 10)
     with opened(tmp_path) as connection:
-        connection.execute("UPDATE blocks SET payload = x'00'")  # who looks again fails
+        connection.execute("UPDATE blocks SET payload = x'00'")  # a second reading of the block would fail
     assert numbers_of(await read_count(reader, 7990)) == list(range(10, 8000))
     await reader.close()
 
 
 async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    """Its offsets start again and mean other records."""
+    """A topic was deleted and created again, and its reader used the old offsets for other records."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     await write(clicks, numbered(range(3)))
@@ -523,7 +523,7 @@ async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) ->
 
 
 async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> None:
-    """The file must stop growing."""
+    """The file of a topic with a retention by bytes never stopped growing."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create(partitions=2, settings={"retention_bytes": str(50_000)})
     writer = await clicks.open_writer()
@@ -538,8 +538,8 @@ async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> Non
     assert [int(value or b"") for value in values_of(await read_to_end(clicks))[:4]] == [96, 97, 98, 99]
 
 
-async def test_retention_by_time_goes_by_the_records_own_time(tmp_path: Path) -> None:
-    """The age of a record counts, not the time of its writing."""
+async def test_retention_by_time_uses_the_time_of_the_records(tmp_path: Path) -> None:
+    """A retention by time used the time of the writing instead of the records' own time."""
     clock = ManualClock(1_000.0)
     clicks = sqlite_topic(tmp_path, clock=clock)
     await clicks.create(settings={"retention_ms": "10000"})
@@ -551,8 +551,8 @@ async def test_retention_by_time_goes_by_the_records_own_time(tmp_path: Path) ->
         await clicks.open_reader(ReadRequest(positions={0: 2}))
 
 
-async def test_retention_by_count_is_exact_though_blocks_are_not_cut(tmp_path: Path) -> None:
-    """Offsets before the start are refused even where their block is still there."""
+async def test_retention_by_count_is_exact_although_blocks_are_not_cut(tmp_path: Path) -> None:
+    """An offset before the start could be read, because its block was still stored."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create(settings={"retention_records": "5"})
     for start in range(0, 12, 4):
@@ -565,8 +565,8 @@ async def test_retention_by_count_is_exact_though_blocks_are_not_cut(tmp_path: P
 # -- transactions ------------------------------------------------------------------------------------------
 
 
-async def test_large_transactions_are_staged_and_do_not_hold_each_other_up(tmp_path: Path) -> None:
-    """Ten seconds of output do not fit in memory, and another flow in the same file must not wait for it."""
+async def test_large_transactions_are_staged_and_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Ten seconds of output exceeded the memory, or another flow in the same file waited for them."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     first, second = [await clicks.open_transactions(name) for name in ("first", "second")]
@@ -590,7 +590,7 @@ async def test_large_transactions_are_staged_and_do_not_hold_each_other_up(tmp_p
 
 
 async def test_a_small_transaction_is_one_block(tmp_path: Path) -> None:
-    """Many small writes between two checkpoints should not make many small rows."""
+    """Many small writes between two checkpoints made many small rows."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     transactions = await clicks.open_transactions("t")
@@ -603,9 +603,10 @@ async def test_a_small_transaction_is_one_block(tmp_path: Path) -> None:
     assert stored_blocks(tmp_path) == (1, 0)
 
 
-async def test_what_a_dead_owner_staged_is_thrown_away(tmp_path: Path) -> None:
-    """Killed runs would fill the disk: the next owner of the id cleans up at once, any other writer after the
-    timeout.
+async def test_staged_records_of_a_dead_owner_are_discarded(tmp_path: Path) -> None:
+    """The staged records of killed runs filled the disk.
+
+    The next owner of the id removes them at once, and any other writer removes them after the timeout.
     """
     clock = ManualClock()
     clicks = sqlite_topic(tmp_path, clock=clock)
@@ -636,8 +637,8 @@ async def test_what_a_dead_owner_staged_is_thrown_away(tmp_path: Path) -> None:
     assert await read_to_end(clicks) == []
 
 
-async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: Path) -> None:
-    """The clocks of two processes differ: the other one's may have been first to say that time was over."""
+async def test_an_owner_whose_records_were_discarded_reports_the_reason(tmp_path: Path) -> None:
+    """Another process, whose clock was ahead, discarded a transaction, and the error had the wrong reason."""
     slow, fast = ManualClock(), ManualClock()
     clicks, same = sqlite_topic(tmp_path, clock=slow), sqlite_topic(tmp_path, clock=fast)
     await clicks.create()
@@ -648,7 +649,7 @@ async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: P
         await transactions.write(clicks, OutgoingBatch([b"x" * MiB]))
         owners.append(transactions)
     fast.advance(61.0)
-    for _ in range(2):  # the second time there is nothing more to throw away
+    for _ in range(2):  # the second cleaner finds nothing to discard
         await (await same.open_transactions("cleaner")).close()
     newer = await same.open_transactions("b")
     with pytest.raises(TransactionExpired, match="another process discarded it"):
@@ -662,7 +663,7 @@ async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: P
 
 
 async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> None:
-    """Its owner must restart from the checkpoint, and not commit records that may have been deleted."""
+    """An owner committed after its timeout, although some of its records may have been deleted."""
     clock = ManualClock()
     clicks = sqlite_topic(tmp_path, clock=clock)
     await clicks.create()
@@ -679,7 +680,7 @@ async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> Non
 
 
 async def test_a_transaction_waits_for_the_lock_and_can_be_tried_again(tmp_path: Path) -> None:
-    """A backup that locks the file for long must not cost the outputs since the last checkpoint."""
+    """A backup locked the file for long, and the outputs since the last checkpoint were lost."""
     clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
     await clicks.create()
     transactions = await clicks.open_transactions("t")
@@ -702,8 +703,8 @@ async def test_a_transaction_waits_for_the_lock_and_can_be_tried_again(tmp_path:
     assert values_of(await read_to_end(clicks)) == [b"gathered", large]
 
 
-async def test_a_topic_deleted_under_a_transaction_fails_the_commit_whole(tmp_path: Path) -> None:
-    """Half a transaction would be visible otherwise: the part of the other topic."""
+async def test_a_topic_deleted_during_a_transaction_fails_the_whole_commit(tmp_path: Path) -> None:
+    """One of two topics was deleted, and the other topic's half of the transaction became visible."""
     clicks, views = sqlite_topic(tmp_path, "clicks"), sqlite_topic(tmp_path, "views")
     await clicks.create()
     await views.create()
@@ -726,7 +727,7 @@ async def test_a_topic_deleted_under_a_transaction_fails_the_commit_whole(tmp_pa
 
 
 async def test_a_cancelled_commit_is_done_or_not_but_never_twice(tmp_path: Path) -> None:
-    """The waiter's end is not the commit's; trying again must not write the records again."""
+    """A commit was done although its waiter was cancelled, and the second try wrote the records again."""
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     transactions = await clicks.open_transactions("t")
@@ -738,14 +739,14 @@ async def test_a_cancelled_commit_is_done_or_not_but_never_twice(tmp_path: Path)
             await asyncio.sleep(0)
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
-        with contextlib.suppress(TopicError):  # "none is open": the cancelled one has gone through
+        with contextlib.suppress(TopicError):  # "none is open": the cancelled commit was done
             await transactions.commit()
     await transactions.close()
     assert numbers_of(await read_to_end(clicks)) == list(range(20))
 
 
 async def test_another_file_is_another_commit_domain(tmp_path: Path) -> None:
-    """Records of one transaction in two files could not be committed at once."""
+    """A transaction had records in two files, which cannot be committed at once."""
     other = topic(f"sqlite:///{tmp_path}/other.db?topic=clicks")
     clicks = sqlite_topic(tmp_path)
     await clicks.create()

@@ -1,4 +1,4 @@
-"""The contract of topics, kept by topics in memory and in an SQLite file."""
+"""Topics in memory and in an SQLite file keep the contract of topics."""
 
 from __future__ import annotations
 

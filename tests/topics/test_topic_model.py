@@ -1,4 +1,4 @@
-"""Random histories of writes and transactions, compared with a very simple model of a topic."""
+"""Random histories of writes and transactions are compared with a very simple model of a topic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model:
 
 
 class History:
-    """Runs steps on a topic and its model, with a reader that is restored again and again."""
+    """Runs steps on a topic and on its model, with a reader that is restored after each read."""
 
     def __init__(self, under_test: Topic) -> None:
         self.topic = under_test
@@ -111,7 +111,7 @@ class History:
         self.model.open = []
 
     async def read(self, max_records: int) -> None:
-        """Continue with a new reader at the position of the last one."""
+        """Read with a new reader from the position of the last one."""
         reader = await self.topic.open_reader(
             ReadRequest(positions=self.positions, stop="latest", max_records=max_records)
         )
@@ -142,10 +142,10 @@ def sqlite_topic(folder: Path) -> Topic:
 @pytest.mark.parametrize("make_topic", [memory_topic, sqlite_topic])
 @settings(max_examples=40, deadline=None)
 @given(script=st.lists(steps, max_size=25))
-def test_whatever_happens_committed_records_are_read_once_and_others_never(
+def test_in_any_history_committed_records_are_read_once_and_others_never(
     make_topic: Callable[[Path], Topic], script: list[tuple[str, ...]]
 ) -> None:
-    """Random orders of commit, abort, take-over and restore."""
+    """A rare order of commits, aborts, take-overs and restores lost a record, or showed an aborted one."""
     with tempfile.TemporaryDirectory() as folder:
         history = History(make_topic(Path(folder)))
         asyncio.run(history.run(script))

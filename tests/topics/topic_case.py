@@ -1,4 +1,4 @@
-"""Tools for the contract of topics: a connector, a clock, and short functions to write and read."""
+"""Tools for the contract of topics: a connector, a clock, and functions to write and read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamiter.topics import (
     Transactions,
 )
 
-# Far above what any check needs: a wait that lasts longer is a hang, and names the check instead of the run.
+# Far above the time of any check. A longer wait is a hang, which fails this check instead of the whole run.
 PATIENCE_S = 30.0
 
 Result = TypeVar("Result")
@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 class TopicCase:
     """One connector under test.
 
-    ``handle(name)`` returns a topic object for a name, without a connection; a second call returns the handle
-    of another client. Names are unique within one test; on a server that outlives the test, ``prefix`` keeps
-    tests apart. Settings are what this connector needs to limit a record's size and to keep only the last
-    records; None if it cannot.
+    ``handle(name)`` returns a topic object for a name, without a connection; a second call returns the handle of
+    another client. Names are unique within one test; on a server that outlives the test, ``prefix`` keeps tests
+    apart. The settings limit a record's size, or keep only the last records; they are None if the connector cannot
+    do that.
     """
 
     handle: Callable[[str], Topic]
@@ -103,7 +103,7 @@ class _ManualTimer:
 
 
 async def patiently(waiting: Awaitable[Result]) -> Result:
-    """Wait, but fail instead of hanging."""
+    """Wait for the result, and fail after a time limit."""
     async with asyncio.timeout(PATIENCE_S):
         return await waiting
 
@@ -122,7 +122,7 @@ def numbers_of(records: Iterable[TopicRecord]) -> list[int]:
 
 
 async def write(topic: Topic, batch: OutgoingBatch | Sequence[bytes | None]) -> None:
-    """Write with a new writer and close it, which flushes."""
+    """Write with a new writer, and close it, which flushes the records."""
     writer = await patiently(topic.open_writer())
     try:
         batch = batch if isinstance(batch, OutgoingBatch) else OutgoingBatch(batch)

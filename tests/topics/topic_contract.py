@@ -1,4 +1,4 @@
-"""The contract of topics: what every connector must do, as a class of checks to inherit from.
+"""The contract of topics: the behaviour of every connector, as a class of checks to inherit from.
 
 A connector's test module makes a `TopicCase` in a fixture named ``case`` and inherits the checks::
 
@@ -9,7 +9,7 @@ A connector's test module makes a `TopicCase` in a fixture named ``case`` and in
         async def case(self, tmp_path):
             yield TopicCase(handle=lambda name: topic(f"mine://{tmp_path}/{name}"))
 
-Nothing here knows any connector; what only some can do is a field of the case.
+The checks do not know any connector; a field of the case says what only some connectors can do.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ class TopicContract(
     CommitTopicContract,
     LifecycleContract,
 ):
-    """Inherit from this and give a fixture ``case``."""
+    """All checks of the contract; a test class inherits from it and has a fixture ``case``."""

@@ -1,7 +1,7 @@
-"""Opens a transaction, writes into it, and continues on request, as a run does that was taken for dead.
+"""Open a transaction, write into it, and continue on request, like a replaced run that wakes up.
 
-Run by `contract_transactions.py` as a process: ``zombie_child.py <url> <transactional id>``. It prints ``open``
-when the transaction is open, waits for a line, and prints the errors of the next calls.
+`contract_transactions.py` runs this file as a process: ``zombie_child.py <url> <transactional id>``. It prints
+``open`` when the transaction is open, waits for a line, and prints the errors of the next calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch, topic
 
-# More than a block of a file, and than one request to a server: some of it is stored before the commit.
+# Larger than a block of a file, and than a request to a server, so that a part is stored before the commit.
 LARGE = b"zombie" + b" " * (1 << 19)
 BATCHES = 4
 
