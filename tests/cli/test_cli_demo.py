@@ -54,7 +54,7 @@ def figure(text, name):
     return float(re.search(rf"^  {name} +([\d.,]+)", text, re.MULTILINE)[1].replace(",", ""))
 
 
-def test_the_first_run_writes_the_events_trains_and_says_how_good_it_is(demo):
+def test_the_first_run_writes_events_trains_and_prints_the_results(demo):
     """A new user's first output had figures that cannot be believed, or no line for each step."""
     assert (demo.first.returncode, demo.first.stderr) == (0, "")
     lines = demo.first.stdout.splitlines()
@@ -186,7 +186,7 @@ def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
     assert ran.stderr.startswith("Wrote 5,000 flights")
 
 
-async def test_with_labels_at_once_there_is_an_event_a_flight(tmp_path):
+async def test_with_immediate_labels_each_flight_has_one_event(tmp_path):
     """Immediate and delayed labels could not be compared on the same flights."""
     ran = streamiter(*SMALL, "--labels", "immediate", "--json", cwd=tmp_path)
     summary = json.loads(ran.stdout)

@@ -115,7 +115,7 @@ async def test_a_missing_model_is_an_error_that_names_the_existing_models(tmp_pa
 
 
 @pytest.mark.parametrize("command", ["tail", "show"])
-def test_a_topic_that_is_not_there_is_an_error(tmp_path, command):
+def test_a_missing_topic_is_an_error(tmp_path, command):
     """Showing a topic that does not exist created it."""
     ran = streamiter("models", command, UPDATES, "-m", "ctr", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -204,7 +204,7 @@ async def test_parameters_of_every_kind_are_a_line_each(tmp_path):
     assert "[/b] :smile:" in printed
 
 
-async def test_none_of_the_last_updates_is_nothing_to_print(tmp_path):
+async def test_a_count_of_zero_prints_no_update(tmp_path):
     """With a count of 0, an error expected updates of the model and said that only updates of this model were given."""
     await published(tmp_path, versions=2)
     ran = streamiter("models", "tail", UPDATES, "-m", "ctr", "-n", "0", cwd=tmp_path)

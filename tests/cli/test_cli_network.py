@@ -93,7 +93,7 @@ def test_show_as_json_is_one_document(folder):
     }
 
 
-def test_the_canonical_form_is_a_file_that_stays_as_it_is(folder):
+def test_the_canonical_form_of_a_canonical_file_is_the_same(folder):
     """The file that is saved with a model was not the canonical form, and changed when it was saved again."""
     ran = streamiter("network", "show", "net.json", "--canonical", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -140,7 +140,7 @@ def test_unknown_keys_are_printed_on_stderr(folder, command):
 
 
 @pytest.mark.parametrize("command", ["show", "draw", "check"])
-def test_a_file_that_is_not_there_is_an_error(tmp_path, command):
+def test_a_missing_file_is_an_error(tmp_path, command):
     """The error about a missing file was a traceback without the file's name."""
     ran = streamiter("network", command, "nosuch.json", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")

@@ -330,7 +330,7 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=la
 
 
 @pytest.mark.parametrize("line", ["run flows:endless", f"topics tail {EVENTS} --follow"])
-async def test_where_ctrl_c_is_ignored_it_stays_ignored(place: Place, line: str) -> None:
+async def test_an_ignored_ctrl_c_stays_ignored(place: Place, line: str) -> None:
     """Ctrl-C at a script also ended the command in its background, which must outlive the script."""
     async with started(place, line, is_sigint_ignored=True) as program:
         await says(".*1\n")(place, program)

@@ -265,7 +265,7 @@ def test_files_of_a_folder_are_topics_too(tmp_path):
     assert streamiter("topics", "list", "file:data/", cwd=tmp_path).stdout == "clicks.jsonl\t1\t2\n"
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     """The error about a misspelt folder explained how to create a topic."""
     ran = streamiter("topics", "list", "file:nosuch/", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
@@ -348,7 +348,7 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
         ("file:nosuch.jsonl", "error: file '{folder}/nosuch.jsonl': there is no such file in '{folder}'\n"),
     ],
 )
-async def test_a_topic_that_is_not_there_is_an_error(tmp_path, url, said):
+async def test_a_missing_topic_is_an_error(tmp_path, url, said):
     """The error about a misspelt topic did not name the topics that exist."""
     await written(tmp_path, [b"1"])
     ran = streamiter("topics", "tail", url, cwd=tmp_path)

@@ -179,7 +179,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-async def test_a_job_whose_topic_fails_says_where_and_why_and_leaves_nothing_running(
+async def test_a_failing_topic_ends_the_job_with_step_and_reason_and_leaves_no_task(
     trouble: str, request: pytest.FixtureRequest
 ) -> None:
     """A service that lost its broker or its disk hung, or ended with a traceback of the client library."""

@@ -281,7 +281,7 @@ def test_a_service_is_restarted_and_has_time_to_stop(service: str) -> None:
     assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) >= 20
 
 
-def test_the_image_has_what_it_copies_and_the_extras_it_installs() -> None:
+def test_the_image_has_the_files_and_extras_that_it_uses() -> None:
     """The image had no Kafka, because .dockerignore left out a folder or an extra was misspelt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for path in copied_paths():

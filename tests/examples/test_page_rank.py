@@ -68,6 +68,7 @@ def test_the_ranks_are_those_of_power_iteration(pairs: Any, subtasks: int, dampi
 
 
 def test_the_ranks_of_a_larger_graph_are_those_of_power_iteration() -> None:
+    """The ranks were right on small graphs only."""
     graph = PROGRAM.made_up_links(300, 1_500)
     expected = power_iteration(graph, PROGRAM.DAMPING)
     assert ranks_of(graph) == pytest.approx(expected, abs=1e-9)
@@ -82,6 +83,7 @@ def test_neither_the_schedule_nor_the_order_of_links_changes_a_bit() -> None:
 
 
 async def test_a_restored_job_has_the_same_ranks() -> None:
+    """A restored job lost or doubled parts of ranks, or a page."""
     graph = PROGRAM.made_up_links(40, 200)
 
     def make() -> tuple[Flow, Any]:
@@ -107,6 +109,7 @@ def test_without_links_there_are_no_pages() -> None:
 
 
 def test_it_runs_without_arguments() -> None:
+    """The example failed when a user ran it without arguments."""
     lines = printed_by("page_rank")
     assert lines[0] == "999 pages, of ranks that sum to 1.000000"
     assert len(lines) == 6

@@ -33,6 +33,7 @@ def as_tuples(visits: Any) -> list[Visit]:
 
 
 def test_the_same_seed_gives_the_same_walks_at_any_parallelism() -> None:
+    """The walks changed with the number of subtasks, or did not change with the seed."""
     graph, walkers = PROGRAM.made_up_edges(20, 60), PROGRAM.new_walkers(50, 20)
     expected = visits_of(graph, walkers, steps=30, subtasks=1)
     for subtasks in (2, 3, 7):
@@ -63,7 +64,8 @@ async def test_a_job_restored_continues_with_the_same_walks() -> None:
     assert as_tuples(visits) == as_tuples(expected.items)
 
 
-def test_a_walk_goes_along_edges_for_as_many_steps_as_it_has() -> None:
+def test_a_walk_follows_edges_for_all_its_steps() -> None:
+    """A walk jumped to a place without an edge, or ended before its last step."""
     graph, walkers = PROGRAM.made_up_edges(20, 20), PROGRAM.new_walkers(30, 20)
     edges = set(zip(graph["from"].tolist(), graph["to"].tolist(), strict=True))
     visits = visits_of(graph, walkers, steps=15)
@@ -108,6 +110,7 @@ def test_each_walker_has_its_own_random_numbers() -> None:
 
 
 def test_it_runs_without_arguments() -> None:
+    """The example failed when a user ran it without arguments."""
     lines = printed_by("random_walk")
     assert lines[0] == "101000 visits of 50 places; the most visited:"
     assert len(lines) == 6

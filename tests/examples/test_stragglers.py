@@ -43,7 +43,7 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in text.split()]
 
 
-def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None:
+def test_it_prints_and_draws_the_cost_of_a_slow_worker(tmp_path: Path) -> None:
     """The table differed between machines, although the example computes it in virtual time."""
     rows = ran("--seconds", str(SECONDS), cwd=tmp_path)
     epochs = {how: float(row["epochs"]) for how, row in rows.items()}

@@ -55,7 +55,7 @@ def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_
 async def test_a_killed_writer_loses_nothing_that_was_flushed(
     tmp_path: Path, name: str, lines: int, line_bytes: int
 ) -> None:
-    """A kill -9 during a write left half a line, and confirmed records behind it were lost or out of order."""
+    """A kill -9 during a write left half a line, and confirmed records were lost or out of order."""
     topic = topic_at(tmp_path / name)
     first = 0
     for flushes in (1, 2, 1):

@@ -39,7 +39,7 @@ from streamiter.topics.topic import ReadRequest
 )
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1000])
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
-async def test_lines_are_records_whatever_their_ends(
+async def test_lines_with_any_ends_are_records(
     tmp_path: Path, content: bytes, expected: list[bytes], chunk_bytes: int, suffix: str
 ) -> None:
     """A file from Windows, with a byte order mark or without a last line end, was read with wrong records."""

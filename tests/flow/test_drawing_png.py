@@ -58,7 +58,7 @@ def test_text_is_at_its_places_and_nowhere_else_in_a_node() -> None:
         assert dark_pixels(image, around) == 0
 
 
-def test_the_font_of_the_package_draws_it_on_a_machine_without_fonts() -> None:
+def test_the_font_of_the_package_is_used_on_a_machine_without_fonts() -> None:
     """A drawing made in a container had no text, or other pixels than on a machine with fonts."""
     from resvg_py import svg_to_bytes
 

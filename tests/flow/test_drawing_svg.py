@@ -138,7 +138,7 @@ def test_a_link_does_not_cross_others_needlessly() -> None:
     assert all(len({round(y, 1) for _, y in points}) == 1 for points in shown.links)
 
 
-def test_a_head_that_feeds_itself_goes_round_itself() -> None:
+def test_the_link_of_a_head_that_feeds_itself_goes_around_it() -> None:
     """The link of a head that feeds itself was drawn through the head."""
     nodes = (Node("start", "source"), Node("variable 0", "iteration", box=0))
     links = (Link(0, 1, label="initial"), Link(1, 1, "feedback", "feedback, epoch + 1, rebalance"))

@@ -452,7 +452,7 @@ CASES |= {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: str) -> None:
+def test_the_error_has_the_expected_and_the_given_value_and_a_correction(name: str) -> None:
     """A message that new users read had lost the part that says what to do."""
     build, message = CASES[name]
     with pytest.raises(GraphError) as caught:
@@ -529,7 +529,7 @@ async def test_run_in_a_running_loop_says_what_to_write() -> None:
     )
 
 
-def test_a_flow_and_a_stream_show_what_they_are() -> None:
+def test_the_repr_of_a_flow_and_a_stream_is_readable() -> None:
     """A flow or a stream in a debugger showed only its class and its address."""
     flow = Flow("f", parallelism=2)
     a, b = flow.from_items([1], name="a"), flow.from_items([1], name="b", parallelism=3)

@@ -171,8 +171,8 @@ class TestKeyedProcess:
         got = results(lambda s: s.key_by(lambda x: x).process(Count), [1, np.int64(1), np.int8(1)])
         assert got == [(1, 1), (1, 2), (1, 3)]
 
-    async def test_a_timer_comes_with_its_payload_and_key(self) -> None:
-        """A timer of a session fired with another user's key, or after the end of the input."""
+    async def test_a_timer_does_not_fire_after_the_end_of_its_input(self) -> None:
+        """The timer of a session fired after the end of its input."""
 
         class Sessions(Operator):
             def open(self, context: Context) -> None:
@@ -276,7 +276,7 @@ class TestBatch:
 
 
 class TestConnect:
-    def test_records_come_to_the_method_of_their_input(self) -> None:
+    def test_records_are_passed_to_the_method_of_their_input(self) -> None:
         """An operator could not have a method for records and a method for batches, or could not await one of them."""
 
         class Mixed(Operator):

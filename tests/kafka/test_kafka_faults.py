@@ -249,6 +249,7 @@ RAISING = {
 async def test_every_call_to_a_broker_that_is_down_raises_within_its_time_limit(
     breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A call to a broker that was down hung, or gave up without a warning in the log."""
     with caplog.at_level(logging.WARNING, "streamiter.kafka"):
         await Outage(breakable_broker, handle, how).run(RAISING[how])
     assert any("trying again" in record.message for record in caplog.records)
@@ -332,6 +333,7 @@ RESUMING = {
 async def test_reading_and_writing_survive_a_restart(
     breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str
 ) -> None:
+    """A restart of the broker ended readers and writers, or lost or doubled their records."""
     await Outage(breakable_broker, handle, how).run(RESUMING[how], restart=True)
 
 

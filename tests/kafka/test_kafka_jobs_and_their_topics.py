@@ -79,7 +79,7 @@ async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_t
 
 @pytest.mark.parametrize("records_then", [0, 1035])
 @pytest.mark.parametrize("created_at_once", [False, True])
-async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_to_do(
+async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_for_a_choice(
     topics: Topics,
     run: RunAgain,
     created_at_once: bool,

@@ -227,7 +227,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
 # -- without commit records
 
 
-async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_asks_what_to_do(
+async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_asks_for_a_choice(
     serve: Serve, make_topics: MakeTopics, flow_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A user deleted an unknown topic; all flows started fresh, and their outputs were doubled."""

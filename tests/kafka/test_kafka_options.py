@@ -44,7 +44,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(option: str, value: obje
         topic(URL, **{option: value})
 
 
-def test_options_come_from_the_url_too_and_keywords_go_first() -> None:
+def test_options_may_be_in_the_url_and_keywords_override_them() -> None:
     """Users of the command line could not set options, because they only have the URL."""
     made = topic(f"{URL}?compression=lz4&give_up_after_s=7", compression="zstd")
     assert (made.options.compression, made.options.give_up_after_s) == ("zstd", 7.0)

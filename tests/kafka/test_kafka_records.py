@@ -32,7 +32,9 @@ MakeTopic = Callable[..., Topic]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-async def test_compressed_records_come_back_and_are_smaller(kafka_topic: MakeTopic, compression: str) -> None:
+async def test_compressed_records_are_read_back_and_stored_with_their_codec(
+    kafka_topic: MakeTopic, compression: str
+) -> None:
     """A codec was accepted and not applied, and only the costs of the disk showed it."""
     topic = kafka_topic(compression=compression)
     await topic.create()
@@ -57,7 +59,7 @@ async def codecs_on_the_wire(topic: Topic) -> set[int]:
     return codecs
 
 
-async def test_another_client_reads_what_is_written(kafka_broker, kafka_topic: MakeTopic) -> None:
+async def test_another_client_reads_written_records(kafka_broker, kafka_topic: MakeTopic) -> None:
     """A service in another language could not read the records of a shared topic."""
     topic = kafka_topic()
     await topic.create()
@@ -344,7 +346,7 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
         await patiently(topic.open_reader(ReadRequest(positions={0: 10}, identities=identities)))
 
 
-async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topic: MakeTopic) -> None:
+async def test_positions_of_missing_partitions_are_refused(kafka_topic: MakeTopic) -> None:
     """The topic was created again, and positions of the old topic were used for other records."""
     topic = kafka_topic()
     await topic.create(partitions=2)

@@ -35,7 +35,7 @@ class RangeContract:
         assert numbers_of(await read_count(reader, 2)) == [3, 4]
         await reader.close()
 
-    async def test_reading_from_offsets_begins_there_and_elsewhere_at_the_earliest(
+    async def test_reading_from_offsets_begins_at_the_earliest_in_other_partitions(
         self, case: TopicCase
     ) -> None:
         """A user gave offsets for some partitions, and the other partitions were skipped."""

@@ -119,7 +119,7 @@ class WritingContract:
             (2, b"2"),
         ]
 
-    async def test_a_partition_that_is_not_there_is_refused(self, case: TopicCase) -> None:
+    async def test_a_missing_partition_is_refused(self, case: TopicCase) -> None:
         """A record for a missing partition waited for ever, or was written to another partition."""
         topic = await case.make_topic(partitions=2)
         writer = await topic.open_writer()

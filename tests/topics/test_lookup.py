@@ -131,7 +131,7 @@ def test_an_impossible_option_is_refused(url: str, options: dict[str, object]) -
         topic(url, **options)
 
 
-def test_a_file_has_one_commit_domain_however_it_is_named(
+def test_a_file_has_one_commit_domain_under_all_its_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs in one file belonged to two commit domains, or to another one in another working directory."""
