@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -22,7 +23,18 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
-from streamiter.learn.linear import LinearModel, LogLoss
+from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.linear import LogLoss
+from streamiter.learn.row_training import (
+    EventReader,
+    NumberMiniBatches,
+    RowOwner,
+    RowReader,
+    extracted_rows,
+    features_reader,
+    labelled_rows,
+    values_of,
+)
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -45,11 +57,11 @@ from streamiter.learn.training import (
     StartedOwner,
     check_makes_model,
 )
-from streamiter.learn.validation import Validate
+from streamiter.learn.validation import PREDICTIONS, PredictedRows, Validate, ValidationKind
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.records import Batch, OutputTag
+from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
@@ -72,8 +84,9 @@ class DelayedLabels:
     """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
     is_answer: Callable[[Any], bool]
     """Whether an event is an answer; all other events are questions."""
-    features: Callable[[Sequence[Any]], SparseRows]
-    """``features(questions)`` returns a row of features for each question."""
+    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
+    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
+    the question, only with the model that ``train_online`` makes itself."""
     target_of: Callable[[Any], float | None]
     """``target_of(answer)`` returns the target; None if the question has no target: then the question is forgotten."""
     waiting_max: int = 1_000_000
@@ -83,11 +96,15 @@ class DelayedLabels:
 @all_or_nothing
 def train_online(
     examples: Stream,
-    model: Callable[[], LinearModel],
+    model: MakeModel | Callable[[], AdaptiveLinearModel] | None = None,
     *,
+    label: str | Callable[[Any], Label] | None = None,
+    features: Sequence[str] | Callable[[Any], Any] | None = None,
+    weight: str | Callable[[Any], float] | None = None,
+    task: Task | None = None,
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
-    mini_batch: int = 100,
+    mini_batch: int | None = None,
     mode: Literal["asynchronous", "synchronous"] = "asynchronous",
     initial: Stream | None = None,
     publish_every: int = 1,
@@ -101,83 +118,266 @@ def train_online(
 ) -> OnlineTraining:
     """Train a linear model on a stream while the stream flows.
 
-    ``model()`` makes the model; the owner and each worker call it, and must get equal models. ``extract(mini_batch)``
-    returns the :class:`Examples` of ``mini_batch`` records of one worker. Where labels come later than the questions,
-    give ``labels`` instead. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
+    to learn from (None: all others), or a function that returns a matrix or ``SparseRows`` for a mini-batch of records.
+    ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
+    the :class:`Examples` of a mini-batch; and where labels come later than the questions, ``labels`` says how to read
+    both. ``task`` says whether labels are classes or numbers; None: the first label does.
 
-    ``mode="asynchronous"``: the owner makes a step with each gradient as it arrives. Workers continue with the
-    parameters they have, for eight mini-batches at most.
-    ``mode="synchronous"``: the owner makes one step with the gradients of one mini-batch of each worker, and the
-    workers wait for that step; the result does not depend on timing. An epoch is ``mini_batch`` records of each subtask
-    of ``examples``. A subtask that has partitions but receives no records blocks the others, so read a topic with quiet
-    partitions with ``parallelism=1``.
+    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`, which needs no tuning
+    and learns row by row: ``mini_batch`` (1,000 rows, or those of a tenth of a second) and ``mode`` decide how often a
+    version is published, and have no influence on the quality. One owner learns, the workers read the rows.
 
-    A version is published after every ``publish_every`` steps. Validation counts each prediction before the model
-    learns from its row, over the last ``window`` rows too, and reports every ``report_every`` rows. Rows that are not
-    examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps, for a
-    flow with more than one training.
+    ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width, optimizer=SGD(0.1))``. It
+    makes one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must
+    get equal models. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+
+    ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. Workers that compute gradients
+    continue with the parameters they have, for eight mini-batches at most.
+    ``mode="synchronous"``: the owner learns from one mini-batch of each subtask of ``examples`` at a time, in their
+    order, or makes one step with the gradients of all workers; the result does not depend on timing. An epoch is
+    ``mini_batch`` records of each subtask of ``examples``. A subtask that has partitions but receives no records blocks
+    the others, so read a topic with quiet partitions with ``parallelism=1``.
+
+    A version is published after every ``publish_every`` mini-batches or epochs. Validation counts each prediction
+    before the model learns from its row, over the last ``window`` rows too, and reports every ``report_every`` rows.
+    Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of
+    the steps, for a flow with more than one training.
 
     Raises GraphError for options that cannot be used.
+
+    >>> from streamiter import Flow
+    >>> flow = Flow("trips")
+    >>> trips = flow.from_items([{"km": 9 * (n % 7), "late": n % 7 > 3} for n in range(700)])
+    >>> quality = train_online(trips, label="late").validation.collect()
+    >>> flow.run().state, quality.items[-1]["accuracy"] > 0.95
+    ('finished', True)
     """
-    _check_options(examples, model, mode, extract, labels)
+    check_stream("train_online", examples, "examples")
+    _check_options(mode, label, features, weight, extract, labels)
     publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
+    is_by_row = model is None or _makes_adaptive(model)
+    if mini_batch is None:
+        mini_batch = _ROWS_A_VERSION if is_by_row else _ROWS_A_STEP
     synchronous = mode == "synchronous"
     flow = examples.flow
-    label = step_names(flow, name)
-    options = OnlineWorkerOptions(model, extract or _never_extracts, synchronous)
-    data = epochs_every(examples, records=mini_batch, name=label("epochs")) if synchronous else examples
+    named = step_names(flow, name)
+    data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
+    shared = _TrainingOptions(
+        mini_batch, synchronous, publish_every, workers, on_error, dead_letter, labels, named
+    )
+    if is_by_row:
+        make_adaptive = cast(
+            Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task)
+        )
+        bits = make_adaptive().bits
+
+        def make_reader() -> Operator:
+            if labels is not None:
+                return EventReader(labels, features_reader(labels.features, (), bits))
+            if extract is not None:
+                return RowReader(extracted_rows(extract))
+            assert label is not None
+            without = [field for field in (label, weight) if isinstance(field, str)]
+            return RowReader(labelled_rows(features_reader(features, without, bits), label, weight))
+
+        body = _by_rows(shared, make_adaptive, make_reader)
+    else:
+        if label is not None:
+            extract = _extract_of(label, features, weight)
+        body = _by_gradients(shared, cast(MakeModel, model), extract)
+    if initial is None:
+        start = flow.from_items([None], name=named("start"), parallelism=1)
+    else:
+        start = initial.process(_OneStart, name=named("initial"), parallelism=1)
+    models, predictions = iterate_unbounded_streams([start], [data], body, config)
+    validation = predictions.process(
+        lambda: Validate(window=window, report_every=report_every),
+        name=named("validate"),
+        parallelism=1,
+    )
+    return OnlineTraining(models, validation)
+
+
+# A step with the mean gradient of more rows would be one step for all of them.
+_ROWS_A_STEP: Final = 100
+
+# Publishing a version costs about as much as learning from a few hundred rows. On a slow stream a version is published
+# when rows have waited for so long.
+_ROWS_A_VERSION: Final = 1_000
+_SECONDS_A_VERSION: Final = 0.1
+
+Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+
+
+class _TrainingOptions(NamedTuple):
+    """The options that both ways of training share."""
+
+    mini_batch: int
+    synchronous: bool
+    publish_every: int
+    workers: int | None
+    on_error: RejectionPolicy
+    dead_letter: Topic | None
+    labels: DelayedLabels | None
+    named: Callable[[str], str]
+
+
+def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> Body:
+    """Return the loop in which workers compute gradients, and the owner makes steps and sends parameters back."""
+    labels, named = shared.labels, shared.named
+    options = OnlineWorkerOptions(model, extract or _never_extracts, shared.synchronous)
 
     def make_worker() -> OnlineWorker:
         return OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels)
 
     def make_owner() -> StartedOwner:
-        rule = EpochSteps(requires_examples=False) if synchronous else BroadcastSteps()
-        return StartedOwner(model, rule, publish_every)
+        rule = EpochSteps(requires_examples=False) if shared.synchronous else BroadcastSteps()
+        return StartedOwner(model, rule, shared.publish_every)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else data[0].key_by(labels.key_of)
-        mini_batches = rows.batch(mini_batch, parallelism=workers, name=label("mini-batches"))
+        mini_batches = rows.batch(shared.mini_batch, parallelism=shared.workers, name=named("mini-batches"))
         gradients = connect(model=variables[0].broadcast(), examples=mini_batches).process(
-            make_worker, name=label("train"), on_error=on_error, dead_letter=dead_letter
+            make_worker, name=named("train"), on_error=shared.on_error, dead_letter=shared.dead_letter
         )
         parameters = connect(start=variables[0], gradients=gradients.rebalance()).process(
-            make_owner, name=label("parameters"), parallelism=1
+            make_owner, name=named("parameters"), parallelism=1
         )
         return IterationBodyResult(
             feedback_variable_streams=[parameters],
             output_streams=[parameters.side_output(MODELS), gradients.side_output(PREDICTIONS)],
         )
 
-    if initial is None:
-        start = flow.from_items([None], name=label("start"), parallelism=1)
-    else:
-        start = initial.process(_OneStart, name=label("initial"), parallelism=1)
-    models, predictions = iterate_unbounded_streams([start], [data], body, config)
-    kind: Literal["classification", "regression"] = (
-        "classification" if isinstance(model().loss, LogLoss) else "regression"
+    return body
+
+
+def _by_rows(
+    shared: _TrainingOptions,
+    make_model: Callable[[], AdaptiveLinearModel],
+    make_reader: Callable[[], Operator],
+) -> Body:
+    """Return the loop in which workers read rows, and the owner learns row by row."""
+    labels, named = shared.labels, shared.named
+    timeout_s = None if shared.synchronous else _SECONDS_A_VERSION
+
+    def make_owner() -> RowOwner:
+        waiting_max = 0 if labels is None else labels.waiting_max
+        return RowOwner(
+            make_model,
+            in_epochs=shared.synchronous,
+            publish_every=shared.publish_every,
+            waiting_max=waiting_max,
+        )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        if labels is None:
+            mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
+        else:
+            # The events of a question go through one worker, so that they stay in order.
+            mini_batches = (
+                data[0]
+                .key_by(labels.key_of)
+                .batch(shared.mini_batch, timeout_s, parallelism=shared.workers, name=named("mini-batches"))
+            )
+        numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
+        if labels is None and shared.workers is not None:
+            numbered = numbered.rebalance()
+        rows = numbered.process(
+            make_reader,
+            name=named("read"),
+            parallelism=shared.workers,
+            on_error=shared.on_error,
+            dead_letter=shared.dead_letter,
+        )
+        owner = connect(start=variables[0], rows=rows.rebalance()).process(
+            make_owner,
+            name=named("learn"),
+            parallelism=1,
+            on_error=shared.on_error,
+            dead_letter=shared.dead_letter,
+        )
+        return IterationBodyResult(
+            feedback_variable_streams=[owner],
+            output_streams=[owner.side_output(MODELS), owner.side_output(PREDICTIONS)],
+        )
+
+    return body
+
+
+def _extract_of(
+    label: str | Callable[[Any], Label],
+    features: Sequence[str] | Callable[[Any], Any] | None,
+    weight: str | Callable[[Any], float] | None,
+) -> Extract:
+    """Return the function that makes the examples of a model with a fixed number of features."""
+    read = function_of_features(features)
+
+    def extract(mini_batch: Batch) -> Examples:
+        weights = None if weight is None else values_of(mini_batch, weight, "weight")
+        return Examples(read(mini_batch), values_of(mini_batch, label, "label"), weights)
+
+    return extract
+
+
+def function_of_features(
+    features: Sequence[str] | Callable[[Any], Any] | None,
+) -> Callable[[Any], Any]:
+    """Return the function; GraphError for names of fields, of which a model of a fixed width knows nothing."""
+    if callable(features):
+        return features
+    raise GraphError(
+        "train_online(features=): expected a function that returns a matrix or SparseRows, because model= has a fixed "
+        f"number of features, given {features!r}; leave out model= for a model that finds its columns"
     )
-    validation = predictions.process(
-        lambda: Validate(kind, window=window, report_every=report_every),
-        name=label("validate"),
-        parallelism=1,
-    )
-    return OnlineTraining(models, validation)
+
+
+def _makes_adaptive(model: object) -> bool:
+    """Whether ``model`` makes a model that learns row by row."""
+    check_makes_model("train_online", model)
+    return callable(model) and isinstance(model(), AdaptiveLinearModel)
 
 
 def _check_options(
-    examples: object, model: object, mode: object, extract: Extract | None, labels: DelayedLabels | None
+    mode: object,
+    label: object,
+    features: object,
+    weight: object,
+    extract: Extract | None,
+    labels: DelayedLabels | None,
 ) -> None:
-    check_stream("train_online", examples, "examples")
-    check_makes_model("train_online", model)
-    if (extract is None) == (labels is None):
+    given = [
+        name
+        for name, value in (("label=", label), ("extract=", extract), ("labels=", labels))
+        if value is not None
+    ]
+    if len(given) != 1:
         raise GraphError(
-            f"train_online: expected one of extract= and labels=, given {'neither' if extract is None else 'both'}; "
-            "give extract= where an event has its label, labels= where labels come later"
+            f"train_online: expected one of label=, extract= and labels=, given {' and '.join(given) or 'none'}; give "
+            "label= or extract= where an event has its label, labels= where labels come later"
         )
+    if label is None and not (features is None and weight is None):
+        raise GraphError(
+            f"train_online: expected features= and weight= with label= only, given {given[0]}; "
+            "extract= and labels= say themselves what the features are"
+        )
+    for option, value in (("label", label), ("features", features), ("weight", weight)):
+        if callable(value):
+            check_function(
+                value, f"train_online({option}=)", ["mini_batch" if option == "features" else "record"]
+            )
+        elif (
+            value is not None
+            and not (isinstance(value, str) and option != "features")
+            and not _are_names(value)
+        ):
+            raise GraphError(
+                f"train_online({option}=): expected {_wanted(option)} or a function, given {value!r}"
+            )
     if extract is not None:
         check_function(extract, "train_online(extract=)", ["mini_batch"])
     if labels is not None:
@@ -192,6 +392,14 @@ def _check_options(
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
         )
+
+
+def _wanted(option: str) -> str:
+    return "the names of fields" if option == "features" else "the name of a field"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
 
 def _never_extracts(mini_batch: object) -> Examples:
@@ -228,10 +436,6 @@ class _OneStart(Operator):
 
 
 # ---- workers
-
-
-PREDICTIONS: Final = OutputTag("predictions")
-"""The side output of a worker: predictions made before learning, with targets and weights (dicts of arrays)."""
 
 
 class OnlineWorkerOptions(NamedTuple):
@@ -300,7 +504,14 @@ class OnlineWorker(GradientWorker):
         self._reported_epoch = self._context.epoch or 0
         self._gradients_since_model += 1
         self.report(GradientSum(gradient, loss), out)
-        out.emit({"predictions": predictions, "targets": targets, "weights": weights}, tag=PREDICTIONS)
+        task: ValidationKind = "classification" if isinstance(self._model.loss, LogLoss) else "regression"
+        rows: PredictedRows = {
+            "task": task,
+            "predictions": predictions,
+            "targets": targets,
+            "weights": weights,
+        }
+        out.emit(rows, tag=PREDICTIONS)
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
@@ -329,6 +540,7 @@ class DelayedLabelsWorker(OnlineWorker):
     def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels) -> None:
         super().__init__(options)
         self._labels = labels
+        self._features = function_of_features(labels.features)
         self._waiting: dict[Hashable, tuple[_Row, float]] = {}
         """Features and prediction of the questions without an answer, the oldest first."""
 
@@ -352,14 +564,14 @@ class DelayedLabelsWorker(OnlineWorker):
         if not questions:
             return iter(())
         try:
-            rows, predictions = blaming_rows(self._predicted, questions, self._labels.features)
+            rows, predictions = blaming_rows(self._predicted, questions, self._features)
         except BadRows as bad:
             good = iter(self._predict_questions(list(without(questions, bad, out)), out))
             return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
         return zip(rows.rows(), predictions, strict=True)
 
     def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
-        rows = self._labels.features(questions)
+        rows: SparseRows = self._features(questions)
         return rows, self._model.predict(rows).tolist()
 
     def _wait(self, question: Any, row: _Row, prediction: float) -> None:

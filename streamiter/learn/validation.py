@@ -19,6 +19,7 @@ from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
 from streamiter.numbers import Floats
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
+from streamiter.records import OutputTag
 from streamiter.sparse_rows import sums_by
 
 __all__ = [
@@ -104,6 +105,9 @@ class ScoreHistogram:
             mine[state["bins"]] = state[name]
 
 
+ValidationKind = Literal["classification", "classes", "regression"]
+"""What predictions are: probabilities of target 1, probabilities of the true class, or numbers."""
+
 _NAME: Final = "ProgressiveValidation"
 
 _SUMS: Final = ("weight", "loss", "squared_error", "correct")
@@ -113,7 +117,9 @@ class ProgressiveValidation:
     """Metrics of predictions, over all rows so far and over the last ``window`` rows.
 
     ``kind="classification"``: predictions are probabilities of target 1, targets are 0 or 1. ``kind="regression"``:
-    both are any finite numbers. ``metrics()`` contains these metrics, with rows multiplied by their sample weights:
+    both are any finite numbers. ``kind="classes"``: predictions are the probability of the true class of each row,
+    targets are 1 where that class was the most probable one. ``metrics()`` contains these metrics, with rows multiplied
+    by their sample weights:
 
     - ``count``: the number of rows, and ``weight``: the sum of their weights,
     - ``loss``: the mean log loss (probabilities clipped at 1e-15), or the mean of half the squared error,
@@ -136,17 +142,15 @@ class ProgressiveValidation:
     (4, 0.75, 0.54, 0.5)
     """
 
-    def __init__(
-        self, *, window: int = 10_000, kind: Literal["classification", "regression"] = "classification"
-    ) -> None:
+    def __init__(self, *, window: int = 10_000, kind: ValidationKind = "classification") -> None:
         if window < 1:
             raise ConfigurationError(f"{_NAME}(window=): expected 1 row or more, given {window}")
-        if kind not in ("classification", "regression"):
+        if kind not in ("classification", "classes", "regression"):
             raise ConfigurationError(
-                f'{_NAME}(kind=): expected "classification" or "regression", given {kind!r}'
+                f'{_NAME}(kind=): expected "classification", "classes" or "regression", given {kind!r}'
             )
-        self.kind = kind
-        self._loss: LinearLoss = LogLoss() if kind == "classification" else SquaredLoss()
+        self.kind: ValidationKind = kind
+        self._loss: LinearLoss = SquaredLoss() if kind == "regression" else LogLoss()
         self._count = 0
         self._sums = np.zeros(len(_SUMS))
         self._scores = ScoreHistogram() if kind == "classification" else None
@@ -207,9 +211,10 @@ class ProgressiveValidation:
         count = len(checked_targets)
         checked = row_vector(_NAME, "predictions", predictions, count)
         self._loss.check_targets(_NAME, checked_targets)
-        good = (checked >= 0.0) & (checked <= 1.0) if self._scores else np.isfinite(checked)
+        is_probability = self.kind != "regression"
+        good = (checked >= 0.0) & (checked <= 1.0) if is_probability else np.isfinite(checked)
         if not holds(good):
-            expected = "probabilities from 0 to 1" if self._scores else "finite predictions"
+            expected = "probabilities from 0 to 1" if is_probability else "finite predictions"
             raise refuse_rows(good, f"{_NAME}: expected {expected}", checked)
         if sample_weights is None:
             return np.stack([checked, checked_targets, np.ones(count)])
@@ -219,9 +224,13 @@ class ProgressiveValidation:
     def _terms(self, rows: Floats) -> Floats:
         """Return the terms that each row adds to the sums."""
         predictions, targets, weights = rows
-        losses = self._loss.values(predictions, targets)
-        squares = np.square(predictions - targets)
-        correct = (predictions >= 0.5) == (targets == 1.0)
+        if self.kind == "classes":
+            losses = self._loss.values(predictions, np.ones_like(targets))
+            squares, correct = np.square(1.0 - predictions), targets == 1.0
+        else:
+            losses = self._loss.values(predictions, targets)
+            squares = np.square(predictions - targets)
+            correct = (predictions >= 0.5) == (targets == 1.0)
         terms: Floats = np.stack([np.ones_like(weights), losses, squares, correct]) * weights
         return terms
 
@@ -237,7 +246,7 @@ class ProgressiveValidation:
             "squared_error": squared_error,
             "rmse": math.sqrt(squared_error),
         }
-        if self._scores:
+        if self.kind != "regression":
             means["accuracy"] = correct / weight
         return means if area is None else means | {"auc": area}
 
@@ -279,9 +288,14 @@ class _Window:
         self.add(np.asarray(rows, dtype=np.float64))
 
 
+PREDICTIONS: Final = OutputTag("predictions")
+"""The side output of a learner: predictions that were made before learning, as :class:`PredictedRows`."""
+
+
 class PredictedRows(TypedDict):
     """Predictions that were made before learning, with the targets and weights of their rows."""
 
+    task: ValidationKind
     predictions: Floats
     targets: Floats
     weights: Floats
@@ -293,28 +307,36 @@ class Validate(Operator):
     The last metrics are emitted at the end of the input.
     """
 
-    def __init__(
-        self, kind: Literal["classification", "regression"], *, window: int, report_every: int
-    ) -> None:
-        self._validation = ProgressiveValidation(window=window, kind=kind)
+    def __init__(self, *, window: int, report_every: int) -> None:
+        self._window = window
         self._report_every = report_every
         self._since_report = 0
+        self._validation: ProgressiveValidation | None = None
+        """None before the first predictions, which say what they are."""
 
     def process(self, rows: PredictedRows, out: Output) -> None:
         """Count the predictions of one mini-batch."""
+        if self._validation is None:
+            self._validation = ProgressiveValidation(window=self._window, kind=rows["task"])
         self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
         self._since_report += len(rows["predictions"])
         if self._since_report >= self._report_every:
+            self._report(out)
+
+    def _report(self, out: Output) -> None:
+        if self._validation is not None and self._since_report:
             self._since_report = 0
             out.emit(self._validation.metrics())
 
     def finish(self, out: Output) -> None:
-        if self._since_report:
-            out.emit(self._validation.metrics())
+        self._report(out)
 
     def snapshot(self) -> dict[str, object]:
-        return {"validation": self._validation.state(), "since report": self._since_report}
+        validation = None if self._validation is None else self._validation.state()
+        return {"validation": validation, "since report": self._since_report}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._validation.restore(state["validation"])
+        if (validation := state["validation"]) is not None:
+            self._validation = ProgressiveValidation(window=self._window, kind=validation["kind"])
+            self._validation.restore(validation)
         self._since_report = state["since report"]

@@ -1,0 +1,706 @@
+"""``AdaptiveLinearModel``: a linear model that needs no tuning, learned row by row.
+
+Its columns may have any scale, and its learning rates are found as the rows come; the arithmetic is in
+``streamiter.learn.row_steps``. The model also finds the columns themselves, in records with named fields, and the task,
+in the first label: a truth value, 0, 1 or a text is a class, any other number is a number to predict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.rows import BadRows, row_weights
+from streamiter.models.update import ModelSnapshot
+from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
+from streamiter.numbers import Floats, Indices, whole_number
+from streamiter.records import Columns
+from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
+
+_NAME: Final = "AdaptiveLinearModel"
+
+Task = Literal["classification", "regression"]
+
+_LabelKind = Literal["binary", "classes", "number"]
+
+Label = Any
+"""A number, a truth value or a text; the user's value."""
+
+Labels = Sequence[Label] | npt.NDArray[Any]
+
+# More classes are most likely numbers that were taken for classes.
+_CLASSES_MAX: Final = 1_000
+
+# 262,144 places: among 2,000 different texts about 8 pairs share one.
+_BITS: Final = 18
+_BITS_MAX: Final = 28
+
+# Squares of targets are added up, and stay finite.
+_TARGET_MAX: Final = 1e100
+
+# The first numeric columns have room without a copy of the state.
+_SPARE_COLUMNS: Final = 16
+
+
+class ModelRows(NamedTuple):
+    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``."""
+
+    indptr: Indices
+    indices: Indices
+    values: Floats
+
+    @property
+    def length(self) -> int:
+        """The number of rows."""
+        return len(self.indptr) - 1
+
+
+class RowSteps(NamedTuple):
+    """What is done with rows, one step after the other."""
+
+    rows: Indices
+    """The row of each step; a row may have several steps."""
+    predicts: npt.NDArray[np.bool_]
+    """Whether the step predicts its row."""
+    learns: npt.NDArray[np.bool_]
+    """Whether the step then learns from its row, if the weight is above 0."""
+    weights: Floats
+    """The weight of the row."""
+
+    def part(self, start: int, stop: int) -> RowSteps:
+        """Return the steps from ``start`` up to ``stop``."""
+        return RowSteps(
+            self.rows[start:stop],
+            self.predicts[start:stop],
+            self.learns[start:stop],
+            self.weights[start:stop],
+        )
+
+    @staticmethod
+    def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:
+        """Return one step for each row: it predicts the row, and then may learn from it."""
+        each = np.ones(count, dtype=np.bool_)
+        return RowSteps(np.arange(count), each, each & learns, np.ones(count) if weights is None else weights)
+
+
+Features = Any
+"""Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
+
+
+class ExpertWeights:
+    """The state of the arithmetic: statistics and weights of all columns, and the mixture of the experts.
+
+    The arrays and the order of the columns are those of ``streamiter.learn.row_steps``. Hashed columns that
+    no row has had are neither stored nor published, and take no memory.
+    """
+
+    def __init__(self, task: _LabelKind, scores: int, hashed: int) -> None:
+        from streamiter.learn import (
+            row_steps,
+        )  # Imported here: it imports Numba, which takes most of a second.
+
+        self._steps = row_steps
+        self.task = task
+        self._kind = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}[
+            task
+        ]
+        self.hashed = hashed
+        self.numeric = 0
+        """The number of numeric columns in use."""
+        self.mixture: Floats = np.full(row_steps.EXPERTS, -math.log(row_steps.EXPERTS))
+        self.totals: Floats = np.zeros(6)
+        self._columns = self._room(hashed + 1 + _SPARE_COLUMNS, scores)
+        self._is_seen = np.zeros(hashed, dtype=np.bool_)
+        """For each hashed column whether a row has had it."""
+
+    def _room(self, columns: int, scores: int) -> Floats:
+        return np.zeros((columns, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
+
+    @property
+    def scores(self) -> int:
+        """The number of scores of a row."""
+        return int((self._columns.shape[1] - self._steps.STATISTICS) // self._steps.NUMBERS_A_SCORE)
+
+    def _used(self) -> Indices:
+        """Return the columns that are stored: the hashed ones that rows have had, the intercept, the numeric ones."""
+        return np.concatenate([self.places(), np.arange(self.hashed, self.hashed + 1 + self.numeric)])
+
+    def places(self) -> Indices:
+        """Return the hashed columns that rows have had."""
+        return np.flatnonzero(self._is_seen)
+
+    def add_numeric(self, count: int) -> None:
+        """Use that many more numeric columns."""
+        used = self._used()
+        self.numeric += count
+        if self.hashed + 1 + self.numeric > len(self._columns):
+            # Doubled, so that fields that come one by one do not copy the state each time.
+            self._move(used, self._room(self.hashed + 1 + 2 * self.numeric, self.scores))
+
+    def split_last_score(self) -> None:
+        """Add a score that begins with the weights of the last one."""
+        used = self._used()
+        self._move(used, self._room(len(self._columns), self.scores + 1))
+        own = self._steps.NUMBERS_A_SCORE
+        self._columns[used, -own:] = self._columns[used, -2 * own : -own]
+
+    def _move(self, used: Indices, room: Floats) -> None:
+        # Only the columns in use: a copy of all would take memory for each column that could come.
+        room[used, : self._columns.shape[1]] = self._columns[used]
+        self._columns = room
+
+    def step(
+        self,
+        rows: ModelRows,
+        steps: RowSteps,
+        targets: Floats,
+    ) -> Floats:
+        """Predict and learn; return a prediction, with a number for each score, for each step."""
+        predictions = np.zeros((len(steps.rows), self.scores))
+        actions = (
+            steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
+        )
+        self._is_seen[rows.indices[rows.indices < self.hashed]] = True
+        self._steps.step_rows(
+            self._kind,
+            self.hashed,
+            rows.indptr,
+            rows.indices,
+            rows.values,
+            steps.rows,
+            actions.astype(np.uint8),
+            targets,
+            steps.weights,
+            self._columns,
+            self.mixture,
+            self.totals,
+            predictions,
+        )
+        return predictions
+
+    def published(self) -> dict[str, Any]:
+        """Return the one linear model that the experts make together.
+
+        Its columns are the numeric ones, then the hashed ones that rows have had. The score of a row is ``intercept +
+        sum of weights · clip(value − center, −limit, limit)``, where missing values are left out.
+        """
+        steps, places = self._steps, self.places()
+        used = self._columns[np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])]
+        weight, mean, squares = used[:, 0], used[:, 1], used[:, 2]
+        scale = np.sqrt(np.divide(squares, weight, out=np.zeros(len(used)), where=weight > 0))
+        scale[scale <= steps.ROUNDING * np.abs(mean)] = 0.0
+        inverse = np.divide(1.0, scale, out=np.zeros(len(used)), where=scale > 0)
+        shares = np.exp(self.mixture)
+        mixed = self._experts(used) @ shares * inverse[:, None]
+        intercept = self._experts(self._columns[self.hashed, None])[0] @ shares
+        if self.task == "number":
+            intercept = intercept + self.totals[2]
+        is_one = self.task != "classes"
+        return {
+            "weights": mixed[:, 0] if is_one else mixed,
+            "intercept": float(intercept[0]) if is_one else intercept,
+            "center": mean.copy(),
+            "limit": steps.CLIP * scale,
+            "places": places,
+        }
+
+    def _experts(self, columns: Floats) -> Floats:
+        """Return the experts' weights: for each column and score."""
+        steps = self._steps
+        by_score = columns[:, steps.STATISTICS :].reshape(len(columns), self.scores, steps.NUMBERS_A_SCORE)
+        return by_score[:, :, : steps.EXPERTS]
+
+    def start_from(self, published: Mapping[str, Any]) -> None:
+        """Take on a published model: each expert begins with its weights, each column with its mean and deviation."""
+        steps, places = self._steps, np.asarray(published["places"], dtype=np.intp)
+        used = np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])
+        scale = np.asarray(published["limit"]) / steps.CLIP
+        weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), -1) * scale[:, None]
+        intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
+        self._columns[used, 0] = _ROWS_OF_A_START
+        self._columns[used, 1] = published["center"]
+        self._columns[used, 2] = _ROWS_OF_A_START * scale**2
+        if self.task == "number":
+            lowest, highest = published["lowest"], published["highest"]
+            middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
+            squares = _ROWS_OF_A_START * deviation**2
+            norm = 1.0 + np.count_nonzero(scale)
+            self.totals[:] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
+            intercept = intercept - middle
+        for score in range(self.scores):
+            first = steps.STATISTICS + steps.NUMBERS_A_SCORE * score
+            experts, sums = (
+                slice(first, first + steps.EXPERTS),
+                slice(first + steps.EXPERTS, first + steps.NUMBERS_A_SCORE),
+            )
+            self._columns[used, experts] = weights[:, score, None]
+            self._columns[self.hashed, experts] = intercept[score]
+            # The adaptive rates are as small as after these rows: the square of a slope is about 1/4.
+            self._columns[used, sums] = self._columns[self.hashed, sums] = _ROWS_OF_A_START / 4
+        self._is_seen[places] = True
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state as plain data, with the columns in use."""
+        return {
+            "task": self.task,
+            "hashed": self.hashed,
+            "numeric": self.numeric,
+            "places": self.places(),
+            "columns": self._columns[self._used()],
+            "mixture": self.mixture.copy(),
+            "totals": self.totals.copy(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ExpertWeights:
+        """Return the weights that :meth:`state` was taken of."""
+        from streamiter.learn import row_steps
+
+        scores = (state["columns"].shape[1] - row_steps.STATISTICS) // row_steps.NUMBERS_A_SCORE
+        weights = cls(state["task"], scores, state["hashed"])
+        weights.add_numeric(state["numeric"])
+        weights._is_seen[state["places"]] = True
+        weights._columns[weights._used()] = state["columns"]
+        weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
+        return weights
+
+
+# A published model says nothing of how many rows it has learned from; it counts as so many, and is soon corrected.
+_ROWS_OF_A_START: Final = 30.0
+
+
+class AdaptiveLinearModel:
+    """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
+
+    It predicts a probability, one for each class, or a number. ``task`` says whether labels are classes or numbers;
+    None: the first label does. ``classes`` are the labels of all classes; None: classes are found as they come, and
+    one more probability, the last, is that of a class that has not come yet. Labels that are truth values, 0 or 1 have
+    one probability, that of True or 1.
+
+    Features are records with named fields (:class:`~streamiter.named_rows.FieldReader`), a matrix, or ``SparseRows``.
+    Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
+    places; columns of ``SparseRows`` are scaled by their root mean square. NaN, infinity and absent numbers are
+    missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows.
+
+    Compiled with Numba (``pip install "streamiter[fast]"``) it learns from about a million rows of ten columns a
+    second; without Numba, from some hundred.
+
+    >>> model = AdaptiveLinearModel()
+    >>> rows = [{"km": 900.0, "sky": "rain"}, {"km": 250.0, "sky": "sun"}] * 20
+    >>> predictions = model.learn_each(rows, [True, False] * 20)
+    >>> float(predictions[0]), model.predict([{"km": 800.0, "sky": "rain"}]).round(1).tolist()
+    (0.5, [1.0])
+    """
+
+    def __init__(
+        self, *, task: Task | None = None, classes: Sequence[Label] | None = None, bits: int = _BITS
+    ) -> None:
+        if task not in (None, "classification", "regression"):
+            raise ConfigurationError(
+                f'AdaptiveLinearModel(task=): expected "classification" or "regression", given {task!r}'
+            )
+        if classes is not None and (task == "regression" or len(set(classes)) < 2):
+            raise ConfigurationError(
+                "AdaptiveLinearModel(classes=): expected two different classes or more, of a classification, given "
+                f"{list(classes)!r} and task={task!r}"
+            )
+        self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
+        self._given_task = task
+        self._has_open_class = classes is None
+        self._classes: dict[Label, int] = {
+            _class_of(label): number for number, label in enumerate(classes or ())
+        }
+        self._label_kind: _LabelKind | None = None
+        """How labels are read; None before the first."""
+        self._weights: ExpertWeights | None = None
+        """None before the first label."""
+        self._columns: dict[str, int] = {}
+        """The number of each numeric field among the numeric columns."""
+        self._text_fields: dict[str, None] = {}
+        self._sparse_width: int | None = None
+        """The width of the ``SparseRows`` that were given; None for named rows."""
+        self._reader = FieldReader(bits=self.bits, refuse=BadRows, owner=_NAME)
+        self._records = 0
+        self._version = 0
+
+    @property
+    def records(self) -> int:
+        """The number of rows learned from so far."""
+        return self._records
+
+    @property
+    def version(self) -> int:
+        """The number of batches learned from so far."""
+        return self._version
+
+    @property
+    def task(self) -> Task | None:
+        """What is predicted; None before the first label, if it was not given."""
+        if self._weights is None:
+            return self._given_task
+        return "regression" if self._weights.task == "number" else "classification"
+
+    @property
+    def classes(self) -> list[Label] | None:
+        """The labels of the classes, in the order of their probabilities; None for truth values and numbers."""
+        return list(self._classes) if self._classes else None
+
+    # ---- predicting and learning
+
+    def predict(self, features: Features) -> Floats:
+        """Return the probability of True, the probabilities of the classes, or the number, for each row.
+
+        Raises ``ModelError`` before the first label.
+        """
+        if self._weights is None:
+            raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
+        rows = self._by_column(self._named(features))
+        steps = RowSteps.one_each(rows.length, learns=False)
+        return self._shaped(self._weights.step(rows, steps, np.zeros(rows.length)))
+
+    def learn(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
+        """Learn from each row, in order."""
+        self.learn_each(features, labels, sample_weights)
+
+    def learn_each(
+        self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None
+    ) -> Floats:
+        """Learn from each row, in order; return the prediction for each row before it was learned from.
+
+        A row of weight 0 is predicted only. Raises ``BadRows`` for labels that do not fit the task, and for values
+        that do not fit their field; then the model has learned from no row.
+        """
+        rows = self.rows(features)
+        weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
+        return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
+
+    def rows(self, features: Features) -> ModelRows:
+        """Return features by the columns of the model, to be learned from now or later; new fields get columns.
+
+        Raises ``BadRows`` for values that do not fit their field.
+        """
+        named = self._named(features)
+        self._check_fields(named)
+        if isinstance(named, NamedRows):
+            for field in named.fields:
+                self._columns.setdefault(field, len(self._columns))
+            self._text_fields |= dict.fromkeys(named.text_fields)
+        return self._by_column(named)
+
+    def step(self, rows: ModelRows, steps: RowSteps, labels: Labels) -> Floats:
+        """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
+
+        Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do
+        not fit the task; then no step was made.
+        """
+        known_classes = len(self._classes)
+        targets = self._targets(labels, steps.learns)
+        if self._label_kind is None:
+            return np.full(len(steps.rows), np.nan)
+        if self._weights is None:
+            scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
+            self._weights = ExpertWeights(self._label_kind, scores, self._hashed)
+        self._weights.add_numeric(len(self._columns) - self._weights.numeric)
+        if self._label_kind == "classes":
+            predictions = self._step_classes(self._weights, rows, steps, targets)
+        else:
+            predictions = self._weights.step(rows, steps, targets)[:, 0]
+        learned = np.count_nonzero(steps.learns & (steps.weights > 0.0))
+        self._records += int(learned)
+        self._version += bool(learned)
+        return predictions
+
+    def _step_classes(
+        self, weights: ExpertWeights, rows: ModelRows, steps: RowSteps, targets: Floats
+    ) -> Floats:
+        """Make the steps; a class is added right before the first step that learns it, wherever batches are cut."""
+        known = len(self._classes) if not self._has_open_class else weights.scores - 1
+        final = max(len(self._classes) + self._has_open_class, weights.scores)
+        predictions = np.zeros((len(targets), final))
+        numbers = np.where(steps.learns, targets, -1)
+        start = 0
+        while start < len(targets):
+            new = np.flatnonzero(numbers[start:] >= known)
+            stop = start + int(new[0]) if len(new) else len(targets)
+            if stop == start:
+                # The prediction is made before the class is known, and the step after it.
+                stop += 1
+                one = steps.part(start, stop)
+                self._fill(
+                    predictions[start:stop],
+                    weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop]),
+                )
+                weights.split_last_score()
+                known += 1
+                weights.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop])
+            else:
+                some = steps.part(start, stop)
+                self._fill(predictions[start:stop], weights.step(rows, some, targets[start:stop]))
+            start = stop
+        return predictions
+
+    def _fill(self, predictions: Floats, found: Floats) -> None:
+        """Put probabilities of the classes that were known into columns of all; the open class stays the last."""
+        if not self._has_open_class:
+            predictions[:] = found
+            return
+        predictions[:, : found.shape[1] - 1] = found[:, :-1]
+        predictions[:, -1] = found[:, -1]
+
+    def targets(self, labels: Labels) -> Floats:
+        """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
+        return self._targets(labels, np.ones(len(labels), dtype=np.bool_))
+
+    def _shaped(self, predictions: Floats) -> Floats:
+        return predictions if self._label_kind == "classes" else predictions[:, 0]
+
+    # ---- columns
+
+    @property
+    def _hashed(self) -> int:
+        """The number of hashed columns."""
+        return 2**self.bits if self._sparse_width is None else self._sparse_width
+
+    def _named(self, features: Features) -> NamedRows | SparseRows:
+        if isinstance(features, (NamedRows, SparseRows)):
+            return features
+        if isinstance(features, Columns) or (
+            isinstance(features, list) and features and isinstance(features[0], Mapping)
+        ):
+            return self._reader.rows(features)
+        return named_matrix(as_floats(_NAME, "features", features))
+
+    def _check_fields(self, named: NamedRows | SparseRows) -> None:
+        """Refuse rows with a text in a field of numbers, or a number in a field of texts."""
+        if isinstance(named, SparseRows):
+            if self._columns or self._text_fields or self._sparse_width not in (None, named.width):
+                given = f"width {self._sparse_width}" if self._sparse_width else "records with fields"
+                raise ModelError(
+                    f"{_NAME}: expected features of one kind and width, given sparse rows of width {named.width} "
+                    f"after {given}"
+                )
+            self._sparse_width = named.width
+            return
+        for position, field in enumerate(named.text_fields):
+            if field in self._columns:
+                self._refuse_kind(named.places[:, position] != ABSENT, field, "numbers", "a text")
+            elif field in named.fields and field not in self._text_fields:
+                has_text = named.places[:, position] != ABSENT
+                has_number = ~np.isnan(named.numbers[:, named.fields.index(field)])
+                if int(np.argmax(has_number)) < int(np.argmax(has_text)):
+                    self._refuse_kind(has_text, field, "numbers", "a text")
+                self._refuse_kind(has_number, field, "texts", "a number")
+        for position, field in enumerate(named.fields):
+            if field in self._text_fields:
+                self._refuse_kind(~np.isnan(named.numbers[:, position]), field, "texts", "a number")
+
+    def _refuse_kind(self, bad: npt.NDArray[np.bool_], field: str, expected: str, given: str) -> None:
+        if bad.any():
+            raise BadRows(
+                np.flatnonzero(bad),
+                f"{_NAME}: expected {expected} in the field {field!r}, as in the first row that had it, given {given}",
+            )
+
+    def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
+        """Return the rows by columns of the model; fields that the model does not know are left out."""
+        if isinstance(named, SparseRows):
+            return ModelRows(named.indptr, named.indices, named.values)
+        count, first = len(named), self._hashed + 1
+        known = [place for place, field in enumerate(named.fields) if field in self._columns]
+        of_fields = [first + self._columns[named.fields[place]] for place in known]
+        numbers = named.numbers if len(known) == len(named.fields) else named.numbers[:, known]
+        width = len(known) + named.places.shape[1]
+        indices = np.empty((count, width), dtype=np.intp)
+        indices[:, : len(known)] = of_fields
+        if width == len(known):
+            return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
+        values = np.ones((count, width))
+        values[:, : len(known)] = numbers
+        indices[:, len(known) :] = named.places
+        is_there = indices != ABSENT
+        indptr = np.zeros(count + 1, dtype=np.intp)
+        np.cumsum(is_there.sum(axis=1), out=indptr[1:])
+        return ModelRows(indptr, indices[is_there], values[is_there])
+
+    # ---- labels
+
+    def _targets(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> Floats:
+        """Return the label of each step as a number: 0 or 1, the number of its class, or the number itself."""
+        if len(labels) != len(learns):
+            raise ModelError(f"{_NAME}: expected {len(learns)} labels, one for each row, given {len(labels)}")
+        given = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+        if not learns.all():
+            given = [label if learn else None for label, learn in zip(given, learns, strict=True)]
+        if self._label_kind is None:
+            first = next((label for label in given if _is_label(label)), None)
+            if first is None:
+                if not learns.any():
+                    return np.zeros(len(given))
+                raise self._bad_labels(learns, given, "a number, a truth value or a text")
+            self._label_kind = _kind_of(first, self._given_task, self._classes)
+        if self._label_kind == "classes":
+            return self._class_numbers(given, learns)
+        return self._numbers(given, learns)
+
+    def _numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
+        is_binary = self._label_kind == "binary"
+        try:
+            targets = np.array(
+                given if learns.all() else [0.0 if label is None else label for label in given]
+            )
+        except ValueError:  # Sequences of several lengths.
+            targets = np.array(given, dtype=np.object_)
+        if targets.dtype.kind not in "biuf" or targets.ndim != 1:
+            is_number = [isinstance(label, (int, float, np.number, np.bool_)) for label in given]
+            raise self._bad_labels(
+                learns & ~np.array(is_number), given, "0, 1 or truth values" if is_binary else "numbers"
+            )
+        targets = targets.astype(np.float64)
+        if is_binary:
+            good = (targets == 0.0) | (targets == 1.0)
+            if (bad := learns & ~good).any():
+                raise self._bad_labels(
+                    bad,
+                    given,
+                    "0, 1 or truth values, as the first label was",
+                    'give task="regression" for numbers',
+                )
+        elif (bad := learns & ~(np.abs(targets) <= _TARGET_MAX)).any():
+            raise self._bad_labels(bad, given, f"numbers of at most {_TARGET_MAX:g} in size")
+        return targets
+
+    def _class_numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
+        good = np.fromiter(map(_is_label, given), np.bool_, len(given))
+        if (bad := learns & ~good).any():
+            raise self._bad_labels(bad, given, "a class: a text, a whole number or a truth value")
+        names = [_class_of(label) if learn else None for label, learn in zip(given, learns, strict=True)]
+        new = [name for name in dict.fromkeys(names) if name is not None and name not in self._classes]
+        if new and not self._has_open_class:
+            bad = np.array([name in new for name in names])
+            raise self._bad_labels(bad, given, f"one of the classes {', '.join(map(repr, self._classes))}")
+        if len(self._classes) + len(new) > _CLASSES_MAX:
+            raise self._bad_labels(
+                learns,
+                given,
+                f"at most {_CLASSES_MAX} classes",
+                'give task="regression" if labels are numbers',
+            )
+        self._classes |= {name: len(self._classes) + place for place, name in enumerate(new)}
+        return np.array([self._classes.get(name, 0) for name in names], dtype=np.float64)
+
+    def _bad_labels(
+        self, bad: npt.NDArray[np.bool_], given: Sequence[Label], expected: str, advice: str | None = None
+    ) -> BadRows:
+        positions = np.flatnonzero(bad)
+        message = f"{_NAME}: expected {expected} as a label, given {shortened(given[int(positions[0])])}"
+        return BadRows(positions, message + (f"; {advice}" if advice else ""))
+
+    # ---- publishing and state
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link."""
+        if self._weights is None:
+            raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
+        published = self._weights.published() | {"fields": list(self._columns), "bits": self.bits}
+        if self._sparse_width is not None:
+            published["width"] = self._sparse_width
+        if self._weights.task == "number":
+            lowest, highest = self._weights.totals[4:]
+            return published | {"link": "clipped", "lowest": float(lowest), "highest": float(highest)}
+        if self._weights.task == "classes":
+            return published | {"link": "softmax", "classes": list(self._classes)}
+        return published | {"link": "logit"}
+
+    def to_update(self) -> ModelSnapshot:
+        """Return the model to publish."""
+        return ModelSnapshot(self.parameters(), records=self._records)
+
+    def start_from(self, parameters: Mapping[str, Any]) -> None:
+        """Continue from published parameters, with new learning rates.
+
+        Raises ``ModelError`` if the model has learned already, or for parameters of another kind of model.
+        """
+        kinds: dict[object, _LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
+        kind = kinds.get(parameters.get("link"))
+        if kind is None or not {"weights", "center", "limit", "places", "fields"} <= parameters.keys():
+            raise ModelError(
+                f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
+            )
+        if self._weights is not None:
+            raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
+        self._label_kind = kind
+        self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
+        self._sparse_width = parameters.get("width")
+        scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
+        self._has_open_class = scores > len(self._classes)
+        self.bits = int(parameters["bits"])
+        self._reader = FieldReader(bits=self.bits, refuse=BadRows, owner=_NAME)
+        self._weights = ExpertWeights(kind, scores, self._hashed)
+        self._columns = {field: number for number, field in enumerate(parameters["fields"])}
+        self._weights.add_numeric(len(self._columns))
+        self._weights.start_from(parameters)
+
+    def state(self) -> dict[str, object]:
+        """Return a copy of everything the model has learned, as plain data."""
+        return {
+            "weights": None if self._weights is None else self._weights.state(),
+            "label kind": self._label_kind,
+            "classes": list(self._classes),
+            "has open class": self._has_open_class,
+            "fields": list(self._columns),
+            "text fields": list(self._text_fields),
+            "sparse width": self._sparse_width,
+            "bits": self.bits,
+            "records": self._records,
+            "version": self._version,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with another number of places."""
+        if state["bits"] != self.bits:
+            raise ModelError(
+                f"{_NAME}.restore: expected a state with bits={self.bits}, given {state['bits']}"
+            )
+        stored = state["weights"]
+        self._weights = None if stored is None else ExpertWeights.from_state(stored)
+        self._label_kind = state["label kind"]
+        self._classes = {label: number for number, label in enumerate(state["classes"])}
+        self._has_open_class = state["has open class"]
+        self._columns = {field: number for number, field in enumerate(state["fields"])}
+        self._text_fields = dict.fromkeys(state["text fields"])
+        self._sparse_width, self._records, self._version = (
+            state["sparse width"],
+            state["records"],
+            state["version"],
+        )
+
+
+def _is_label(label: Label) -> bool:
+    """Whether a label is present: not None and not NaN."""
+    if isinstance(label, (str, bool, int, np.integer, np.bool_)):
+        return True
+    return isinstance(label, (float, np.floating)) and math.isfinite(label)
+
+
+def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> _LabelKind:
+    if task == "regression":
+        return "number"
+    if classes:
+        return "classes"
+    if isinstance(first, str):
+        return "classes"
+    if first in (0, 1):
+        return "binary"
+    return "classes" if task == "classification" else "number"
+
+
+def _class_of(label: Label) -> Label:
+    """Return the label as plain Python data, so that equal labels of numpy and Python are one class."""
+    plain = label.item() if isinstance(label, np.generic) else label
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain

@@ -1,0 +1,321 @@
+"""The steps of the adaptive linear model, one for each row: six linear experts on standardized columns.
+
+A row is its columns' indices and values. Each value is standardized with the running statistics of its column. Each
+expert is a linear model with its own learning rate: three with AdaGrad, three with a constant rate. The experts are
+mixed by exponential weights before the link, so all six together are one linear model.
+
+All state is in three arrays; a row has one score, or one for each class:
+
+================================  ====================================================================================
+``columns[:, 3 + 9 * scores]``    for each column its weight, mean and sum of squares; then for each score six experts'
+                                  weights and three sums of squared gradients
+``mixture[6]``                    the logarithms of the experts' shares
+``totals[6]``                     the weight of all rows, their mean squared norm, and the targets' mean, sum of squared
+                                  deviations, smallest and largest
+================================  ====================================================================================
+
+The first ``hashed`` columns, hashed features and other indicators, are only scaled, so that an indicator of value 1
+stays 1. The next column is the intercept, which has no statistics. The columns behind it are numeric: centred and
+scaled. A value that is absent, NaN, infinite or huge counts as the mean.
+
+This module needs Numba to be fast, see ``streamiter.compiled``, and is imported when the first model is made.
+
+Sources: AdaGrad is Duchi, Hazan and Singer, "Adaptive Subgradient Methods" (2011); the normalized steps follow Ross,
+Mineiro and Langford, "Normalized Online Learning" (2013); fixed share is Herbster and Warmuth, "Tracking the Best
+Expert" (1998); running variances are Welford (1962) with weights (West, 1979).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.compiled import compiled
+from streamiter.numbers import Floats, Indices
+
+BINARY: Final = 0
+CLASSES: Final = 1
+NUMBER: Final = 2
+
+PREDICT: Final = 1
+LEARN: Final = 2
+
+EXPERTS: Final = 6
+ADAPTIVE: Final = 3
+STATISTICS: Final = 3
+NUMBERS_A_SCORE: Final = EXPERTS + ADAPTIVE
+
+# All constants were settled on 27 streams; docs/decisions/019 says how, and what each of them changes.
+_ADAPTIVE_RATES: Final = (0.1, 0.5, 2.0)
+_CONSTANT_RATES_OF_CLASSES: Final = (0.3, 1.6, 6.0)
+_CONSTANT_RATES_OF_NUMBERS: Final = (0.02, 0.15, 0.8)
+# A constant rate times the weight of a row is never larger, so that a heavy row does not overshoot its target.
+_STEP_MAX_OF_CLASSES: Final = 6.0
+_STEP_MAX_OF_NUMBERS: Final = 1.0
+CLIP: Final = 10.0
+# Statistics follow a column that changes: they never weigh more than so many rows.
+_MEMORY: Final = 10_000.0
+# A single outlier hardly moves the statistics of a column, once they are of so many rows.
+_OUTLIER_DEVIATIONS: Final = 10.0
+_ROWS_BEFORE_OUTLIERS: Final = 30.0
+_HUGE: Final = 1e100
+_MIXTURE_RATE: Final = 0.25
+_SHARE: Final = 0.001
+_LOSS_MAX_OF_NUMBERS: Final = 16.0
+_PROBABILITY_MIN: Final = 1e-6
+_SCORE_MAX: Final = 30.0
+# Rounding leaves a constant column a deviation of this part of its mean, or less.
+ROUNDING: Final = 1e-14
+
+
+@compiled
+def deviation(weight: float, mean: float, squares: float) -> float:
+    """Return the standard deviation of a column; 0 for a constant column and one without rows."""
+    if weight <= 0.0:
+        return 0.0
+    root = float(np.sqrt(squares / weight))
+    return root if root > ROUNDING * abs(mean) else 0.0
+
+
+@compiled
+def _observe(column: Floats, value: float, row_weight: float, is_numeric: bool) -> None:
+    """Add a value to the statistics of its column."""
+    weight, mean, squares = column[0], column[1], column[2]
+    if weight + row_weight > _MEMORY:
+        squares *= max(_MEMORY - row_weight, 0.0) / weight
+        weight = max(_MEMORY - row_weight, 0.0)
+    if weight >= _ROWS_BEFORE_OUTLIERS:
+        reach = _OUTLIER_DEVIATIONS * deviation(weight, mean, squares)
+        if reach > 0.0:
+            value = min(max(value, mean - reach), mean + reach)
+    if is_numeric:
+        difference = value - mean
+        mean += difference * (row_weight / (weight + row_weight))
+        column[1] = mean
+        column[2] = squares + row_weight * difference * (value - mean)
+    else:
+        column[2] = squares + row_weight * value * value
+    column[0] = weight + row_weight
+
+
+@compiled
+def _standardized(column: Floats, value: float) -> float:
+    if not abs(value) <= _HUGE:
+        return 0.0
+    scale = deviation(column[0], column[1], column[2])
+    if scale == 0.0:
+        return 0.0
+    return float(min(max((value - column[1]) / scale, -CLIP), CLIP))
+
+
+@compiled
+def _add_scores(column: Floats, value: float, scores: Floats) -> None:
+    for score in range(scores.shape[0]):
+        first = STATISTICS + NUMBERS_A_SCORE * score
+        for expert in range(EXPERTS):
+            scores[score, expert] += column[first + expert] * value
+
+
+@compiled
+def _softmax(scores: Floats) -> None:
+    """Turn scores into probabilities, in place."""
+    largest, total = scores.max(), 0.0
+    for score in range(len(scores)):
+        scores[score] = np.exp(scores[score] - largest)
+        total += scores[score]
+    for score in range(len(scores)):
+        scores[score] /= total
+
+
+@compiled
+def _probability(score: float) -> float:
+    return float(1.0 / (1.0 + np.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX))))
+
+
+@compiled
+def _link(task: int, scores: Floats, mixture: Floats, totals: Floats, prediction: Floats) -> None:
+    """Mix the experts' scores, and turn them into a probability, probabilities or a number."""
+    for score in range(scores.shape[0]):
+        mixed = 0.0
+        for expert in range(EXPERTS):
+            mixed += np.exp(mixture[expert]) * scores[score, expert]
+        prediction[score] = mixed
+    if task == NUMBER:
+        prediction[0] = min(max(prediction[0] + totals[2], totals[4]), totals[5])
+    elif task == BINARY:
+        prediction[0] = _probability(prediction[0])
+    else:
+        _softmax(prediction)
+
+
+@compiled
+def _share_mixture(mixture: Floats) -> None:
+    """Normalize the mixture; each expert keeps a share, so that it can come back after a change."""
+    largest, total = mixture.max(), 0.0
+    for expert in range(EXPERTS):
+        mixture[expert] = np.exp(mixture[expert] - largest)
+        total += mixture[expert]
+    for expert in range(EXPERTS):
+        mixture[expert] = np.log(mixture[expert] / total * (1.0 - _SHARE) + _SHARE / EXPERTS)
+
+
+@compiled
+def _observe_target(totals: Floats, target: float, row_weight: float) -> float:
+    """Add a target to the statistics of the targets; return their standard deviation."""
+    if totals[0] == row_weight:
+        totals[4] = totals[5] = target
+    difference = target - totals[2]
+    totals[2] += difference * row_weight / totals[0]
+    totals[3] += row_weight * difference * (target - totals[2])
+    totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
+    return float(np.sqrt(totals[3] / totals[0]))
+
+
+@compiled
+def _slopes(
+    task: int,
+    expert: int,
+    scores: Floats,
+    target: float,
+    target_deviation: float,
+    totals: Floats,
+    slopes: Floats,
+) -> float:
+    """Put the derivative of the expert's loss by each score into ``slopes``; return the loss for the mixture."""
+    if task == BINARY:
+        probability = _probability(scores[0, expert])
+        slopes[0] = probability - target
+        return float(-np.log(max(probability if target > 0.5 else 1.0 - probability, _PROBABILITY_MIN)))
+    if task == CLASSES:
+        slopes[:] = scores[:, expert]
+        _softmax(slopes)
+        true_class = int(target)
+        loss = float(-np.log(max(slopes[true_class], _PROBABILITY_MIN)))
+        slopes[true_class] -= 1.0
+        return loss
+    low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]
+    score = scores[0, expert]
+    slopes[0] = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
+    if target_deviation == 0.0:
+        return 0.0
+    error = (min(max(score, low), high) - centred) / target_deviation
+    return float(min(error * error, _LOSS_MAX_OF_NUMBERS))
+
+
+@compiled
+def _learn(
+    task: int,
+    intercept: int,
+    indices: Indices,
+    values: Floats,
+    target: float,
+    row_weight: float,
+    columns: Floats,
+    mixture: Floats,
+    totals: Floats,
+    x: Floats,
+    scores: Floats,
+    slopes: Floats,
+) -> None:
+    """Learn from one row. The scores are computed again with the statistics that include the row."""
+    length = len(indices)
+    scores[:] = 0.0
+    _add_scores(columns[intercept], 1.0, scores)
+    norm = 1.0
+    for position in range(length):
+        column, value = columns[indices[position]], values[position]
+        if abs(value) <= _HUGE:
+            _observe(column, value, row_weight, indices[position] > intercept)
+        x[position] = _standardized(column, value)
+        if x[position] != 0.0:
+            norm += x[position] * x[position]
+            _add_scores(column, x[position], scores)
+    totals[0] += row_weight
+    totals[1] += (norm - totals[1]) * row_weight / totals[0]
+    norm = max(totals[1], norm)
+    target_deviation, step_max, constant_rates = 1.0, _STEP_MAX_OF_CLASSES, _CONSTANT_RATES_OF_CLASSES
+    if task == NUMBER:
+        target_deviation = _observe_target(totals, target, row_weight)
+        step_max, constant_rates = _STEP_MAX_OF_NUMBERS, _CONSTANT_RATES_OF_NUMBERS
+    for expert in range(EXPERTS):
+        loss = _slopes(task, expert, scores, target, target_deviation, totals, slopes)
+        mixture[expert] -= _MIXTURE_RATE * row_weight * loss
+        if expert < ADAPTIVE:
+            rate = _ADAPTIVE_RATES[expert] * target_deviation / np.sqrt(totals[1])
+        else:
+            rate = min(constant_rates[expert - ADAPTIVE], step_max / row_weight) / norm
+        for score in range(len(slopes)):
+            slope = slopes[score] * row_weight
+            if slope == 0.0:
+                continue
+            at = STATISTICS + NUMBERS_A_SCORE * score + expert
+            for position in range(length + 1):
+                is_column = position < length
+                value = x[position] if is_column else 1.0
+                if value == 0.0:
+                    continue
+                column = columns[indices[position] if is_column else intercept]
+                gradient = slope * value
+                if expert < ADAPTIVE:
+                    column[at + EXPERTS] += gradient * gradient
+                    column[at] -= rate * gradient / np.sqrt(column[at + EXPERTS])
+                else:
+                    column[at] -= rate * gradient
+    _share_mixture(mixture)
+
+
+@compiled
+def step_rows(
+    task: int,
+    hashed: int,
+    indptr: Indices,
+    indices: Indices,
+    values: Floats,
+    rows: Indices,
+    actions: npt.NDArray[np.uint8],
+    targets: Floats,
+    row_weights: Floats,
+    columns: Floats,
+    mixture: Floats,
+    totals: Floats,
+    predictions: Floats,
+) -> None:
+    """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
+
+    Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
+    ``rows``. A prediction is made before the row is learned from, and changes nothing.
+    """
+    longest = 0
+    for row in range(len(indptr) - 1):
+        longest = max(longest, indptr[row + 1] - indptr[row])
+    x, slopes = np.empty(longest), np.empty(predictions.shape[1])
+    scores = np.empty((predictions.shape[1], EXPERTS))
+    for position in range(len(rows)):
+        first, stop = indptr[rows[position]], indptr[rows[position] + 1]
+        row_indices, row_values = indices[first:stop], values[first:stop]
+        if actions[position] & PREDICT:
+            scores[:] = 0.0
+            _add_scores(columns[hashed], 1.0, scores)
+            for at in range(len(row_indices)):
+                column = columns[row_indices[at]]
+                value = _standardized(column, row_values[at])
+                if value != 0.0:
+                    _add_scores(column, value, scores)
+            _link(task, scores, mixture, totals, predictions[position])
+        if actions[position] & LEARN:
+            _learn(
+                task,
+                hashed,
+                row_indices,
+                row_values,
+                targets[position],
+                row_weights[position],
+                columns,
+                mixture,
+                totals,
+                x,
+                scores,
+                slopes,
+            )

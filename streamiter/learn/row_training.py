@@ -1,0 +1,624 @@
+"""Training row by row in a flow: workers read the rows, and one owner learns.
+
+The owner has the only model, so it predicts each row with everything that was learned before, and the result does not
+depend on the mini-batches: these only decide how often a version is published. The workers do what can be done in
+parallel: they find fields, hash texts and call the user's functions. *Asynchronous*, the owner takes mini-batches as
+they arrive. *Synchronous*, it takes the mini-batches of an epoch in the order of the stream, so the result depends
+neither on timing nor on the number of workers. Where labels come later, the owner predicts a question when it arrives,
+and learns from its row when the answer arrives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, final
+
+import msgspec
+import numpy as np
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.adaptive import AdaptiveLinearModel, Label, ModelRows, RowSteps
+from streamiter.learn.rows import (
+    BadRows,
+    Examples,
+    SparseRecord,
+    as_examples,
+    blaming_rows,
+    of_good_rows,
+    row_weights,
+    without,
+)
+from streamiter.learn.training import MODELS
+from streamiter.learn.validation import PREDICTIONS, PredictedRows
+from streamiter.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.numbers import Floats, Indices
+from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Batch, Columns, take
+from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
+
+_TRAINING: Final = "train_online"
+
+Position = tuple[int, int]
+"""The place of a mini-batch in its epoch: the subtask that made it, and its number there."""
+
+
+class NumberedBatch(TypedDict):
+    """A mini-batch with its place in the stream."""
+
+    position: Position
+    records: Batch
+
+
+class NamedRecord(TypedDict):
+    """The fields of ``NamedRows``, as plain data."""
+
+    fields: tuple[str, ...]
+    numbers: Floats
+    text_fields: tuple[str, ...]
+    places: Indices
+
+
+@final
+class RowsToLearn(TypedDict):
+    """The rows of a mini-batch, as a worker read them: plain data, from a worker to the owner."""
+
+    position: Position
+    records: Batch
+    """The records that the rows were read from, for those that the owner refuses."""
+    features: NamedRecord | SparseRecord
+    labels: Sequence[Label]
+    weights: Floats | None
+
+
+@final
+class EventsToLearn(TypedDict):
+    """Questions and answers, as a worker read them: plain data, from a worker to the owner."""
+
+    position: Position
+    records: Batch
+    keys: list[Hashable]
+    """For each event the key that an answer shares with its question."""
+    is_answer: list[bool]
+    labels: list[Label]
+    """For each event the label; None for a question, and for an answer after which there will be no label."""
+    features: NamedRecord | SparseRecord
+    """A row for each question."""
+
+
+def _to_record(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
+    if isinstance(rows, NamedRows):
+        return {
+            "fields": rows.fields,
+            "numbers": rows.numbers,
+            "text_fields": rows.text_fields,
+            "places": rows.places,
+        }
+    return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
+
+
+def _from_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
+    return SparseRows(**record) if "width" in record else NamedRows(**record)
+
+
+# ---- reading rows
+
+
+class RowsRead(Protocol):
+    """Returns features, labels and weights of a mini-batch; raises ``BadRows`` for records that are no rows."""
+
+    def __call__(self, mini_batch: Batch, /) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        """Read the mini-batch."""
+        ...
+
+
+ReadFeatures = Callable[[Batch], NamedRows | SparseRows]
+
+
+def features_reader(
+    features: Sequence[str] | Callable[[Any], Any] | None, without: Sequence[str], bits: int
+) -> ReadFeatures:
+    """Return the function that reads features: those fields, all fields, or those of the user's function."""
+    if features is None or not callable(features):
+        reader = FieldReader(
+            features, without=without, bits=bits, refuse=BadRows, owner=f"{_TRAINING}(features=)"
+        )
+        return reader.rows
+    read = features
+
+    def of_function(mini_batch: Batch) -> NamedRows | SparseRows:
+        found = read(mini_batch)
+        if isinstance(found, (NamedRows, SparseRows)):
+            rows: NamedRows | SparseRows = found
+        else:
+            rows = named_matrix(as_floats(f"{_TRAINING}(features=)", "features", found))
+        if len(rows) != len(mini_batch):
+            raise ConfigurationError(
+                f"{_TRAINING}(features=): expected a row for each of {len(mini_batch)} records, given {len(rows)}"
+            )
+        return rows
+
+    return of_function
+
+
+def labelled_rows(
+    read: ReadFeatures, label: str | Callable[[Any], Label], weight: str | Callable[[Any], float] | None
+) -> RowsRead:
+    """Return the function that reads rows of records that have their label."""
+
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        labels = values_of(mini_batch, label, "label")
+        if weight is None:
+            return read(mini_batch), labels, None
+        weights = row_weights(_TRAINING, values_of(mini_batch, weight, "weight"), len(mini_batch))
+        return read(mini_batch), labels, weights
+
+    return read_rows
+
+
+def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
+    """Return the function that reads rows with the user's ``extract``."""
+    owner = f"{_TRAINING}(extract=)"
+
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        examples = as_examples(owner, extract(mini_batch))
+        features = examples.features
+        rows = (
+            features
+            if isinstance(features, SparseRows)
+            else named_matrix(as_floats(owner, "features", features))
+        )
+        weights = None if examples.weights is None else row_weights(owner, examples.weights, len(rows))
+        return rows, np.asarray(examples.targets).tolist(), weights
+
+    return read_rows
+
+
+def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any]:
+    """Return the value of a field, or of a function, for each record."""
+    if callable(field):
+        return [field(record) for record in mini_batch]
+    if isinstance(mini_batch, Columns):
+        if field not in mini_batch:
+            raise ConfigurationError(
+                f"{_TRAINING}({what}=): expected a field {field!r}, given {', '.join(mini_batch.names)}"
+            )
+        values: list[Any] = mini_batch[field].tolist()
+        return values
+    try:
+        return [record[field] for record in mini_batch]
+    except (KeyError, TypeError, IndexError):
+        bad = [row for row, record in enumerate(mini_batch) if not _has(record, field)]
+        raise BadRows(
+            bad, f"{_TRAINING}({what}=): expected a field {field!r}, given a record without"
+        ) from None
+
+
+def _has(record: Any, field: str) -> bool:
+    try:
+        record[field]
+    except (KeyError, TypeError, IndexError):
+        return False
+    return True
+
+
+# ---- the workers
+
+
+class NumberMiniBatches(Operator):
+    """Numbers the mini-batches of a subtask, so that the owner can learn from them in the order of the stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def open(self, context: Context) -> None:
+        self._subtask = context.subtask_index
+
+    def process(self, mini_batch: Batch, out: Output) -> None:
+        """Emit the mini-batch with its number."""
+        out.emit({"position": (self._subtask, self._next), "records": mini_batch})
+        self._next += 1
+
+    def snapshot(self) -> int:
+        return self._next
+
+    def restore(self, state: int) -> None:
+        self._next = state
+
+
+class RowReader(Operator):
+    """Reads the rows of mini-batches that have their labels, for the owner."""
+
+    def __init__(self, read: RowsRead) -> None:
+        self._read = read
+
+    def process(self, given: NumberedBatch, out: Output) -> None:
+        """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
+
+        def emit(records: Batch) -> None:
+            features, labels, weights = blaming_rows(self._read, records, self._read)
+            rows: RowsToLearn = {
+                "position": given["position"],
+                "records": records,
+                "features": _to_record(features),
+                "labels": labels,
+                "weights": weights,
+            }
+            out.emit(rows)
+
+        of_good_rows(emit, given["records"], out)
+
+
+class EventReading(Protocol):
+    """How to read a stream of questions and answers; ``DelayedLabels`` is one."""
+
+    @property
+    def key_of(self) -> Callable[[Any], Hashable]:
+        """Returns the key that an answer shares with its question."""
+
+    @property
+    def is_answer(self) -> Callable[[Any], bool]:
+        """Whether an event is an answer."""
+
+    @property
+    def target_of(self) -> Callable[[Any], Label | None]:
+        """Returns the label of an answer; None if there will be none."""
+
+
+class EventReader(Operator):
+    """Reads questions and answers, for the owner."""
+
+    def __init__(self, events: EventReading, read: ReadFeatures) -> None:
+        self._events = events
+        self._read = read
+
+    def process(self, given: NumberedBatch, out: Output) -> None:
+        """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
+        of_good_rows(
+            lambda records: out.emit(self._read_events(given["position"], records)), given["records"], out
+        )
+
+    def _read_events(self, position: Position, records: Batch) -> EventsToLearn:
+        events = [self._read_event(row, event) for row, event in enumerate(records)]
+        asked = [row for row, (_, is_answer, _) in enumerate(events) if not is_answer]
+        return {
+            "position": position,
+            "records": records,
+            "keys": [key for key, _, _ in events],
+            "is_answer": [is_answer for _, is_answer, _ in events],
+            "labels": [label for _, _, label in events],
+            "features": _to_record(self._read_questions(records, asked)),
+        }
+
+    def _read_event(self, row: int, event: Any) -> tuple[Hashable, bool, Label]:
+        try:
+            is_answer = bool(self._events.is_answer(event))
+            label = self._events.target_of(event) if is_answer else None
+            return self._events.key_of(event), is_answer, label
+        except Exception as error:
+            raise BadRows([row], f"{type(error).__name__}: {error}") from error
+
+    def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
+        if not asked:
+            return named_matrix(np.empty((0, 0)))
+        try:
+            return blaming_rows(self._read, take(records, asked), self._read)
+        except BadRows as bad:
+            raise BadRows([asked[row] for row in bad.rows], bad.reason) from bad
+
+
+# ---- the owner
+
+
+class _Waiting(NamedTuple):
+    """A question without an answer: its row, by columns of the model, and its prediction."""
+
+    indices: list[int]
+    values: list[float]
+    prediction: list[float]
+    """The probability of True or the number, or the probability of each class; empty before the first label."""
+
+
+class RowOwner(Operator, IterationListener):
+    """Has the model: predicts each row, learns from it, publishes versions. Parallelism 1.
+
+    Input ``start`` brings the one record to start from: None, or the parameters of a published model. Input ``rows``
+    brings what the workers have read. ``in_epochs``: the mini-batches of an epoch are learned at its end, in the order
+    of the stream.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], AdaptiveLinearModel],
+        *,
+        in_epochs: bool,
+        publish_every: int,
+        waiting_max: int,
+    ) -> None:
+        self._model = make_model()
+        self._in_epochs = self.needs_epochs = self.epochs_in_order = in_epochs
+        self._publish_every = publish_every
+        self._waiting_max = waiting_max
+        self._is_started = False
+        self._published = 0
+        """The version of the model that was published last."""
+        self._steps = 0
+        """The number of mini-batches, or epochs, since a version was published."""
+        self._held: list[RowsToLearn | EventsToLearn] = []
+        """Mini-batches of the epoch under way."""
+        self._waiting: dict[Hashable, _Waiting] = {}
+        """Questions without an answer, the oldest first."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Read the start before any rows."""
+        return None if self._is_started else ("start",)
+
+    def process_start(self, parameters: Any, out: Output) -> None:
+        """Start from these parameters, or as the model was made."""
+        self._is_started = True
+        if parameters is not None:
+            self._model.start_from(parameters)
+
+    def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
+        """Learn from a mini-batch, or keep it until its epoch ends."""
+        if self._in_epochs:
+            self._held.append(given)
+        else:
+            self._learn(given, out)
+            self._publish_sometimes(out)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        if self._held:
+            held, self._held = sorted(self._held, key=itemgetter("position")), []
+            for given in held:
+                self._learn(given, out)
+            self._publish_sometimes(out)
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        self.on_epoch_watermark_incremented(-1, context, out)
+
+    def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
+        if "is_answer" in given:
+            self._learn_events(given, out)
+        else:
+            self._learn_rows(given, out)
+
+    # ---- rows with their labels
+
+    def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
+        records, labels, weights = given["records"], given["labels"], given["weights"]
+        features = _from_record(given["features"])
+        while len(records):
+            try:
+                rows = self._model.rows(features)
+                steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
+                predictions = self._model.step(rows, steps, labels)
+            except BadRows as bad:
+                kept = [row for row in range(len(records)) if row not in set(bad.rows)]
+                records = without(records, bad, out)
+                labels = [labels[row] for row in kept]
+                weights = None if weights is None else weights[kept]
+                features = features[kept]
+            else:
+                self._emit_predictions(predictions, self._model.targets(labels), steps.weights, out)
+                return
+
+    def _emit_predictions(self, predictions: Floats, targets: Floats, weights: Floats, out: Output) -> None:
+        task: Literal["classification", "regression", "classes"]
+        if predictions.ndim == 2:
+            task, predictions, targets = "classes", *_hits(predictions, targets)
+        else:
+            task = self._model.task or "classification"
+        rows: PredictedRows = {
+            "task": task,
+            "predictions": predictions,
+            "targets": targets,
+            "weights": weights,
+        }
+        out.emit(rows, tag=PREDICTIONS)
+
+    # ---- questions and answers
+
+    def _learn_events(self, given: EventsToLearn, out: Output) -> None:
+        """Predict the questions and learn from the answers, in the order of the events."""
+        plan = _EventPlan(*self._question_rows(given, out))
+        for event, key in enumerate(given["keys"]):
+            if event in plan.row_of_question:
+                plan.ask(event, key)
+            elif given["is_answer"][event]:
+                question = plan.asked.pop(key, None) or self._waiting.pop(key, None)
+                if question is None:
+                    out.reject(
+                        given["records"][event], ModelError("an answer without a question that waits for it")
+                    )
+                elif given["labels"][event] is not None:
+                    plan.answer(event, question, given["labels"][event])
+        predictions = self._make_steps(plan, given["records"], out)
+        for key, question in plan.asked.items():
+            self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
+            self._waiting[key] = plan.waiting(question, predictions)
+        while len(self._waiting) > self._waiting_max:
+            del self._waiting[next(iter(self._waiting))]
+        self._emit_answered(plan, predictions, out)
+
+    def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
+        """Return the rows of the questions, and which row each question has; others are refused."""
+        asked = [event for event, is_answer in enumerate(given["is_answer"]) if not is_answer]
+        features = _from_record(given["features"])
+        while True:
+            try:
+                return self._model.rows(features), {event: row for row, event in enumerate(asked)}
+            except BadRows as bad:
+                for row in bad.rows:
+                    out.reject(given["records"][asked[row]], bad)
+                kept = [row for row in range(len(asked)) if row not in set(bad.rows)]
+                asked, features = [asked[row] for row in kept], features[kept]
+
+    def _make_steps(self, plan: _EventPlan, records: Batch, out: Output) -> list[list[float]]:
+        """Make the steps of the plan, without answers whose label is refused; return the predictions by step."""
+        while True:
+            try:
+                predictions = self._model.step(plan.rows(), plan.steps(), plan.labels)
+            except BadRows as bad:
+                for step in bad.rows:
+                    out.reject(records[plan.events[step]], bad)
+                plan.skip(bad.rows)
+            else:
+                return [np.atleast_1d(prediction).tolist() for prediction in predictions]
+
+    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
+        """Emit the predictions of the questions that were answered; one made before the first label does not count."""
+        known = [
+            (prediction, label)
+            for prediction, label in plan.answered(predictions)
+            if not math.isnan(prediction[0])
+        ]
+        if not known:
+            return
+        targets = self._model.targets([label for _, label in known])
+        width = max(len(prediction) for prediction, _ in known)
+        matrix = np.zeros((len(known), width))
+        for row, (prediction, _) in enumerate(known):
+            matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
+        shaped = matrix if self._model.classes else matrix[:, 0]
+        self._emit_predictions(shaped, targets, np.ones(len(known)), out)
+
+    # ---- publishing, state
+
+    def _publish_sometimes(self, out: Output) -> None:
+        self._steps += 1
+        if self._steps >= self._publish_every:
+            self._publish(out)
+
+    def _publish(self, out: Output) -> None:
+        if self._model.version > self._published:
+            self._steps, self._published = 0, self._model.version
+            update = self._model.to_update()
+            out.emit(msgspec.structs.replace(update, epoch=self._context.epoch), tag=MODELS)
+
+    def finish(self, out: Output) -> None:
+        self.on_epoch_watermark_incremented(-1, self._context, out)
+        self._publish(out)
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "model": self._model.state(),
+            "started": self._is_started,
+            "steps": self._steps,
+            "published": self._published,
+            "held": list(self._held),
+            "waiting": [(key, *question) for key, question in self._waiting.items()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.restore(state["model"])
+        self._is_started, self._steps, self._published = state["started"], state["steps"], state["published"]
+        self._held = list(state["held"])
+        self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
+
+
+class _Asked(NamedTuple):
+    """A question of the mini-batch under way: its row, and the step that predicts it."""
+
+    row: int
+    step: int
+
+
+class _EventPlan:
+    """The steps for the events of a mini-batch, and the rows that they need."""
+
+    def __init__(self, rows: ModelRows, row_of_question: dict[int, int]) -> None:
+        self.row_of_question = row_of_question
+        self.asked: dict[Hashable, _Asked] = {}
+        """The questions of this mini-batch that are without an answer so far."""
+        self.events: list[int] = []
+        """The event of each step."""
+        self.labels: list[Label] = []
+        """The label of each step, None for a prediction."""
+        self._answered: dict[int, _Asked | _Waiting] = {}
+        """The question of each step that learns."""
+        self._own = rows
+        self._earlier: list[_Waiting] = []
+        self._rows: list[int] = []
+        """The row of each step."""
+
+    def ask(self, event: int, key: Hashable) -> None:
+        """Predict a question."""
+        self.asked.pop(key, None)
+        self.asked[key] = _Asked(self.row_of_question[event], len(self.events))
+        self._add(event, self.row_of_question[event], None)
+
+    def answer(self, event: int, question: _Asked | _Waiting, label: Label) -> None:
+        """Learn from the row of a question."""
+        row = question.row if isinstance(question, _Asked) else self._own.length + len(self._earlier)
+        if isinstance(question, _Waiting):
+            self._earlier.append(question)
+        self._answered[len(self.events)] = question
+        self._add(event, row, label)
+
+    def _add(self, event: int, row: int, label: Label) -> None:
+        self.events.append(event)
+        self._rows.append(row)
+        self.labels.append(label)
+
+    def skip(self, steps: Sequence[int]) -> None:
+        """Learn nothing in these steps."""
+        for step in steps:
+            del self._answered[step]
+            self.labels[step] = None
+
+    def rows(self) -> ModelRows:
+        """Return the rows of the mini-batch, then those of earlier questions."""
+        if not self._earlier:
+            return self._own
+        lengths = [len(question.indices) for question in self._earlier]
+        indices = [index for question in self._earlier for index in question.indices]
+        values = [value for question in self._earlier for value in question.values]
+        return ModelRows(
+            np.concatenate([self._own.indptr, self._own.indptr[-1] + np.cumsum(lengths)]),
+            np.concatenate([self._own.indices, np.array(indices, dtype=np.intp)]),
+            np.concatenate([self._own.values, np.array(values, dtype=np.float64)]),
+        )
+
+    def steps(self) -> RowSteps:
+        """Return the steps: questions are predicted, answers are learned from."""
+        count = len(self.events)
+        learns = np.zeros(count, dtype=np.bool_)
+        learns[list(self._answered)] = True
+        predicts = np.zeros(count, dtype=np.bool_)
+        predicts[[step for step, event in enumerate(self.events) if event in self.row_of_question]] = True
+        return RowSteps(np.array(self._rows, dtype=np.intp), predicts, learns, np.ones(count))
+
+    def waiting(self, question: _Asked, predictions: list[list[float]]) -> _Waiting:
+        """Return a question of this mini-batch, to wait for its answer."""
+        part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
+        return _Waiting(
+            self._own.indices[part].tolist(), self._own.values[part].tolist(), predictions[question.step]
+        )
+
+    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label]]:
+        """Return the prediction and the label of each question that was answered."""
+        return [
+            (
+                question.prediction if isinstance(question, _Waiting) else predictions[question.step],
+                self.labels[step],
+            )
+            for step, question in self._answered.items()
+        ]
+
+
+def _hits(predictions: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """Return the probability of the true class of each row, and 1 where no other class is more probable.
+
+    A class that had not come yet had the probability of the last column.
+    """
+    rows, classes = np.arange(len(targets)), targets.astype(np.intp)
+    found = predictions[rows, np.minimum(classes, predictions.shape[1] - 1)]
+    probabilities = np.where(found > 0.0, found, predictions[:, -1])
+    return probabilities, (found > 0.0) * (found >= predictions.max(axis=1)).astype(np.float64)

@@ -1,0 +1,293 @@
+"""Rows of named fields, as learners read them: numbers in columns, texts hashed.
+
+A record needs no schema. The fields of a batch are found in its records: a field is *numeric* where its values are
+numbers or truth values, and *categorical* where they are texts. A text gives one feature of value 1, whose place is the
+hash of the field's name and the text. None, NaN and infinite numbers are *missing*: the learner takes the mean of the
+column, and one more hashed feature says that the value of this field was missing. A field that a record does not name
+is missing, too, without that feature, since records with few of many fields are common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from streamiter.errors import ModelError, shortened
+from streamiter.numbers import Floats, Indices
+from streamiter.records import Array, Batch, Columns
+from streamiter.tables import columns_of_table
+
+ABSENT: Final = -1
+"""The place of a feature that a row does not have."""
+
+# Names and texts are hashed with 64 bits FNV-1a (Fowler, Noll, Vo), whose low bits are then mixed as in MurmurHash3
+# (Appleby). Both are short enough to be compiled, and differ in no version of Python.
+_FNV_START: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_MIX: Final = 0xFF51AFD7ED558CCD
+_ALL_BITS: Final = (1 << 64) - 1
+# No byte of UTF-8 is 0xFF or 0xFE: these separate a field from its text, and mark a missing value.
+_TEXT_FOLLOWS: Final = b"\xff"
+_IS_MISSING: Final = b"\xfe"
+
+# Places of recent texts, for each field: a text that comes again is not hashed again.
+_CACHED_TEXTS: Final = 65_536
+
+_NUMBERS: Final = frozenset({int, float, bool, np.bool_})
+
+
+class _RefusesRows(Protocol):
+    """Makes the error that refuses single rows: their numbers, and the reason."""
+
+    def __call__(self, rows: Iterable[int], reason: str, /) -> Exception: ...
+
+
+def hash_of(data: bytes) -> int:
+    """Return the 64-bit hash of these bytes.
+
+    >>> hex(hash_of(b""))
+    '0xecba3df2c3383c52'
+    """
+    value = _FNV_START
+    for byte in data:
+        value = ((value ^ byte) * _FNV_PRIME) & _ALL_BITS
+    value ^= value >> 33
+    value = (value * _MIX) & _ALL_BITS
+    return value ^ (value >> 33)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRows:
+    """A batch of rows: numbers by field, and the places of hashed features."""
+
+    fields: tuple[str, ...]
+    """The names of the numeric columns."""
+    numbers: Floats
+    """A matrix: for each row the numbers of ``fields``, NaN where missing."""
+    text_fields: tuple[str, ...]
+    """The fields with texts."""
+    places: Indices
+    """A matrix: for each row the places of its texts, :data:`ABSENT` where a field has none. Columns behind those of
+    ``text_fields`` are the features of missing values."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, which: Sequence[int]) -> NamedRows:
+        """Return some of the rows."""
+        chosen = np.asarray(which, dtype=np.intp)
+        return NamedRows(self.fields, self.numbers[chosen], self.text_fields, self.places[chosen])
+
+
+def named_matrix(matrix: Floats) -> NamedRows:
+    """Return the rows of a matrix; the fields are the numbers of its columns.
+
+    >>> named_matrix(np.array([[1.0, 2.0]])).fields
+    ('0', '1')
+    """
+    if matrix.ndim != 2:
+        raise ModelError(f"expected features as a matrix (rows, columns), given shape {matrix.shape}")
+    fields = tuple(map(str, range(matrix.shape[1])))
+    return NamedRows(fields, matrix, (), np.empty((len(matrix), 0), dtype=np.intp))
+
+
+class FieldReader:
+    """Turns records into :class:`NamedRows`.
+
+    ``fields`` are the fields to read, None for all except those in ``without``. Hashed features have ``2**bits``
+    places.
+
+    >>> reader = FieldReader(without=["late"], bits=10)
+    >>> rows = reader.rows([{"km": 3, "town": "Rom", "late": True}, {"km": None, "town": "Kyiv", "late": False}])
+    >>> rows.fields, rows.numbers.tolist(), rows.text_fields, rows.places.shape
+    (('km',), [[3.0], [nan]], ('town',), (2, 2))
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str] | None = None,
+        *,
+        without: Collection[str] = (),
+        bits: int,
+        refuse: _RefusesRows | None = None,
+        owner: str = "FieldReader",
+    ) -> None:
+        self._wanted = None if fields is None else tuple(fields)
+        self._without = frozenset(without)
+        self._bits = bits
+        self._mask = (1 << bits) - 1
+        self._owner = owner
+        self._refuse = refuse or (lambda _rows, reason: ModelError(reason))
+        self._places: dict[str, dict[str, int]] = {}
+
+    def rows(self, records: Batch) -> NamedRows:
+        """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
+
+        Raises the error of ``refuse`` for records without fields, and for values that are neither numbers nor texts.
+        """
+        if isinstance(records, list):
+            columns, count = self._columns_of_dicts(records), len(records)
+        else:
+            table = (
+                records
+                if isinstance(records, Columns)
+                else columns_of_table(self._owner, records, ModelError)
+            )
+            if table is None:
+                raise ModelError(
+                    f"{self._owner}: expected records with named fields (dicts, Columns or a table), given "
+                    f"{shortened(records)}; give features= as a function that returns a matrix or SparseRows"
+                )
+            columns, count = self._columns_of(table), len(table)
+        return self._read(columns, count)
+
+    # ---- columns of a batch
+
+    def _is_wanted(self, name: str) -> bool:
+        return name not in self._without
+
+    def _columns_of(self, table: Columns) -> dict[str, Array | list[Any]]:
+        names = table.names if self._wanted is None else self._wanted
+        if missing := [name for name in names if name not in table]:
+            raise ModelError(
+                f"{self._owner}: expected the fields {', '.join(map(repr, names))}, given Columns without "
+                f"{', '.join(map(repr, missing))}; they have {', '.join(map(repr, table.names))}"
+            )
+        return {name: table[name] for name in names if self._is_wanted(name)}
+
+    def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
+        if bad := [row for row, record in enumerate(records) if not isinstance(record, Mapping)]:
+            raise self._refuse(
+                bad,
+                f"{self._owner}: expected records with named fields, given {shortened(records[bad[0]])}",
+            )
+        if not records:
+            return {}
+        names = self._wanted
+        if names is None:
+            first = tuple(records[0])
+            if all(tuple(record) == first for record in records):
+                columns = zip(*(record.values() for record in records), strict=True)
+                return {
+                    name: list(column)
+                    for name, column in zip(first, columns, strict=True)
+                    if self._is_wanted(name)
+                }
+            names = tuple(filter(self._is_wanted, dict.fromkeys(chain.from_iterable(records))))
+        return {name: [record.get(name, _UNNAMED) for record in records] for name in names}
+
+    # ---- values of a column
+
+    def _read(self, columns: Mapping[str, Array | list[Any]], count: int) -> NamedRows:
+        fields: list[str] = []
+        numbers: list[Floats] = []
+        text_fields: list[str] = []
+        places: list[Array] = []
+        missing: list[Array] = []
+        for name, column in columns.items():
+            of_numbers, of_texts, is_missing = self._read_column(name, column)
+            if of_numbers is not None and of_numbers.ndim == 1:
+                fields.append(name)
+                numbers.append(of_numbers)
+            elif of_numbers is not None:
+                fields += [f"{name}[{position}]" for position in range(of_numbers.shape[1])]
+                numbers += list(of_numbers.T)
+            if of_texts is not None:
+                text_fields.append(name)
+                places.append(of_texts)
+            if is_missing is not None and is_missing.any():
+                place = hash_of(name.encode("utf-8", "surrogatepass") + _IS_MISSING) & self._mask
+                missing.append(np.where(is_missing, place, ABSENT))
+        matrix = np.empty((count, len(fields)))
+        for position, values in enumerate(numbers):
+            matrix[:, position] = values
+        hashed = [*places, *missing]
+        places_of_rows = np.empty((count, len(hashed)), dtype=np.intp)
+        for position, of_field in enumerate(hashed):
+            places_of_rows[:, position] = of_field
+        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows)
+
+    def _read_column(
+        self, name: str, column: Array | list[Any]
+    ) -> tuple[Floats | None, Array | None, Array | None]:
+        """Return the numbers of a field, the places of its texts, and which of its values are missing."""
+        if isinstance(column, np.ndarray):
+            if column.dtype.kind in "biuf" and column.ndim <= 2:
+                floats = column.astype(np.float64)
+                return floats, None, ~np.isfinite(floats) if floats.ndim == 1 else None
+            if column.dtype.kind != "U" and not column.dtype.hasobject:
+                raise ModelError(
+                    f"{self._owner}: expected numbers or texts in the field {name!r}, given {column.dtype}; convert "
+                    "it before, or leave it out with features="
+                )
+            return self._read_values(name, column.tolist())
+        return self._read_values(name, column)
+
+    def _read_values(self, name: str, column: list[Any]) -> tuple[Floats | None, Array | None, Array | None]:
+        kinds = set(map(type, column))
+        if kinds <= _NUMBERS and kinds:
+            floats = self._floats(name, column)
+            return floats, None, ~np.isfinite(floats)
+        if kinds == {str}:
+            return None, self._text_places(name, column), None
+        return self._read_mixed(name, column)
+
+    def _read_mixed(
+        self, name: str, column: Sequence[Any]
+    ) -> tuple[Floats | None, Array | None, Array | None]:
+        count = len(column)
+        is_text = np.fromiter((isinstance(value, str) for value in column), np.bool_, count)
+        is_none = np.fromiter((value is None for value in column), np.bool_, count)
+        is_number = np.fromiter(
+            (isinstance(value, (int, float, np.number, np.bool_)) for value in column), np.bool_, count
+        )
+        is_named = np.fromiter((value is not _UNNAMED for value in column), np.bool_, count)
+        if (bad := np.flatnonzero(is_named & ~(is_text | is_none | is_number))).size:
+            raise self._refuse(
+                bad.tolist(),
+                f"{self._owner}: expected a number, a text or None in the field {name!r}, given "
+                f"{shortened(column[int(bad[0])])}; convert it before, or leave it out with features=",
+            )
+        floats = places = None
+        is_missing = is_none
+        if is_number.any():
+            given = [value if number else np.nan for value, number in zip(column, is_number, strict=True)]
+            floats = self._floats(name, given)
+            is_missing = is_none | (is_number & ~np.isfinite(floats))
+        if is_text.any():
+            texts = [value for value in column if isinstance(value, str)]
+            places = np.full(count, ABSENT, dtype=np.intp)
+            places[is_text] = self._text_places(name, texts)
+        return floats, places, is_missing
+
+    def _floats(self, name: str, column: Sequence[Any]) -> Floats:
+        try:
+            return np.array(column, dtype=np.float64)
+        except OverflowError:
+            bad = [row for row, value in enumerate(column) if abs(value) > 1e308]
+            raise self._refuse(
+                bad,
+                f"{self._owner}: expected numbers that fit a float in the field {name!r}, given larger ones",
+            ) from None
+
+    def _text_places(self, name: str, texts: Sequence[str]) -> Array:
+        known = self._places.setdefault(name, {})
+        if len(known) > _CACHED_TEXTS:
+            known.clear()
+        for text in set(texts).difference(known):
+            data = (
+                name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
+            )
+            known[text] = hash_of(data) & self._mask
+        return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
+
+
+class _Unnamed:
+    """Stands where a record does not name a field."""
+
+
+_UNNAMED: Final = _Unnamed()
