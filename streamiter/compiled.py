@@ -7,9 +7,14 @@ for the user where the module's directory cannot be written; only the first proc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
+
+_log = logging.getLogger("streamiter.learn")
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -38,3 +43,39 @@ def compiled(function: AnyFunction) -> AnyFunction:
     # A function of an interactive session has no file to store the compiled code beside.
     is_stored = not function.__code__.co_filename.startswith("<")
     return cast(AnyFunction, njit(cache=is_stored)(function))
+
+
+@contextmanager
+def saying_that_it_compiles(functions: str) -> Iterator[None]:
+    """Log one line before functions are compiled in this block, which takes ten seconds; none if they are stored.
+
+    Where Numba is missing, a warning says how to install it, once in a process.
+    """
+    if not is_compiling():
+        _warn_of_slowness(functions)
+        yield
+        return
+    from numba.core.event import Event, Listener, install_listener
+
+    class _Says(Listener):
+        is_said = False
+
+        def on_start(self, event: Event) -> None:
+            if not self.is_said:
+                self.is_said = True
+                _log.info("compiling %s; this takes about 10 s, and only once on this machine", functions)
+
+        def on_end(self, event: Event) -> None:
+            """Say nothing."""
+
+    with install_listener("numba:compile", _Says()):
+        yield
+
+
+@functools.cache
+def _warn_of_slowness(functions: str) -> None:
+    _log.warning(
+        "%s is not compiled, and some hundred times slower, because Numba is not installed; install it with: "
+        'pip install "streamiter[fast]"',
+        functions,
+    )

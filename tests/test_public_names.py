@@ -43,6 +43,7 @@ NAMES = {
         "AdaDelta",
         "AdaGrad",
         "Adam",
+        "AdaptiveLinearModel",
         "AssociationRule",
         "BadRows",
         "Constant",

@@ -7,6 +7,9 @@ Each module imports only from the modules in the rows below it:
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
 ``online``                               ``train_online``: linear models in a flow
+``row_training``                         the operators that learn row by row: readers, and one owner of the model
+``adaptive``                             ``AdaptiveLinearModel``: a linear model that needs no tuning
+``row_steps``                            its arithmetic, compiled with Numba; imported when a model is made
 ``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
 ``decision_tree``                        ``DecisionTree``
 ``item_sets``                            ``apriori``, association rules
@@ -22,6 +25,7 @@ Each module imports only from the modules in the rows below it:
 =======================================  ===============================================================
 """
 
+from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
 from streamiter.learn.decision_tree import DecisionTree
@@ -65,6 +69,7 @@ __all__ = [
     "AdaDelta",
     "AdaGrad",
     "Adam",
+    "AdaptiveLinearModel",
     "AssociationRule",
     "BadRows",
     "Constant",

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.compiled import saying_that_it_compiles
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.update import ModelSnapshot
@@ -43,6 +44,11 @@ _BITS_MAX: Final = 28
 
 # Squares of targets are added up, and stay finite.
 _TARGET_MAX: Final = 1e100
+
+_PROBABILITY_MIN: Final = 1e-300
+
+# A slope times a weight is squared.
+_WEIGHT_MAX: Final = 1e30
 
 # The first numeric columns have room without a copy of the state.
 _SPARE_COLUMNS: Final = 16
@@ -117,7 +123,13 @@ class ExpertWeights:
         self.totals: Floats = np.zeros(6)
         self._columns = self._room(hashed + 1 + _SPARE_COLUMNS, scores)
         self._is_seen = np.zeros(hashed, dtype=np.bool_)
-        """For each hashed column whether a row has had it."""
+        """For each hashed column whether a row that was learned from has had it."""
+        with saying_that_it_compiles(f"the arithmetic of {_NAME}"):
+            self.step(
+                ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)),
+                RowSteps.one_each(0, learns=True),
+                np.zeros(0),
+            )
 
     def _room(self, columns: int, scores: int) -> Floats:
         return np.zeros((columns, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
@@ -166,22 +178,30 @@ class ExpertWeights:
         actions = (
             steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
         )
-        self._is_seen[rows.indices[rows.indices < self.hashed]] = True
+        indices = _plain(rows.indices, np.intp)
+        # Compiled code checks no bounds; a negative index is a large unsigned one.
+        if len(indices) and int(indices.view(np.uintp).max()) > self.hashed + self.numeric:
+            raise ModelError(
+                f"{_NAME}: expected rows of {self.hashed} hashed and {self.numeric} numeric columns, given column "
+                f"{indices.view(np.uintp).max()}"
+            )
         self._steps.step_rows(
             self._kind,
             self.hashed,
-            rows.indptr,
-            rows.indices,
-            rows.values,
-            steps.rows,
+            _plain(rows.indptr, np.intp),
+            indices,
+            _plain(rows.values, np.float64),
+            _plain(steps.rows, np.intp),
             actions.astype(np.uint8),
-            targets,
-            steps.weights,
+            _plain(targets, np.float64),
+            _plain(steps.weights, np.float64),
             self._columns,
             self.mixture,
             self.totals,
             predictions,
         )
+        hashed = indices[indices < self.hashed]
+        self._is_seen[hashed[self._columns[hashed, 0] > 0.0]] = True
         return predictions
 
     def published(self) -> dict[str, Any]:
@@ -221,7 +241,8 @@ class ExpertWeights:
         steps, places = self._steps, np.asarray(published["places"], dtype=np.intp)
         used = np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])
         scale = np.asarray(published["limit"]) / steps.CLIP
-        weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), -1) * scale[:, None]
+        weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
+        weights = weights * scale[:, None]
         intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
         self._columns[used, 0] = _ROWS_OF_A_START
         self._columns[used, 1] = published["center"]
@@ -269,6 +290,11 @@ class ExpertWeights:
         weights._columns[weights._used()] = state["columns"]
         weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
         return weights
+
+
+def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
+    return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])
 
 
 # A published model says nothing of how many rows it has learned from; it counts as so many, and is soon corrected.
@@ -360,7 +386,9 @@ class AdaptiveLinearModel:
         """
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
-        rows = self._by_column(self._named(features))
+        named = self._named(features)
+        self._check_width(named)
+        rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
         return self._shaped(self._weights.step(rows, steps, np.zeros(rows.length)))
 
@@ -386,31 +414,42 @@ class AdaptiveLinearModel:
         Raises ``BadRows`` for values that do not fit their field.
         """
         named = self._named(features)
-        self._check_fields(named)
-        if isinstance(named, NamedRows):
-            for field in named.fields:
-                self._columns.setdefault(field, len(self._columns))
-            self._text_fields |= dict.fromkeys(named.text_fields)
+        self._check_width(named)
+        if isinstance(named, SparseRows):
+            self._sparse_width = named.width
+        else:
+            self._check_fields(named)
+            self._add_fields(named)
         return self._by_column(named)
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
         Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do
-        not fit the task; then no step was made.
+        not fit the task, and for weights above 1e30; then no step was made.
         """
+        if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
+            given = steps.weights[bad][0]
+            raise BadRows(
+                np.flatnonzero(bad),
+                f"{_NAME}: expected sample weights of at most {_WEIGHT_MAX:g}, given {given:g}",
+            )
         known_classes = len(self._classes)
         targets = self._targets(labels, steps.learns)
-        if self._label_kind is None:
-            return np.full(len(steps.rows), np.nan)
+        unlabelled = 0
         if self._weights is None:
+            if not steps.learns.any():
+                return np.full(len(steps.rows), np.nan)
+            unlabelled = int(np.argmax(steps.learns))
+            assert self._label_kind is not None
             scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
             self._weights = ExpertWeights(self._label_kind, scores, self._hashed)
-        self._weights.add_numeric(len(self._columns) - self._weights.numeric)
+            self._weights.add_numeric(len(self._columns))
         if self._label_kind == "classes":
             predictions = self._step_classes(self._weights, rows, steps, targets)
         else:
             predictions = self._weights.step(rows, steps, targets)[:, 0]
+        predictions[:unlabelled] = np.nan
         learned = np.count_nonzero(steps.learns & (steps.weights > 0.0))
         self._records += int(learned)
         self._version += bool(learned)
@@ -446,7 +485,11 @@ class AdaptiveLinearModel:
         return predictions
 
     def _fill(self, predictions: Floats, found: Floats) -> None:
-        """Put probabilities of the classes that were known into columns of all; the open class stays the last."""
+        """Put probabilities of the classes that were known into columns of all; the open class stays the last.
+
+        0 is the probability of classes that were not known.
+        """
+        found = np.maximum(found, _PROBABILITY_MIN)
         if not self._has_open_class:
             predictions[:] = found
             return
@@ -476,29 +519,50 @@ class AdaptiveLinearModel:
             return self._reader.rows(features)
         return named_matrix(as_floats(_NAME, "features", features))
 
-    def _check_fields(self, named: NamedRows | SparseRows) -> None:
-        """Refuse rows with a text in a field of numbers, or a number in a field of texts."""
-        if isinstance(named, SparseRows):
-            if self._columns or self._text_fields or self._sparse_width not in (None, named.width):
-                given = f"width {self._sparse_width}" if self._sparse_width else "records with fields"
-                raise ModelError(
-                    f"{_NAME}: expected features of one kind and width, given sparse rows of width {named.width} "
-                    f"after {given}"
-                )
-            self._sparse_width = named.width
+    def _check_width(self, named: NamedRows | SparseRows) -> None:
+        """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
+        given = named.width if isinstance(named, SparseRows) else None
+        is_new = self._weights is None and self._sparse_width is None
+        if given == self._sparse_width or (is_new and not self._columns and not self._text_fields):
             return
+        before, after = (
+            "records with fields" if width is None else f"sparse rows of width {width}"
+            for width in (self._sparse_width, given)
+        )
+        raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
+
+    def _add_fields(self, named: NamedRows) -> None:
+        """Give each new field a column when it has its first number, in an order that no cut of batches changes."""
+        new = []
+        for position, field in enumerate(named.fields):
+            if field not in self._columns:
+                has_number = np.isfinite(named.numbers[:, position])
+                if has_number.any():
+                    new.append((int(has_number.argmax()), len(field), field))
+        for _, _, field in sorted(new):
+            self._columns[field] = len(self._columns)
+        if self._weights is not None and new:
+            self._weights.add_numeric(len(new))
+        for position, field in enumerate(named.text_fields):
+            if field not in self._text_fields and (named.places[:, position] != ABSENT).any():
+                self._text_fields[field] = None
+
+    def _check_fields(self, named: NamedRows) -> None:
+        """Refuse rows with a text in a field of numbers, or a number in a field of texts."""
         for position, field in enumerate(named.text_fields):
             if field in self._columns:
                 self._refuse_kind(named.places[:, position] != ABSENT, field, "numbers", "a text")
             elif field in named.fields and field not in self._text_fields:
                 has_text = named.places[:, position] != ABSENT
-                has_number = ~np.isnan(named.numbers[:, named.fields.index(field)])
+                has_number = np.isfinite(named.numbers[:, named.fields.index(field)])
+                if not (has_text.any() and has_number.any()):
+                    continue
                 if int(np.argmax(has_number)) < int(np.argmax(has_text)):
                     self._refuse_kind(has_text, field, "numbers", "a text")
                 self._refuse_kind(has_number, field, "texts", "a number")
         for position, field in enumerate(named.fields):
             if field in self._text_fields:
-                self._refuse_kind(~np.isnan(named.numbers[:, position]), field, "texts", "a number")
+                self._refuse_kind(np.isfinite(named.numbers[:, position]), field, "texts", "a number")
 
     def _refuse_kind(self, bad: npt.NDArray[np.bool_], field: str, expected: str, given: str) -> None:
         if bad.any():
@@ -508,13 +572,18 @@ class AdaptiveLinearModel:
             )
 
     def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
-        """Return the rows by columns of the model; fields that the model does not know are left out."""
+        """Return the rows by columns of the model, in ascending order; fields that it does not know are left out.
+
+        The order is always the same, because sums in another order differ in their last bits.
+        """
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
         count, first = len(named), self._hashed + 1
-        known = [place for place, field in enumerate(named.fields) if field in self._columns]
-        of_fields = [first + self._columns[named.fields[place]] for place in known]
-        numbers = named.numbers if len(known) == len(named.fields) else named.numbers[:, known]
+        columns = self._columns
+        known = [place for place, field in enumerate(named.fields) if field in columns]
+        known.sort(key=lambda place: columns[named.fields[place]])
+        of_fields = [first + columns[named.fields[place]] for place in known]
+        numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
         width = len(known) + named.places.shape[1]
         indices = np.empty((count, width), dtype=np.intp)
         indices[:, : len(known)] = of_fields
@@ -522,7 +591,7 @@ class AdaptiveLinearModel:
             return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
         values = np.ones((count, width))
         values[:, : len(known)] = numbers
-        indices[:, len(known) :] = named.places
+        indices[:, len(known) :] = np.sort(named.places, axis=1)
         is_there = indices != ABSENT
         indptr = np.zeros(count + 1, dtype=np.intp)
         np.cumsum(is_there.sum(axis=1), out=indptr[1:])
@@ -557,9 +626,16 @@ class AdaptiveLinearModel:
         except ValueError:  # Sequences of several lengths.
             targets = np.array(given, dtype=np.object_)
         if targets.dtype.kind not in "biuf" or targets.ndim != 1:
-            is_number = [isinstance(label, (int, float, np.number, np.bool_)) for label in given]
-            raise self._bad_labels(
-                learns & ~np.array(is_number), given, "0, 1 or truth values" if is_binary else "numbers"
+            is_number = np.array([_is_label(label) and not isinstance(label, str) for label in given])
+            if (bad := learns & ~is_number).any():
+                raise self._bad_labels(
+                    bad,
+                    given,
+                    "0, 1 or truth values" if is_binary else f"numbers of at most {_TARGET_MAX:g} in size",
+                )
+            # Integers above 2**64 are numbers, too.
+            targets = np.array(
+                [float(label) if learn else 0.0 for label, learn in zip(given, learns, strict=True)]
             )
         targets = targets.astype(np.float64)
         if is_binary:
@@ -578,15 +654,16 @@ class AdaptiveLinearModel:
     def _class_numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
         good = np.fromiter(map(_is_label, given), np.bool_, len(given))
         if (bad := learns & ~good).any():
-            raise self._bad_labels(bad, given, "a class: a text, a whole number or a truth value")
+            raise self._bad_labels(bad, given, "a class: a text, a number or a truth value")
         names = [_class_of(label) if learn else None for label, learn in zip(given, learns, strict=True)]
         new = [name for name in dict.fromkeys(names) if name is not None and name not in self._classes]
         if new and not self._has_open_class:
             bad = np.array([name in new for name in names])
             raise self._bad_labels(bad, given, f"one of the classes {', '.join(map(repr, self._classes))}")
-        if len(self._classes) + len(new) > _CLASSES_MAX:
+        if too_many := new[max(_CLASSES_MAX - len(self._classes), 0) :]:
+            refused = set(too_many)
             raise self._bad_labels(
-                learns,
+                np.array([name in refused for name in names]),
                 given,
                 f"at most {_CLASSES_MAX} classes",
                 'give task="regression" if labels are numbers',
@@ -634,13 +711,16 @@ class AdaptiveLinearModel:
             )
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
+        if parameters["bits"] != self.bits:
+            raise ModelError(
+                f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
+                f"model with {_NAME}(bits={parameters['bits']})"
+            )
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
         self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         self._has_open_class = scores > len(self._classes)
-        self.bits = int(parameters["bits"])
-        self._reader = FieldReader(bits=self.bits, refuse=BadRows, owner=_NAME)
         self._weights = ExpertWeights(kind, scores, self._hashed)
         self._columns = {field: number for number, field in enumerate(parameters["fields"])}
         self._weights.add_numeric(len(self._columns))
@@ -654,7 +734,7 @@ class AdaptiveLinearModel:
             "classes": list(self._classes),
             "has open class": self._has_open_class,
             "fields": list(self._columns),
-            "text fields": list(self._text_fields),
+            "text fields": sorted(self._text_fields),
             "sparse width": self._sparse_width,
             "bits": self.bits,
             "records": self._records,
@@ -682,10 +762,11 @@ class AdaptiveLinearModel:
 
 
 def _is_label(label: Label) -> bool:
-    """Whether a label is present: not None and not NaN."""
-    if isinstance(label, (str, bool, int, np.integer, np.bool_)):
+    """Whether a label can be one: a text, a truth value or a number that is not too large; not None, not NaN."""
+    if isinstance(label, (str, bool, np.bool_)):
         return True
-    return isinstance(label, (float, np.floating)) and math.isfinite(label)
+    is_number = isinstance(label, (int, float, np.integer, np.floating))
+    return is_number and bool(-_TARGET_MAX <= label <= _TARGET_MAX)
 
 
 def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> _LabelKind:

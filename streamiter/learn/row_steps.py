@@ -57,6 +57,9 @@ _STEP_MAX_OF_NUMBERS: Final = 1.0
 CLIP: Final = 10.0
 # Statistics follow a column that changes: they never weigh more than so many rows.
 _MEMORY: Final = 10_000.0
+# A single row has at most a hundredth of it in the statistics: rows of weight 50,000 would leave one row, and a column
+# with the statistics of one row is constant.
+_STATISTICS_WEIGHT_MAX: Final = 100.0
 # A single outlier hardly moves the statistics of a column, once they are of so many rows.
 _OUTLIER_DEVIATIONS: Final = 10.0
 _ROWS_BEFORE_OUTLIERS: Final = 30.0
@@ -83,9 +86,10 @@ def deviation(weight: float, mean: float, squares: float) -> float:
 def _observe(column: Floats, value: float, row_weight: float, is_numeric: bool) -> None:
     """Add a value to the statistics of its column."""
     weight, mean, squares = column[0], column[1], column[2]
+    row_weight = min(row_weight, _STATISTICS_WEIGHT_MAX)
     if weight + row_weight > _MEMORY:
-        squares *= max(_MEMORY - row_weight, 0.0) / weight
-        weight = max(_MEMORY - row_weight, 0.0)
+        squares *= (_MEMORY - row_weight) / weight
+        weight = _MEMORY - row_weight
     if weight >= _ROWS_BEFORE_OUTLIERS:
         reach = _OUTLIER_DEVIATIONS * deviation(weight, mean, squares)
         if reach > 0.0:
@@ -94,7 +98,8 @@ def _observe(column: Floats, value: float, row_weight: float, is_numeric: bool) 
         difference = value - mean
         mean += difference * (row_weight / (weight + row_weight))
         column[1] = mean
-        column[2] = squares + row_weight * difference * (value - mean)
+        # Rounding may move the mean beyond the value; the root of a negative sum would be NaN.
+        column[2] = squares + max(row_weight * difference * (value - mean), 0.0)
     else:
         column[2] = squares + row_weight * value * value
     column[0] = weight + row_weight
@@ -168,7 +173,7 @@ def _observe_target(totals: Floats, target: float, row_weight: float) -> float:
         totals[4] = totals[5] = target
     difference = target - totals[2]
     totals[2] += difference * row_weight / totals[0]
-    totals[3] += row_weight * difference * (target - totals[2])
+    totals[3] += max(row_weight * difference * (target - totals[2]), 0.0)  # As in _observe.
     totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
     return float(np.sqrt(totals[3] / totals[0]))
 
@@ -260,7 +265,9 @@ def _learn(
                 gradient = slope * value
                 if expert < ADAPTIVE:
                     column[at + EXPERTS] += gradient * gradient
-                    column[at] -= rate * gradient / np.sqrt(column[at + EXPERTS])
+                    # The square of a number below 1e-162 is 0.
+                    if column[at + EXPERTS] > 0.0:
+                        column[at] -= rate * gradient / np.sqrt(column[at + EXPERTS])
                 else:
                     column[at] -= rate * gradient
     _share_mixture(mixture)
