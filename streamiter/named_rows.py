@@ -73,6 +73,8 @@ class NamedRows:
     places: Indices
     """A matrix: for each row the places of its texts, :data:`ABSENT` where a field has none. Columns behind those of
     ``text_fields`` are the features of missing values."""
+    missing: Indices
+    """For each row the number of its missing values; fields that a record does not name do not count."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -80,7 +82,9 @@ class NamedRows:
     def __getitem__(self, which: Sequence[int]) -> NamedRows:
         """Return some of the rows."""
         chosen = np.asarray(which, dtype=np.intp)
-        return NamedRows(self.fields, self.numbers[chosen], self.text_fields, self.places[chosen])
+        return NamedRows(
+            self.fields, self.numbers[chosen], self.text_fields, self.places[chosen], self.missing[chosen]
+        )
 
 
 def named_matrix(matrix: Floats) -> NamedRows:
@@ -92,7 +96,13 @@ def named_matrix(matrix: Floats) -> NamedRows:
     if matrix.ndim != 2:
         raise ModelError(f"expected features as a matrix (rows, columns), given shape {matrix.shape}")
     fields = tuple(map(str, range(matrix.shape[1])))
-    return NamedRows(fields, matrix, (), np.empty((len(matrix), 0), dtype=np.intp))
+    return NamedRows(fields, matrix, (), np.empty((len(matrix), 0), dtype=np.intp), _not_finite(matrix))
+
+
+def _not_finite(matrix: Floats) -> Indices:
+    """Return for each row the number of its values that are NaN or infinite."""
+    found: Indices = np.count_nonzero(~np.isfinite(matrix), axis=1)
+    return found
 
 
 class FieldReader:
@@ -188,6 +198,7 @@ class FieldReader:
         text_fields: list[str] = []
         places: list[Array] = []
         missing: list[Array] = []
+        missing_count = np.zeros(count, dtype=np.intp)
         for name, column in columns.items():
             of_numbers, of_texts, is_missing = self._read_column(name, column)
             if of_numbers is not None and of_numbers.ndim == 1:
@@ -196,12 +207,14 @@ class FieldReader:
             elif of_numbers is not None:
                 fields += [f"{name}[{position}]" for position in range(of_numbers.shape[1])]
                 numbers += list(of_numbers.T)
+                missing_count += _not_finite(of_numbers)
             if of_texts is not None:
                 text_fields.append(name)
                 places.append(of_texts)
             if is_missing is not None and is_missing.any():
                 place = hash_of(name.encode("utf-8", "surrogatepass") + _IS_MISSING) & self._mask
                 missing.append(np.where(is_missing, place, ABSENT))
+                missing_count += is_missing
         matrix = np.empty((count, len(fields)))
         for position, values in enumerate(numbers):
             matrix[:, position] = values
@@ -209,7 +222,7 @@ class FieldReader:
         places_of_rows = np.empty((count, len(hashed)), dtype=np.intp)
         for position, of_field in enumerate(hashed):
             places_of_rows[:, position] = of_field
-        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows)
+        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows, missing_count)
 
     def _read_column(
         self, name: str, column: Array | list[Any]

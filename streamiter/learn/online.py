@@ -189,6 +189,8 @@ def train_online(
     else:
         if label is not None:
             extract = _extract_of(label, features, weight)
+        if labels is not None:
+            function_of_features("DelayedLabels", labels.features)
         body = _by_gradients(shared, cast(MakeModel, model), extract)
     if initial is None:
         start = flow.from_items([None], name=named("start"), parallelism=1)
@@ -315,7 +317,7 @@ def _extract_of(
     weight: str | Callable[[Any], float] | None,
 ) -> Extract:
     """Return the function that makes the examples of a model with a fixed number of features."""
-    read = function_of_features(features)
+    read = function_of_features("train_online", features)
 
     def extract(mini_batch: Batch) -> Examples:
         weights = None if weight is None else values_of(mini_batch, weight, "weight")
@@ -325,13 +327,14 @@ def _extract_of(
 
 
 def function_of_features(
+    owner: str,
     features: Sequence[str] | Callable[[Any], Any] | None,
 ) -> Callable[[Any], Any]:
     """Return the function; GraphError for names of fields, of which a model of a fixed width knows nothing."""
     if callable(features):
         return features
     raise GraphError(
-        "train_online(features=): expected a function that returns a matrix or SparseRows, because model= has a fixed "
+        f"{owner}(features=): expected a function that returns a matrix or SparseRows, because model= has a fixed "
         f"number of features, given {features!r}; leave out model= for a model that finds its columns"
     )
 
@@ -365,41 +368,33 @@ def _check_options(
             f"train_online: expected features= and weight= with label= only, given {given[0]}; "
             "extract= and labels= say themselves what the features are"
         )
-    for option, value in (("label", label), ("features", features), ("weight", weight)):
+    for option, value in (("label", label), ("weight", weight)):
         if callable(value):
-            check_function(
-                value, f"train_online({option}=)", ["mini_batch" if option == "features" else "record"]
-            )
-        elif (
-            value is not None
-            and not (isinstance(value, str) and option != "features")
-            and not _are_names(value)
-        ):
+            check_function(value, f"train_online({option}=)", ["record"])
+        elif value is not None and not isinstance(value, str):
             raise GraphError(
-                f"train_online({option}=): expected {_wanted(option)} or a function, given {value!r}"
+                f"train_online({option}=): expected the name of a field or a function, given {value!r}"
             )
+    _check_features("train_online(features=)", features, "mini_batch")
     if extract is not None:
         check_function(extract, "train_online(extract=)", ["mini_batch"])
     if labels is not None:
-        for option, takes in (
-            ("key_of", "event"),
-            ("is_answer", "event"),
-            ("features", "events"),
-            ("target_of", "event"),
-        ):
-            check_function(getattr(labels, option), f"DelayedLabels({option}=)", [takes])
+        for option in ("key_of", "is_answer", "target_of"):
+            check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
+        _check_features("DelayedLabels(features=)", labels.features, "questions")
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
         )
 
 
-def _wanted(option: str) -> str:
-    return "the names of fields" if option == "features" else "the name of a field"
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+def _check_features(option: str, features: object, takes: str) -> None:
+    if callable(features):
+        check_function(features, option, [takes])
+    elif features is not None and not (
+        isinstance(features, (list, tuple)) and all(isinstance(name, str) for name in features)
+    ):
+        raise GraphError(f"{option}: expected the names of fields or a function, given {features!r}")
 
 
 def _never_extracts(mini_batch: object) -> Examples:
@@ -540,7 +535,7 @@ class DelayedLabelsWorker(OnlineWorker):
     def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels) -> None:
         super().__init__(options)
         self._labels = labels
-        self._features = function_of_features(labels.features)
+        self._features = function_of_features("DelayedLabels", labels.features)
         self._waiting: dict[Hashable, tuple[_Row, float]] = {}
         """Features and prediction of the questions without an answer, the oldest first."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, final
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, final
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from streamiter.learn.rows import (
     without,
 )
 from streamiter.learn.training import MODELS
-from streamiter.learn.validation import PREDICTIONS, PredictedRows
+from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, losses_of
 from streamiter.named_rows import FieldReader, NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
@@ -60,6 +60,7 @@ class NamedRecord(TypedDict):
     numbers: Floats
     text_fields: tuple[str, ...]
     places: Indices
+    missing: Indices
 
 
 @final
@@ -96,12 +97,19 @@ def _to_record(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
             "numbers": rows.numbers,
             "text_fields": rows.text_fields,
             "places": rows.places,
+            "missing": rows.missing,
         }
     return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
 
 
 def _from_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
     return SparseRows(**record) if "width" in record else NamedRows(**record)
+
+
+def _missing_values(rows: NamedRows | SparseRows) -> int:
+    if isinstance(rows, NamedRows):
+        return int(rows.missing.sum())
+    return int(np.count_nonzero(~np.isfinite(rows.values)))
 
 
 # ---- reading rows
@@ -319,7 +327,7 @@ class _Waiting(NamedTuple):
     indices: list[int]
     values: list[float]
     prediction: list[float]
-    """The probability of True or the number, or the probability of each class; empty before the first label."""
+    """The probability of True or the number, or the probability of each class; NaN before the first label."""
 
 
 class RowOwner(Operator, IterationListener):
@@ -351,6 +359,10 @@ class RowOwner(Operator, IterationListener):
         """Mini-batches of the epoch under way."""
         self._waiting: dict[Hashable, _Waiting] = {}
         """Questions without an answer, the oldest first."""
+        self._loss = self._weight = 0.0
+        """The sums of the losses and weights of the rows since a version was published."""
+        self._missing = 0
+        """The number of missing values since a version was published."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -406,21 +418,26 @@ class RowOwner(Operator, IterationListener):
                 weights = None if weights is None else weights[kept]
                 features = features[kept]
             else:
+                self._missing += _missing_values(features)
                 self._emit_predictions(predictions, self._model.targets(labels), steps.weights, out)
                 return
 
     def _emit_predictions(self, predictions: Floats, targets: Floats, weights: Floats, out: Output) -> None:
-        task: Literal["classification", "regression", "classes"]
+        task: ValidationKind = self._model.task or "classification"
+        classes = None
         if predictions.ndim == 2:
-            task, predictions, targets = "classes", *_hits(predictions, targets)
-        else:
-            task = self._model.task or "classification"
+            task, classes = "classes", targets.astype(np.intp)
+            predictions, targets = _hits(predictions, classes)
+        self._weight += float(weights.sum())
+        self._loss += float(losses_of(task, predictions, targets) @ weights)
         rows: PredictedRows = {
             "task": task,
             "predictions": predictions,
             "targets": targets,
             "weights": weights,
         }
+        if classes is not None:
+            rows["classes"] = classes
         out.emit(rows, tag=PREDICTIONS)
 
     # ---- questions and answers
@@ -430,7 +447,11 @@ class RowOwner(Operator, IterationListener):
         plan = _EventPlan(*self._question_rows(given, out))
         for event, key in enumerate(given["keys"]):
             if event in plan.row_of_question:
+                self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
                 plan.ask(event, key)
+                if len(self._waiting) + len(plan.asked) > self._waiting_max:
+                    oldest: dict[Hashable, Any] = self._waiting or plan.asked
+                    del oldest[next(iter(oldest))]
             elif given["is_answer"][event]:
                 question = plan.asked.pop(key, None) or self._waiting.pop(key, None)
                 if question is None:
@@ -441,10 +462,7 @@ class RowOwner(Operator, IterationListener):
                     plan.answer(event, question, given["labels"][event])
         predictions = self._make_steps(plan, given["records"], out)
         for key, question in plan.asked.items():
-            self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
             self._waiting[key] = plan.waiting(question, predictions)
-        while len(self._waiting) > self._waiting_max:
-            del self._waiting[next(iter(self._waiting))]
         self._emit_answered(plan, predictions, out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
@@ -453,7 +471,9 @@ class RowOwner(Operator, IterationListener):
         features = _from_record(given["features"])
         while True:
             try:
-                return self._model.rows(features), {event: row for row, event in enumerate(asked)}
+                rows = self._model.rows(features)
+                self._missing += _missing_values(features)
+                return rows, {event: row for row, event in enumerate(asked)}
             except BadRows as bad:
                 for row in bad.rows:
                     out.reject(given["records"][asked[row]], bad)
@@ -500,7 +520,12 @@ class RowOwner(Operator, IterationListener):
         if self._model.version > self._published:
             self._steps, self._published = 0, self._model.version
             update = self._model.to_update()
-            out.emit(msgspec.structs.replace(update, epoch=self._context.epoch), tag=MODELS)
+            metrics = {"missing_values": float(self._missing)}
+            if self._weight:
+                metrics["loss"] = self._loss / self._weight
+            self._loss = self._weight = 0.0
+            self._missing = 0
+            out.emit(msgspec.structs.replace(update, epoch=self._context.epoch, metrics=metrics), tag=MODELS)
 
     def finish(self, out: Output) -> None:
         self.on_epoch_watermark_incremented(-1, self._context, out)
@@ -514,6 +539,7 @@ class RowOwner(Operator, IterationListener):
             "published": self._published,
             "held": list(self._held),
             "waiting": [(key, *question) for key, question in self._waiting.items()],
+            "since published": [self._loss, self._weight, self._missing],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -521,6 +547,7 @@ class RowOwner(Operator, IterationListener):
         self._is_started, self._steps, self._published = state["started"], state["steps"], state["published"]
         self._held = list(state["held"])
         self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
+        self._loss, self._weight, self._missing = state["since published"]
 
 
 class _Asked(NamedTuple):
@@ -598,9 +625,9 @@ class _EventPlan:
     def waiting(self, question: _Asked, predictions: list[list[float]]) -> _Waiting:
         """Return a question of this mini-batch, to wait for its answer."""
         part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
-        return _Waiting(
-            self._own.indices[part].tolist(), self._own.values[part].tolist(), predictions[question.step]
-        )
+        indices, values = self._own.indices[part], self._own.values[part]
+        is_there = np.isfinite(values)
+        return _Waiting(indices[is_there].tolist(), values[is_there].tolist(), predictions[question.step])
 
     def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label]]:
         """Return the prediction and the label of each question that was answered."""
@@ -613,12 +640,12 @@ class _EventPlan:
         ]
 
 
-def _hits(predictions: Floats, targets: Floats) -> tuple[Floats, Floats]:
+def _hits(predictions: Floats, classes: Indices) -> tuple[Floats, Floats]:
     """Return the probability of the true class of each row, and 1 where no other class is more probable.
 
     A class that had not come yet had the probability of the last column.
     """
-    rows, classes = np.arange(len(targets)), targets.astype(np.intp)
+    rows = np.arange(len(classes))
     found = predictions[rows, np.minimum(classes, predictions.shape[1] - 1)]
     probabilities = np.where(found > 0.0, found, predictions[:, -1])
     return probabilities, (found > 0.0) * (found >= predictions.max(axis=1)).astype(np.float64)

@@ -6,9 +6,10 @@ computed exactly for the rows of a window, and approximately, from a histogram o
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,8 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.linear import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
-from streamiter.numbers import Floats
-from streamiter.operators.operator import Operator
+from streamiter.numbers import Floats, Indices
+from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
 from streamiter.sparse_rows import sums_by
@@ -29,6 +30,8 @@ __all__ = [
     "area_under_curve",
 ]
 
+
+_log = logging.getLogger("streamiter.learn")
 
 # 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
 # half, so the error is at most half the share of such pairs: about 0.28 · 0.0012 / 2 < 2e-4 for scores whose log odds
@@ -299,12 +302,121 @@ class PredictedRows(TypedDict):
     predictions: Floats
     targets: Floats
     weights: Floats
+    classes: NotRequired[Indices]
+    """For "classes" the number of the true class of each row."""
+
+
+def losses_of(kind: ValidationKind, predictions: Floats, targets: Floats) -> Floats:
+    """Return the loss of each prediction, as :class:`ProgressiveValidation` counts it."""
+    if kind == "classes":
+        targets = np.ones_like(targets)
+    return (SquaredLoss() if kind == "regression" else LogLoss()).values(predictions, targets)
+
+
+# The first rows are not compared: a model that knows nothing yet may be far off.
+_ROWS_COMPARED: Final = 1_000
+# A loss is far above another if it is half as large again, and for probabilities by so much more, since the loss of the
+# mean is near 0 where all labels are equal.
+_FAR_ABOVE: Final = 1.5
+_LOG_LOSS_MORE: Final = 0.05
+# Differences of this part of a number are rounding.
+_NUMBER_PART: Final = 1e-9
+
+
+class MeanComparison:
+    """Compares predictions with those of a model that always predicts the mean of all targets so far.
+
+    It looks at 1,000 rows at a time, from the second thousand on. The mean of classes is the share of each class.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        """The number of rows of this thousand."""
+        self._loss = 0.0
+        """The sum of their losses."""
+        self._recent = np.zeros(1)
+        """Their sums: the weight of each class; or weight, targets and squared targets, measured from the first."""
+        self._all = np.zeros(1)
+        """The same sums of all rows."""
+        self._first: float | None = None
+        """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
+        self._is_told = False
+
+    def far_above(self, rows: PredictedRows) -> tuple[int, float, float] | None:
+        """Count rows. When the loss is far above that of the mean for the first time, return rows and both losses."""
+        kind, weights = rows["task"], rows["weights"]
+        if self._is_told or not weights.any():
+            return None
+        self._count += len(weights)
+        self._loss += float(losses_of(kind, rows["predictions"], rows["targets"]) @ weights)
+        self._recent = _added(self._recent, self._sums(rows))
+        if self._count < _ROWS_COMPARED:
+            return None
+        is_first = not self._all.any()
+        self._all = _added(self._all, self._recent)
+        of_mean, more = self._loss_of_mean(kind)
+        weight = float(self._recent[0] if kind == "regression" else self._recent.sum())
+        found = (self._count, self._loss / weight, of_mean / weight)
+        self._is_told = not is_first and self._loss > _FAR_ABOVE * of_mean + more * weight
+        self._count, self._loss, self._recent = 0, 0.0, np.zeros(1)
+        return found if self._is_told else None
+
+    def _sums(self, rows: PredictedRows) -> Floats:
+        targets, weights = rows["targets"], rows["weights"]
+        if rows["task"] != "regression":
+            classes = rows["classes"] if rows["task"] == "classes" else targets.astype(np.intp)
+            return np.bincount(classes, weights).astype(np.float64)
+        if self._first is None:
+            self._first = float(targets[0])
+        powers: Floats = (targets - self._first) ** np.arange(3)[:, None]
+        return powers @ weights
+
+    def _loss_of_mean(self, kind: ValidationKind) -> tuple[float, float]:
+        """Return the sum of the losses of the mean, and the difference that does not count, for each row."""
+        if kind == "regression":
+            weight, total, squares = self._recent.tolist()
+            mean = float(self._all[1] / self._all[0])
+            return 0.5 * (squares - 2.0 * mean * total + mean * mean * weight), (
+                _NUMBER_PART * (self._first or 0.0)
+            ) ** 2
+        there = np.flatnonzero(self._recent)
+        shares = self._all[there] / self._all.sum()
+        return -float(self._recent[there] @ np.log(shares)), _LOG_LOSS_MORE
+
+    def state(self) -> dict[str, object]:
+        """Return a copy of the sums as plain data."""
+        return {
+            "count": self._count,
+            "loss": self._loss,
+            "recent": self._recent.copy(),
+            "all": self._all.copy(),
+            "first": self._first,
+            "is told": self._is_told,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`."""
+        self._count, self._loss, self._first = state["count"], state["loss"], state["first"]
+        self._recent, self._all, self._is_told = (
+            np.array(state["recent"]),
+            np.array(state["all"]),
+            state["is told"],
+        )
+
+
+def _added(first: Floats, second: Floats) -> Floats:
+    """Return the sum of two vectors, where a number that one of them does not have is 0."""
+    total = np.zeros(max(len(first), len(second)))
+    total[: len(first)] = first
+    total[: len(second)] += second
+    return total
 
 
 class Validate(Operator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
-    The last metrics are emitted at the end of the input.
+    The last metrics are emitted at the end of the input. A model that is much worse than the mean of its targets is
+    told once, as a warning of the logger ``streamiter.learn``.
     """
 
     def __init__(self, *, window: int, report_every: int) -> None:
@@ -313,12 +425,26 @@ class Validate(Operator):
         self._since_report = 0
         self._validation: ProgressiveValidation | None = None
         """None before the first predictions, which say what they are."""
+        self._comparison = MeanComparison()
+
+    def open(self, context: Context) -> None:
+        self._name = context.name
 
     def process(self, rows: PredictedRows, out: Output) -> None:
         """Count the predictions of one mini-batch."""
         if self._validation is None:
             self._validation = ProgressiveValidation(window=self._window, kind=rows["task"])
         self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
+        if (found := self._comparison.far_above(rows)) is not None:
+            _log.warning(
+                "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
+                "of all labels so far. Usual reasons: labels or features belong to other rows (check label=, extract= "
+                "and key_of=); columns have very different scales, or the learning rate is too high (leave out model= "
+                "in train_online: its own model needs no scaling and no learning rate); or labels depend on features "
+                "in a way that changes faster than the model learns",
+                self._name,
+                *found,
+            )
         self._since_report += len(rows["predictions"])
         if self._since_report >= self._report_every:
             self._report(out)
@@ -332,11 +458,15 @@ class Validate(Operator):
         self._report(out)
 
     def snapshot(self) -> dict[str, object]:
-        validation = None if self._validation is None else self._validation.state()
-        return {"validation": validation, "since report": self._since_report}
+        return {
+            "validation": None if self._validation is None else self._validation.state(),
+            "since report": self._since_report,
+            "comparison": self._comparison.state(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         if (validation := state["validation"]) is not None:
             self._validation = ProgressiveValidation(window=self._window, kind=validation["kind"])
             self._validation.restore(validation)
         self._since_report = state["since report"]
+        self._comparison.restore(state["comparison"])

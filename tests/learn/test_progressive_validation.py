@@ -229,7 +229,7 @@ def test_invalid_settings_and_states_are_refused():
     """The state of the other kind has other sums under the same names."""
     with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
         ProgressiveValidation(window=0)
-    with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification" or "regression"'):
+    with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification", "classes" or'):
         ProgressiveValidation(kind="ranking")
     with pytest.raises(ModelError, match="restore: expected a state of classification, given 'regression'"):
         ProgressiveValidation().restore(ProgressiveValidation(kind="regression").state())

@@ -480,7 +480,7 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
     flow = Flow("f")
     rows = flow.from_items(table(10))
     with pytest.raises(
-        GraphError, match=r"^train_online: expected one of extract= and labels=, given neither"
+        GraphError, match=r"^train_online: expected one of label=, extract= and labels=, given none"
     ):
         train_online(rows, regression)
     with pytest.raises(GraphError, match=r"^train_online: expected a stream of examples, given \[1\]"):

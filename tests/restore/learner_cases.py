@@ -15,6 +15,7 @@ from streamiter.learn import (
     AdaDelta,
     AdaGrad,
     Adam,
+    AdaptiveLinearModel,
     DelayedLabels,
     Examples,
     FeatureHasher,
@@ -40,11 +41,13 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
+from streamiter.learn.adaptive import ExpertWeights
 from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.online import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, _OneStart
 from streamiter.learn.regression import KeptExamples, OfflineWorker, ReplayedExamples
+from streamiter.learn.row_training import NumberMiniBatches, RowOwner
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     BroadcastSteps,
@@ -56,7 +59,7 @@ from streamiter.learn.training import (
     StartedOwner,
 )
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
-from streamiter.learn.validation import ScoreHistogram, Validate
+from streamiter.learn.validation import MeanComparison, ScoreHistogram, Validate
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker
@@ -201,13 +204,15 @@ def validation(kind: str, flow: Flow) -> Stream:
     chance = 1 / (1 + np.exp(-rows["x"][:, 0]))
     records = [
         {
+            "task": kind,
             "predictions": chance[n : n + 2],
             "targets": rows["y"][n : n + 2],
             "weights": rows["weight"][n : n + 2],
+            "classes": np.array([n % 3, 1]),
         }
         for n in range(0, 12, 2)
     ]
-    make = functools.partial(Validate, kind, window=5, report_every=3)  # type: ignore[arg-type]
+    make = functools.partial(Validate, window=5, report_every=3)
     return fed(flow, records).process(make, name="validate")
 
 
@@ -283,6 +288,59 @@ def worker_without_answers(flow: Flow) -> Stream:
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
     options = OnlineWorkerOptions(classifier, extract, synchronous=False)
     return connect(model=model, examples=examples).process(lambda: OnlineWorker(options), name="train")
+
+
+def rows_with_fields(count: int) -> list[dict[str, Any]]:
+    """Return records of which some have a new field, a new class, or a missing value."""
+    rows = table(count)
+    towns = ["Rome", "Kyiv", None]
+    return [
+        {"id": n, "km": x[0], "town": towns[n % 3], "kind": "abc"[n % (1 + n // 4) % 3], "price": 50 * x[1]}
+        | ({"new": x[2]} if n > 5 else {})
+        for n, x in enumerate(rows["x"].tolist())
+    ]
+
+
+def online_training_by_rows(mode: str, flow: Flow) -> dict[str, Stream]:
+    label = "kind" if mode == "asynchronous" else "price"
+    training = train_online(
+        fed(flow, rows_with_fields(14), batch=2, parallelism=1 if mode == "asynchronous" else 2),
+        label=label,
+        weight=lambda record: 0.5 + record["id"],
+        mini_batch=4,
+        mode=mode,  # type: ignore[arg-type]
+        publish_every=2,
+        window=6,
+        report_every=4,
+        # The owner takes mini-batches of two asynchronous workers as they come.
+        workers=1 if mode == "asynchronous" else 2,
+        name="rows",
+    )
+    return _outputs(training)
+
+
+def online_training_by_rows_with_delayed_labels(mode: str, flow: Flow) -> dict[str, Stream]:
+    questions = [{"q": row["id"], "km": row["km"], "town": row["town"]} for row in rows_with_fields(9)]
+    answers = [{"q": row["id"], "label": row["kind"]} for row in rows_with_fields(9)]
+    events = [*questions[:4], *answers[2:4], *questions[4:], *answers[:2], *answers[4:]]
+    labels = DelayedLabels(
+        key_of=lambda event: event["q"],
+        is_answer=lambda event: "label" in event,
+        features=["km", "town"],
+        target_of=lambda answer: answer["label"],
+        waiting_max=6,
+    )
+    training = train_online(
+        fed(flow, events, batch=2),
+        labels=labels,
+        mini_batch=3,
+        mode=mode,  # type: ignore[arg-type]
+        report_every=2,
+        on_error="skip",
+        workers=1,
+        name="late",
+    )
+    return _outputs(training)
 
 
 # -- other learners on streams ---------------------------------------------------------------------------------
@@ -388,6 +446,7 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
+BY_ROWS = (AdaptiveLinearModel, ExpertWeights, RowOwner, NumberMiniBatches, Validate, MeanComparison)
 ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
@@ -407,7 +466,8 @@ CASES = [
     Case(scaler, (StandardScaler,)),
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
     Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
-    Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation)),
+    Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
+    Case(functools.partial(validation, "classes"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(online_training, "asynchronous"), (*ONLINE, BroadcastSteps)),
     Case(functools.partial(online_training, "synchronous"), (*ONLINE, EpochSteps)),
     Case(functools.partial(online_training, "synchronous"), (*ONLINE, EpochSteps), turns(6)),
@@ -415,6 +475,11 @@ CASES = [
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, _OneStart, BroadcastSteps), {"cuts": 6}),
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker)),
+    *(
+        Case(functools.partial(build, mode), BY_ROWS, options)
+        for build in (online_training_by_rows, online_training_by_rows_with_delayed_labels)
+        for mode, options in (("asynchronous", {}), ("synchronous", {}), ("synchronous", turns(6)))
+    ),
     # With this seed ten mini-batches arrive between two models.
     Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (LearnMiniBatches, StandardScaler)),
