@@ -2,9 +2,10 @@
 
 A record needs no schema. The fields of a batch are found in its records: a field is *numeric* where its values are
 numbers or truth values, and *categorical* where they are texts. A text gives one feature of value 1, whose place is the
-hash of the field's name and the text. None, NaN and infinite numbers are *missing*: the learner takes the mean of the
-column, and one more hashed feature says that the value of this field was missing. A field that a record does not name
-is missing, too, without that feature, since records with few of many fields are common.
+hash of the field's name and the text. None, NaN, and numbers that are infinite or above 1e100 in size are *missing*:
+the learner takes the mean of the column, and one more hashed feature says that the value of this field was missing. A
+field that a record does not name is missing, too, without that feature, since records with few of many fields are
+common.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
 from streamiter.numbers import Floats, Indices
@@ -23,6 +25,9 @@ from streamiter.tables import columns_of_table
 
 ABSENT: Final = -1
 """The place of a feature that a row does not have."""
+
+HUGE: Final = 1e100
+"""Numbers that are larger in size count as missing: their squares are added up, and stay finite."""
 
 # Names and texts are hashed with 64 bits FNV-1a (Fowler, Noll, Vo), whose low bits are then mixed as in MurmurHash3
 # (Appleby). Both are short enough to be compiled, and differ in no version of Python.
@@ -96,13 +101,14 @@ def named_matrix(matrix: Floats) -> NamedRows:
     if matrix.ndim != 2:
         raise ModelError(f"expected features as a matrix (rows, columns), given shape {matrix.shape}")
     fields = tuple(map(str, range(matrix.shape[1])))
-    return NamedRows(fields, matrix, (), np.empty((len(matrix), 0), dtype=np.intp), _not_finite(matrix))
+    places = np.empty((len(matrix), 0), dtype=np.intp)
+    return NamedRows(fields, matrix, (), places, np.count_nonzero(is_missing(matrix), axis=1))
 
 
-def _not_finite(matrix: Floats) -> Indices:
-    """Return for each row the number of its values that are NaN or infinite."""
-    found: Indices = np.count_nonzero(~np.isfinite(matrix), axis=1)
-    return found
+def is_missing(numbers: Floats) -> npt.NDArray[np.bool_]:
+    """Return which numbers are missing: NaN, infinite or huge."""
+    missing: npt.NDArray[np.bool_] = ~(np.abs(numbers) <= HUGE)
+    return missing
 
 
 class FieldReader:
@@ -197,28 +203,28 @@ class FieldReader:
         numbers: list[Floats] = []
         text_fields: list[str] = []
         places: list[Array] = []
-        missing: list[Array] = []
+        flags: list[Array] = []
         missing_count = np.zeros(count, dtype=np.intp)
         for name, column in columns.items():
-            of_numbers, of_texts, is_missing = self._read_column(name, column)
+            of_numbers, of_texts, missing = self._read_column(name, column)
             if of_numbers is not None and of_numbers.ndim == 1:
                 fields.append(name)
                 numbers.append(of_numbers)
             elif of_numbers is not None:
                 fields += [f"{name}[{position}]" for position in range(of_numbers.shape[1])]
                 numbers += list(of_numbers.T)
-                missing_count += _not_finite(of_numbers)
+                missing_count += np.count_nonzero(is_missing(of_numbers), axis=1)
             if of_texts is not None:
                 text_fields.append(name)
                 places.append(of_texts)
-            if is_missing is not None and is_missing.any():
+            if missing is not None and missing.any():
                 place = hash_of(name.encode("utf-8", "surrogatepass") + _IS_MISSING) & self._mask
-                missing.append(np.where(is_missing, place, ABSENT))
-                missing_count += is_missing
+                flags.append(np.where(missing, place, ABSENT))
+                missing_count += missing
         matrix = np.empty((count, len(fields)))
         for position, values in enumerate(numbers):
             matrix[:, position] = values
-        hashed = [*places, *missing]
+        hashed = [*places, *flags]
         places_of_rows = np.empty((count, len(hashed)), dtype=np.intp)
         for position, of_field in enumerate(hashed):
             places_of_rows[:, position] = of_field
@@ -231,7 +237,7 @@ class FieldReader:
         if isinstance(column, np.ndarray):
             if column.dtype.kind in "biuf" and column.ndim <= 2:
                 floats = column.astype(np.float64)
-                return floats, None, ~np.isfinite(floats) if floats.ndim == 1 else None
+                return floats, None, is_missing(floats) if floats.ndim == 1 else None
             if column.dtype.kind != "U" and not column.dtype.hasobject:
                 raise ModelError(
                     f"{self._owner}: expected numbers or texts in the field {name!r}, given {column.dtype}; convert "
@@ -244,7 +250,7 @@ class FieldReader:
         kinds = set(map(type, column))
         if kinds <= _NUMBERS and kinds:
             floats = self._floats(name, column)
-            return floats, None, ~np.isfinite(floats)
+            return floats, None, is_missing(floats)
         if kinds == {str}:
             return None, self._text_places(name, column), None
         return self._read_mixed(name, column)
@@ -266,16 +272,16 @@ class FieldReader:
                 f"{shortened(column[int(bad[0])])}; convert it before, or leave it out with features=",
             )
         floats = places = None
-        is_missing = is_none
+        missing = is_none
         if is_number.any():
             given = [value if number else np.nan for value, number in zip(column, is_number, strict=True)]
             floats = self._floats(name, given)
-            is_missing = is_none | (is_number & ~np.isfinite(floats))
+            missing = is_none | (is_number & is_missing(floats))
         if is_text.any():
             texts = [value for value in column if isinstance(value, str)]
             places = np.full(count, ABSENT, dtype=np.intp)
             places[is_text] = self._text_places(name, texts)
-        return floats, places, is_missing
+        return floats, places, missing
 
     def _floats(self, name: str, column: Sequence[Any]) -> Floats:
         try:

@@ -8,7 +8,7 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from streamiter.compiled import saying_that_it_compiles
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.update import ModelSnapshot
-from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
+from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
@@ -43,7 +43,7 @@ _BITS: Final = 18
 _BITS_MAX: Final = 28
 
 # Squares of targets are added up, and stay finite.
-_TARGET_MAX: Final = 1e100
+_TARGET_MAX: Final = HUGE
 
 _PROBABILITY_MIN: Final = 1e-300
 
@@ -536,9 +536,9 @@ class AdaptiveLinearModel:
         new = []
         for position, field in enumerate(named.fields):
             if field not in self._columns:
-                has_number = np.isfinite(named.numbers[:, position])
-                if has_number.any():
-                    new.append((int(has_number.argmax()), len(field), field))
+                first = _first(~is_missing(named.numbers[:, position]))
+                if first < len(named):
+                    new.append((first, len(field), field))
         for _, _, field in sorted(new):
             self._columns[field] = len(self._columns)
         if self._weights is not None and new:
@@ -548,28 +548,34 @@ class AdaptiveLinearModel:
                 self._text_fields[field] = None
 
     def _check_fields(self, named: NamedRows) -> None:
-        """Refuse rows with a text in a field of numbers, or a number in a field of texts."""
-        for position, field in enumerate(named.text_fields):
-            if field in self._columns:
-                self._refuse_kind(named.places[:, position] != ABSENT, field, "numbers", "a text")
-            elif field in named.fields and field not in self._text_fields:
-                has_text = named.places[:, position] != ABSENT
-                has_number = np.isfinite(named.numbers[:, named.fields.index(field)])
-                if not (has_text.any() and has_number.any()):
-                    continue
-                if int(np.argmax(has_number)) < int(np.argmax(has_text)):
-                    self._refuse_kind(has_text, field, "numbers", "a text")
-                self._refuse_kind(has_number, field, "texts", "a number")
-        for position, field in enumerate(named.fields):
-            if field in self._text_fields:
-                self._refuse_kind(np.isfinite(named.numbers[:, position]), field, "texts", "a number")
+        """Refuse rows with a text in a field of numbers, or a number in a field of texts.
 
-    def _refuse_kind(self, bad: npt.NDArray[np.bool_], field: str, expected: str, given: str) -> None:
-        if bad.any():
+        Of several fields the one with the first bad row: a refused row says nothing about its other fields.
+        """
+        bad_kinds = list(self._bad_kinds(named))
+        if bad_kinds:
+            bad, field, expected, given = min(bad_kinds, key=lambda kind: (_first(kind[0]), kind[1]))
             raise BadRows(
                 np.flatnonzero(bad),
                 f"{_NAME}: expected {expected} in the field {field!r}, as in the first row that had it, given {given}",
             )
+
+    def _bad_kinds(self, named: NamedRows) -> Iterator[tuple[npt.NDArray[np.bool_], str, str, str]]:
+        """Yield, for each field with values of both kinds, the rows with the wrong one, the field, and both kinds."""
+        numbers = {field: position for position, field in enumerate(named.fields)}
+        texts = {field: position for position, field in enumerate(named.text_fields)}
+        in_both = (numbers.keys() | self._columns.keys()) & (texts.keys() | self._text_fields.keys())
+        none = np.zeros(len(named), dtype=np.bool_)
+        for field in in_both & (numbers.keys() | texts.keys()):
+            has_number = ~is_missing(named.numbers[:, numbers[field]]) if field in numbers else none
+            has_text = named.places[:, texts[field]] != ABSENT if field in texts else none
+            is_new = field not in self._columns and field not in self._text_fields
+            if field in self._columns or (is_new and _first(has_number) < _first(has_text)):
+                bad = has_text, field, "numbers", "a text"
+            else:
+                bad = has_number, field, "texts", "a number"
+            if bad[0].any():
+                yield bad
 
     def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
         """Return the rows by columns of the model, in ascending order; fields that it does not know are left out.
@@ -761,12 +767,15 @@ class AdaptiveLinearModel:
         )
 
 
+def _first(rows: npt.NDArray[np.bool_]) -> int:
+    """Return the first row; the number of rows if there is none."""
+    return int(np.argmax(rows)) if rows.any() else len(rows)
+
+
 def _is_label(label: Label) -> bool:
     """Whether a label can be one: a text, a truth value or a number that is not too large; not None, not NaN."""
-    if isinstance(label, (str, bool, np.bool_)):
-        return True
-    is_number = isinstance(label, (int, float, np.integer, np.floating))
-    return is_number and bool(-_TARGET_MAX <= label <= _TARGET_MAX)
+    plain = label.item() if isinstance(label, np.generic) else label
+    return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
 
 
 def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> _LabelKind:

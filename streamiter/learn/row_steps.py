@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import compiled
+from streamiter.named_rows import HUGE
 from streamiter.numbers import Floats, Indices
 
 BINARY: Final = 0
@@ -63,7 +64,6 @@ _STATISTICS_WEIGHT_MAX: Final = 100.0
 # A single outlier hardly moves the statistics of a column, once they are of so many rows.
 _OUTLIER_DEVIATIONS: Final = 10.0
 _ROWS_BEFORE_OUTLIERS: Final = 30.0
-_HUGE: Final = 1e100
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
@@ -107,7 +107,7 @@ def _observe(column: Floats, value: float, row_weight: float, is_numeric: bool) 
 
 @compiled
 def _standardized(column: Floats, value: float) -> float:
-    if not abs(value) <= _HUGE:
+    if not abs(value) <= HUGE:
         return 0.0
     scale = deviation(column[0], column[1], column[2])
     if scale == 0.0:
@@ -231,7 +231,7 @@ def _learn(
     norm = 1.0
     for position in range(length):
         column, value = columns[indices[position]], values[position]
-        if abs(value) <= _HUGE:
+        if abs(value) <= HUGE:
             _observe(column, value, row_weight, indices[position] > intercept)
         x[position] = _standardized(column, value)
         if x[position] != 0.0:

@@ -32,7 +32,7 @@ from streamiter.learn.rows import (
 )
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, losses_of
-from streamiter.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.named_rows import FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -109,7 +109,7 @@ def _from_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
 def _missing_values(rows: NamedRows | SparseRows) -> int:
     if isinstance(rows, NamedRows):
         return int(rows.missing.sum())
-    return int(np.count_nonzero(~np.isfinite(rows.values)))
+    return int(np.count_nonzero(is_missing(rows.values)))
 
 
 # ---- reading rows
@@ -626,7 +626,7 @@ class _EventPlan:
         """Return a question of this mini-batch, to wait for its answer."""
         part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
         indices, values = self._own.indices[part], self._own.values[part]
-        is_there = np.isfinite(values)
+        is_there = ~is_missing(values)
         return _Waiting(indices[is_there].tolist(), values[is_there].tolist(), predictions[question.step])
 
     def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label]]:

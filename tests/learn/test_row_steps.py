@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -119,29 +118,29 @@ def test_each_step_equals_the_reference_vectors(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    """Import the reference learner, where it is."""
+    """Import the reference learner, where it is, uncompiled: that takes less time than to compile it."""
     path = REFERENCE / "learner.py"
-    if not path.exists() or not is_compiling():
-        pytest.skip("the reference learner or Numba is not here")
-    spec = importlib.util.spec_from_file_location("reference_learner", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    if not path.exists():
+        pytest.skip(f"the reference learner is not in {path}")
+    source = path.read_text().replace(
+        "from numba import njit", "njit = lambda **options: lambda function: function"
+    )
+    module = ModuleType("reference_learner")
+    exec(compile(source, str(path), "exec"), vars(module))
     return module
 
 
 @pytest.mark.parametrize("kind", ["binary", "softmax", "regression"])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_streams_equal_the_reference(reference: ModuleType, kind: str, form: str, seed: int) -> None:
     """The test vectors have no weights, no missing and no huge values, and only twenty rows."""
     random = np.random.default_rng(seed)
-    x = random.normal(size=(700, 6)) * 10.0 ** random.integers(-6, 7, 6) + random.integers(-3, 3, 6)
+    x = random.normal(size=(300, 6)) * 10.0 ** random.integers(-6, 7, 6) + random.integers(-3, 3, 6)
     x[random.random(x.shape) < 0.05] = np.nan
     x[random.random(x.shape) < 0.01] *= 1e6
     x[random.random(x.shape) < 0.01] = 1e101
-    score = np.nan_to_num(x[:, 0] / np.nanstd(x[:500, 0]), posinf=0.0) % 3.0 + random.normal(size=len(x))
+    score = np.nan_to_num(x[:, 0] / np.nanstd(x[:200, 0]), posinf=0.0) % 3.0 + random.normal(size=len(x))
     labels = {"binary": score > 1, "softmax": np.clip(score, 0, 2) // 1, "regression": 50 * score + 1e4}[kind]
     weights = random.choice([0.5, 1.0, 2.0, 17.0, 100.0], len(x))
     kinds = {"binary": reference.BINARY, "softmax": reference.SOFTMAX, "regression": reference.REGRESSION}
@@ -157,7 +156,7 @@ def test_random_streams_equal_the_reference(reference: ModuleType, kind: str, fo
         )
         expected = learner.rows(rows.indptr, rows.indices, rows.values, labels, weights)
         found = model.learn_each(rows, labels, weights)
-    assert found.ravel() == pytest.approx(expected.ravel(), rel=1e-10, abs=1e-10)
+    assert found.ravel() == pytest.approx(expected.ravel(), rel=1e-10, abs=1e-11)
 
 
 UNCOMPILED = """
