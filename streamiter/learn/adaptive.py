@@ -624,7 +624,6 @@ class AdaptiveLinearModel:
         return self._numbers(given, learns)
 
     def _numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
-        is_binary = self._label_kind == "binary"
         try:
             targets = np.array(
                 given if learns.all() else [0.0 if label is None else label for label in given]
@@ -632,35 +631,28 @@ class AdaptiveLinearModel:
         except ValueError:  # Sequences of several lengths.
             targets = np.array(given, dtype=np.object_)
         if targets.dtype.kind not in "biuf" or targets.ndim != 1:
-            is_number = np.array([_is_label(label) and not isinstance(label, str) for label in given])
-            if (bad := learns & ~is_number).any():
-                raise self._bad_labels(
-                    bad,
-                    given,
-                    "0, 1 or truth values" if is_binary else f"numbers of at most {_TARGET_MAX:g} in size",
-                )
+            is_number = [_is_label(label) and not isinstance(label, str) for label in given]
+            self._check_labels(~learns | is_number, given)
             # Integers above 2**64 are numbers, too.
-            targets = np.array(
-                [float(label) if learn else 0.0 for label, learn in zip(given, learns, strict=True)]
-            )
+            targets = np.array([float(label or 0) for label in given])
         targets = targets.astype(np.float64)
-        if is_binary:
-            good = (targets == 0.0) | (targets == 1.0)
-            if (bad := learns & ~good).any():
-                raise self._bad_labels(
-                    bad,
-                    given,
-                    "0, 1 or truth values, as the first label was",
-                    'give task="regression" for numbers',
-                )
-        elif (bad := learns & ~(np.abs(targets) <= _TARGET_MAX)).any():
-            raise self._bad_labels(bad, given, f"numbers of at most {_TARGET_MAX:g} in size")
+        is_binary = self._label_kind == "binary"
+        good = (targets == 0.0) | (targets == 1.0) if is_binary else ~is_missing(targets)
+        self._check_labels(~learns | good, given)
         return targets
+
+    def _check_labels(self, good: npt.NDArray[np.bool_], given: list[Label]) -> None:
+        if good.all():
+            return
+        if self._label_kind == "binary":
+            advice = 'give task="regression" for numbers'
+            raise self._bad_labels(~good, given, "0, 1 or a truth value, like the first label", advice)
+        raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size")
 
     def _class_numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
         good = np.fromiter(map(_is_label, given), np.bool_, len(given))
         if (bad := learns & ~good).any():
-            raise self._bad_labels(bad, given, "a class: a text, a number or a truth value")
+            raise self._bad_labels(bad, given, "a text, a number or a truth value")
         names = [_class_of(label) if learn else None for label, learn in zip(given, learns, strict=True)]
         new = [name for name in dict.fromkeys(names) if name is not None and name not in self._classes]
         if new and not self._has_open_class:
@@ -671,7 +663,7 @@ class AdaptiveLinearModel:
             raise self._bad_labels(
                 np.array([name in refused for name in names]),
                 given,
-                f"at most {_CLASSES_MAX} classes",
+                f"one of at most {_CLASSES_MAX} classes",
                 'give task="regression" if labels are numbers',
             )
         self._classes |= {name: len(self._classes) + place for place, name in enumerate(new)}
@@ -681,7 +673,7 @@ class AdaptiveLinearModel:
         self, bad: npt.NDArray[np.bool_], given: Sequence[Label], expected: str, advice: str | None = None
     ) -> BadRows:
         positions = np.flatnonzero(bad)
-        message = f"{_NAME}: expected {expected} as a label, given {shortened(given[int(positions[0])])}"
+        message = f"{_NAME}: expected a label that is {expected}, given {shortened(given[int(positions[0])])}"
         return BadRows(positions, message + (f"; {advice}" if advice else ""))
 
     # ---- publishing and state

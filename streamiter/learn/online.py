@@ -277,17 +277,17 @@ def _by_rows(
         )
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        if labels is None:
+        if labels is None or shared.synchronous:
             mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
         else:
-            # The events of a question go through one worker, so that they stay in order.
+            # The events of a question go through one worker, so that an answer does not overtake its question.
             mini_batches = (
                 data[0]
                 .key_by(labels.key_of)
                 .batch(shared.mini_batch, timeout_s, parallelism=shared.workers, name=named("mini-batches"))
             )
         numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
-        if labels is None and shared.workers is not None:
+        if (labels is None or shared.synchronous) and shared.workers is not None:
             numbered = numbered.rebalance()
         rows = numbered.process(
             make_reader,

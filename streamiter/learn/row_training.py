@@ -315,7 +315,8 @@ class EventReader(Operator):
         try:
             return blaming_rows(self._read, take(records, asked), self._read)
         except BadRows as bad:
-            raise BadRows([asked[row] for row in bad.rows], bad.reason) from bad
+            reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
+            raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad
 
 
 # ---- the owner

@@ -9,8 +9,9 @@ from the others. Offline training keeps its examples in :class:`ExampleBlocks`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
 
 import numpy as np
@@ -30,20 +31,28 @@ _ROWS_NAMED: Final = 5
 class BadRows(ModelError):
     """Single rows of a mini-batch are at fault, not the model; the model has learned from no row of the mini-batch.
 
-    ``rows`` are the positions of these rows in the mini-batch. ``reason`` is the message without the positions. So an
-    operator can refuse these records and learn from the others.
+    ``rows`` are the positions of these rows in the mini-batch. ``reason`` is the message without the positions;
+    ``reasons`` are those of single rows, where they differ. So an operator can refuse these records and learn from the
+    others.
 
     >>> print(BadRows([3], "LogisticRegression: expected targets 0 or 1, given 7.0"))
     LogisticRegression: expected targets 0 or 1, given 7.0 (row 3 of the batch)
     """
 
-    def __init__(self, rows: Iterable[int], reason: str) -> None:
+    def __init__(
+        self, rows: Iterable[int], reason: str, reasons: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         self.rows = tuple(int(row) for row in rows)
         self.reason = reason
+        self.reasons = reasons
         named = ", ".join(map(str, self.rows[:_ROWS_NAMED]))
         more = f" and {len(self.rows) - _ROWS_NAMED} more" if len(self.rows) > _ROWS_NAMED else ""
         noun = "row" if len(self.rows) == 1 else "rows"
         super().__init__(f"{reason} ({noun} {named}{more} of the batch)")
+
+    def of_row(self, row: int) -> BadRows:
+        """Return the error of one of the rows."""
+        return BadRows([row], self.reasons[row]) if row in self.reasons else self
 
 
 def holds(good: npt.NDArray[np.bool_]) -> bool:
@@ -156,24 +165,28 @@ def blaming_rows(
     except (BadRows, ConfigurationError):
         raise
     except Exception as error:
-        if bad := [row for row in range(len(mini_batch)) if _fails(check, take(mini_batch, [row]))]:
-            raise BadRows(bad, f"{type(error).__name__}: {error}") from error
+        alone = ((row, _reason(check, take(mini_batch, [row]))) for row in range(len(mini_batch)))
+        if reasons := {row: reason for row, reason in alone if reason is not None}:
+            raise BadRows(reasons, next(iter(reasons.values())), reasons) from error
         raise
 
 
-def _fails(check: Callable[[Any], object], row: Batch) -> bool:
+def _reason(check: Callable[[Any], object], row: Batch) -> str | None:
+    """Return why the check of a row fails."""
     try:
         check(row)
-    except Exception:
-        return True
-    return False
+    except BadRows as bad:
+        return bad.reason
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
     """Return the mini-batch without the bad rows, which follow the policy of the step."""
     rows = set(bad.rows)
     for row in bad.rows:
-        out.reject(mini_batch[row], bad)
+        out.reject(mini_batch[row], bad.of_row(row))
     return take(mini_batch, [row for row in range(len(mini_batch)) if row not in rows])
 
 

@@ -393,7 +393,9 @@ def test_classes_are_given_or_found() -> None:
     assert found.sum(axis=1) == pytest.approx(np.ones(5))
     given = AdaptiveLinearModel(classes=["x", "y"])
     assert given.learn_each([[0.0]], ["y"]).tolist() == [[0.5, 0.5]]
-    with pytest.raises(BadRows, match="expected one of the classes 'x', 'y' as a label, given 'z'") as caught:
+    with pytest.raises(
+        BadRows, match="expected a label that is one of the classes 'x', 'y', given 'z'"
+    ) as caught:
         given.learn_each([[0.0]] * 3, ["x", "z", "y"])
     assert caught.value.rows == (1,)
 
@@ -403,7 +405,7 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
     model = AdaptiveLinearModel(task="classification", bits=1)
     model.learn([{}] * 999, [f"class {n}" for n in range(999)])
     with pytest.raises(
-        BadRows, match=r"at most 1000 classes .*given 'two'; give task=\"regression\""
+        BadRows, match=r"one of at most 1000 classes, given 'two'; give task=\"regression\""
     ) as caught:
         model.learn([{}] * 4, ["class 3", "one", "two", "class 4"])
     assert caught.value.rows == (2,)
@@ -422,12 +424,12 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
         ([], [{"a": 1}, {"a": [2]}], [1, 0], None, (1,), r"expected a number, a text or None in .*'a', given \[2\]"),
         ([], [{"a": 1}, {"a": 10**400}], [1, 0], None, (1,), "numbers that fit a float in the field 'a'"),
         ([], [{"a": 1}, 5], [1, 0], None, (1,), "expected records with named fields, given 5"),
-        ([{}], [{}, {}], [1, 2], None, (1,), '0, 1 or truth values, as the first label was .*task="regression"'),
-        ([{}], [{}, {}], [1, "x"], None, (1,), "expected 0, 1 or truth values as a label, given 'x'"),
-        ([{}], [{}, {}], [1, None], None, (1,), "expected 0, 1 or truth values as a label, given None"),
-        ([], [{}, {}], [None, math.nan], None, (0, 1), "a number, a truth value or a text as a label, given None"),
-        ([], [{}, {}], [3.5, 1e101], None, (1,), r"numbers of at most 1e\+100 in size as a label, given 1e\+101"),
-        ([], [{}, {}], ["x", None], None, (1,), "a class: a text, a number or a truth value as a label, given None"),
+        ([{}], [{}, {}], [1, 2], None, (1,), 'label that is 0, 1 or a truth value, .*task="regression"'),
+        ([{}], [{}, {}], [1, "x"], None, (1,), "label that is 0, 1 or a truth value, like the first label, given 'x'"),
+        ([{}], [{}, {}], [1, None], None, (1,), "expected a label that is 0, 1 or a truth value, .* given None"),
+        ([], [{}, {}], [None, math.nan], None, (0, 1), "label that is a number, a truth value or a text, given None"),
+        ([], [{}, {}], [3.5, 1e101], None, (1,), r"label that is a number of at most 1e\+100 in size, given 1e\+101"),
+        ([], [{}, {}], ["x", None], None, (1,), "label that is a text, a number or a truth value, given None"),
         ([], [{}, {}], [1, 0], [1, -1], (1,), "expected finite sample weights of 0 or more, given -1.0"),
         ([], [{}, {}], [1, 0], [1e31, 1], (0,), r"expected sample weights of at most 1e\+30, given 1e\+31"),
     ],

@@ -1,0 +1,596 @@
+"""``train_online`` with the model that learns row by row: the flow adds nothing to a plain loop, and loses nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from flow.test_topics_in_flows import content, made
+from iteration.iteration_support import cut_items, run
+from learn.test_adaptive_model import frozen
+
+from streamiter import Columns, Flow
+from streamiter.errors import GraphError, JobFailed
+from streamiter.learn import (
+    SGD,
+    AdaptiveLinearModel,
+    DelayedLabels,
+    Examples,
+    LogisticRegression,
+    OnlineTraining,
+    ProgressiveValidation,
+    SparseRows,
+    train_online,
+)
+from streamiter.models import ModelSnapshot
+from streamiter.topics import MemoryBroker
+
+Record = dict[str, Any]
+
+
+def trips(count: int, seed: int = 0) -> list[Record]:
+    """Return records with numbers, texts, missing values, a field that comes later, a weight and three labels."""
+    random = np.random.default_rng(seed)
+    towns = ["Rome", "Kyiv", "Oslo", None]
+    records = []
+    for n, (km, wind, noise) in enumerate(random.normal(size=(count, 3)).tolist()):
+        score = 2 * km - wind * (2 if n % 4 == 1 else 1) + noise
+        records.append(
+            {
+                "id": n,
+                "km": 1_000 * km + 5_000,
+                "wind": None if n % 11 == 3 else wind,
+                "town": towns[n % 4],
+                "weight": 0.5 + n % 3,
+                "late": score > 0.5,
+                "minutes": 30 * score + 100,
+                "kind": "early" if score < -1 else "late" if score > 1 + n / count else "on time",
+            }
+            | ({"new": km - wind} if n > count / 2 else {})
+        )
+    return records
+
+
+LABELS = ("late", "minutes", "kind")
+
+
+def inputs(records: list[Record]) -> list[Record]:
+    return [
+        {name: value for name, value in r.items() if name not in (*LABELS, "weight", "id")} for r in records
+    ]
+
+
+FEATURES = ["km", "wind", "town", "new"]
+
+
+class Result:
+    """The versions and the last metrics of a training."""
+
+    def __init__(self, training: OnlineTraining) -> None:
+        self._models, self._metrics = training.models.collect(), training.validation.collect()
+
+    @property
+    def models(self) -> list[ModelSnapshot]:
+        return self._models.items
+
+    @property
+    def last(self) -> Any:
+        """The bits of the last version."""
+        return frozen(self.models[-1].parameters)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = self._metrics.items[-1]
+        return metrics
+
+
+def trained(records: Any, *, seed: int | None = None, **options: Any) -> Result:
+    """Run a training to its end; with a seed, the schedule and the transport batches are its own."""
+    flow = Flow("f")
+    stream = flow.from_items(records, parallelism=1) if seed is None else cut_items(flow, records, seed=seed)
+    result = Result(train_online(stream, report_every=100_000, **options))
+    if seed is None:
+        flow.run()
+    else:
+        run(flow, seed=seed)
+    return result
+
+
+def by_a_loop(records: list[Record], label: str, weights: Any = None) -> tuple[AdaptiveLinearModel, Any]:
+    model = AdaptiveLinearModel()
+    labels = [record[label] for record in records]
+    return model, model.learn_each(inputs(records), labels, weights)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any, label: str) -> None:
+    """The quality depended on the mini-batch: with 1,000 rows the model learned far less than with ten."""
+    records = trips(300)
+    model, _ = by_a_loop(records, label)
+    losses = set()
+    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (100, 1), (1_000, 1), (7, 3), (100, 2)]):
+        if mode == "asynchronous" and workers > 1:
+            continue
+        options = {"label": label, "features": FEATURES, "mini_batch": mini_batch, "workers": workers}
+        result = trained(records, mode=mode, seed=seed, **options)
+        assert result.last == frozen(model.parameters()), options
+        assert result.models[-1].records == 300
+        assert result.metrics["count"] == 300
+        losses.add(result.metrics["loss"])
+        versions = -(-300 // mini_batch)
+        assert len(result.models) == versions or (mode == "asynchronous" and len(result.models) > versions)
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_asynchronous_workers_change_the_order_of_mini_batches_only(workers: int) -> None:
+    """With more workers, the gradients of old parameters made the loss a third larger."""
+    records = trips(4_000)
+    alone = trained(records, label="late", features=FEATURES, mini_batch=20, workers=1)
+    many = trained(records, label="late", features=FEATURES, mini_batch=20, workers=workers)
+    assert many.models[-1].records == 4_000
+    assert many.metrics["loss"] == pytest.approx(alone.metrics["loss"], rel=0.05)
+
+
+def as_columns(records: list[Record]) -> Columns:
+    return Columns(
+        {
+            "km": np.array([r["km"] for r in records]),
+            "wind": np.array([np.nan if r["wind"] is None else r["wind"] for r in records]),
+            "late": np.array([r["late"] for r in records]),
+            "weight": np.array([r["weight"] for r in records]),
+        }
+    )
+
+
+def matrix(rows: Any) -> Any:
+    return np.array([[row["km"], row["weight"]] for row in rows])
+
+
+def sparse(rows: Any) -> SparseRows:
+    return SparseRows.from_dense(matrix(rows))
+
+
+WAYS: dict[str, tuple[Record, Callable[[list[Record]], Any], str | None]] = {
+    "all fields": ({"label": "late"}, lambda rows: [without(row, "late") for row in rows], None),
+    "fields": ({"label": "late", "features": ["km", "town"]}, lambda rows: chosen(rows, "km", "town"), None),
+    "weight": (
+        {"label": "late", "features": FEATURES, "weight": "weight"},
+        lambda rows: chosen(rows, *FEATURES),
+        "weight",
+    ),
+    "functions": (
+        {"label": lambda row: row["late"], "features": matrix, "weight": lambda row: row["weight"]},
+        matrix,
+        "weight",
+    ),
+    "sparse": ({"label": "late", "features": sparse}, sparse, None),
+    "extract": (
+        {
+            "extract": lambda rows: Examples(
+                matrix(rows), [r["late"] for r in rows], [r["weight"] for r in rows]
+            )
+        },
+        matrix,
+        "weight",
+    ),
+}
+
+
+def without(row: Record, *names: str) -> Record:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def chosen(rows: list[Record], *names: str) -> list[Record]:
+    return [{name: row[name] for name in names if name in row} for row in rows]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_name_label_features_and_weight_reads_the_same_rows(way: str) -> None:
+    """The label or the weight was among the features, or the weight did not count."""
+    records = trips(200)
+    options, features, weight = WAYS[way]
+    model = AdaptiveLinearModel()
+    weights = None if weight is None else [row[weight] for row in records]
+    labels = [row["late"] for row in records]
+    found = model.learn_each(features(records), labels, weights)
+    result = trained(records, seed=1, mini_batch=30, workers=1, **options)
+    assert result.last == frozen(model.parameters())
+    validation = ProgressiveValidation()
+    validation.update(found, labels, weights)
+    assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+
+
+def test_columns_are_read_without_records() -> None:
+    """A stream of Columns was turned into dicts, or its label was looked up in each row."""
+    columns = as_columns(trips(200))
+    names = ["km", "wind"]
+    model = AdaptiveLinearModel()
+    model.learn(Columns({name: columns[name] for name in names}), columns["late"], columns["weight"])
+    result = trained(columns, label="late", features=names, weight="weight", mini_batch=30)
+    assert result.last == frozen(model.parameters())
+    with pytest.raises(
+        JobFailed, match=r"train_online\(label=\): expected a field 'lat', given km, wind, late, weight"
+    ):
+        trained(columns, label="lat")
+    with pytest.raises(
+        JobFailed, match=r"train_online\(features=\): expected the fields 'kn', given Columns without"
+    ):
+        trained(columns, label="late", features=["kn"])
+
+
+def test_the_task_and_the_model_can_be_given() -> None:
+    """Labels 3 and 4 are numbers, unless they are said to be classes."""
+    records = [{"x": float(n % 3), "y": 3 + n % 2} for n in range(60)]
+    assert trained(records, label="y").models[-1].parameters["link"] == "clipped"
+    assert trained(records, label="y", task="classification").models[-1].parameters["link"] == "softmax"
+    given = trained(records, model=partial(AdaptiveLinearModel, classes=[4, 3], bits=3), label="y")
+    assert given.models[-1].parameters["bits"] == 3
+    assert given.models[-1].parameters["classes"] == [4, 3]
+
+
+def test_training_starts_from_published_parameters() -> None:
+    """A service that was started again without a checkpoint began at zero."""
+    records = trips(900)
+    first = trained(records[:600], label="late", features=FEATURES).models[-1].parameters
+    started, zero = AdaptiveLinearModel(), AdaptiveLinearModel()
+    started.start_from(first)
+    losses = []
+    for model, initial in ((started, first), (zero, None)):
+        model.learn(chosen(records[600:], *FEATURES), [row["late"] for row in records[600:]])
+        flow = Flow("f")
+        result = Result(
+            train_online(
+                flow.from_items(records[600:], parallelism=1),
+                label="late",
+                features=FEATURES,
+                initial=flow.from_items([initial]),
+                report_every=10_000,
+            )
+        )
+        flow.run()
+        assert result.last == frozen(model.parameters())
+        losses.append(result.metrics["loss"])
+    assert losses[0] < losses[1]
+
+
+def test_each_version_has_its_loss_and_its_missing_values() -> None:
+    """A source that sent no values any more was noticed weeks later, by the quality."""
+    records = trips(250)
+    result = trained(records, label="late", features=FEATURES, mini_batch=100, mode="synchronous")
+    _, found = by_a_loop(records, "late")
+    rows = [slice(0, 100), slice(100, 200), slice(200, 250)]
+    for model, part in zip(result.models, rows, strict=True):
+        validation = ProgressiveValidation()
+        validation.update(found[part], [row["late"] for row in records[part]])
+        assert model.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+        missing = sum(value is None for row in chosen(records[part], *FEATURES) for value in row.values())
+        assert model.metrics["missing_values"] == missing > 0
+
+
+# ---- labels that come later
+
+
+DELAYED = DelayedLabels(
+    key_of=lambda event: event["id"],
+    is_answer=lambda event: "answer" in event,
+    features=FEATURES,
+    target_of=lambda event: event["answer"],
+    waiting_max=40,
+)
+
+
+def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
+    """Return questions and answers: some asked again, never answered, answered with None, or without a question."""
+    random = np.random.default_rng(seed)
+    events: list[tuple[float, Record]] = []
+    for n, record in enumerate(trips(count, seed)):
+        question = without(record, *LABELS, "weight")
+        events.append((n, question))
+        answered = n + random.exponential(15)
+        if n % 9 == 4:
+            events.append((n + random.exponential(10), question | {"km": 1.0}))
+        if n % 13:
+            answer = None if n % 17 == 5 else record[label]
+            events.append((answered, {"id": n, "answer": answer}))
+        if n % 19 == 7:
+            events.append((answered + 1, {"id": n, "answer": record[label]}))
+    return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def delayed_by_a_loop(events: list[Record]) -> tuple[AdaptiveLinearModel, list[Any], list[Any], int]:
+    """Return the model, the first predictions with their labels, and the number of answers without a question."""
+    model, waiting, unknown = AdaptiveLinearModel(), {}, 0
+    predictions, labels = [], []
+    for event in events:
+        if "answer" not in event:
+            features = chosen([event], *FEATURES)
+            model.rows(features)
+            waiting.pop(event["id"], None)
+            prediction = None if model.records == 0 else model.predict(features)[0]
+            waiting[event["id"]] = features, prediction
+            if len(waiting) > DELAYED.waiting_max:
+                del waiting[next(iter(waiting))]
+        elif event["id"] not in waiting:
+            unknown += 1
+        else:
+            features, prediction = waiting.pop(event["id"])
+            if event["answer"] is not None:
+                model.learn(features, [event["answer"]])
+                if prediction is not None:
+                    predictions.append(prediction)
+                    labels.append(event["answer"])
+    return model, predictions, labels, unknown
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any, label: str) -> None:
+    """The mini-batch decided which questions were forgotten, whether a question before the first label counted, and
+    which of two questions with one key was answered.
+    """
+    events = delayed_events(200, label)
+    model, predictions, labels, unknown = delayed_by_a_loop(events)
+    assert unknown > 5
+    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (50, 1), (1_000, 1), (20, 3)]):
+        if mode == "asynchronous" and workers > 1:
+            continue
+        flow = Flow("f")
+        training = train_online(
+            cut_items(flow, events, seed=seed),
+            labels=DELAYED,
+            mini_batch=mini_batch,
+            workers=workers,
+            mode=mode,
+            on_error="skip",
+            report_every=10_000,
+        )
+        result = Result(training)
+        statistics = run(flow, seed=seed)
+        assert statistics.step("learn").rejected == unknown, mini_batch
+        assert result.models[-1].records == model.records
+        assert result.last == frozen(model.parameters()), mini_batch
+        assert result.metrics["count"] == len(labels)
+        if label != "kind":
+            kind: Any = "classification" if label == "late" else "regression"
+            validation = ProgressiveValidation(kind=kind)
+            validation.update(predictions, labels)
+            assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+
+
+def test_late_labels_reach_their_question_with_many_workers() -> None:
+    """An answer overtook its question in another worker, and was refused."""
+    events: list[Record] = []
+    for n in range(400):
+        events.append({"id": n, "km": float(n % 7)})
+        if n >= 3:
+            events.append({"id": n - 3, "answer": (n - 3) % 7 > 3})
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(events, parallelism=1), labels=DELAYED, mini_batch=5, workers=3, on_error="fail"
+    )
+    result = Result(training)
+    flow.run()
+    assert result.models[-1].records == 397
+
+
+# ---- records that are no rows
+
+
+async def letters_of(records: list[Any], **options: Any) -> tuple[list[tuple[str, str, bytes]], Result]:
+    """Return step, error and record of each dead letter, and the result."""
+    dead = await made(MemoryBroker(), "dead")
+    flow = Flow("f")
+    stream = flow.from_items(records, parallelism=1)
+    result = Result(train_online(stream, dead_letter=dead, workers=1, report_every=100_000, **options))
+    await (await flow.start()).wait()
+    found = [
+        (dict(letter.headers)["step"].decode(), dict(letter.headers)["error"].decode(), letter.value or b"")
+        for letter in await content(dead)
+    ]
+    return found, result
+
+
+GOOD = [{"km": float(n % 7), "town": "Rome", "late": n % 7 > 3, "w": 1.0} for n in range(60)]
+
+BINARY = "expected a label that is 0, 1 or a truth value, like the first label, given"
+
+BAD_RECORDS: list[tuple[Any, str, str]] = [
+    ({"km": 1.0, "w": 1.0}, "read", "train_online(label=): expected a field 'late', given a record without"),
+    (
+        {"km": 1.0, "late": True},
+        "read",
+        "train_online(weight=): expected a field 'w', given a record without",
+    ),
+    (None, "read", "train_online(label=): expected a field 'late', given a record without"),
+    (
+        {"km": [1], "late": True, "w": 1.0},
+        "read",
+        "expected a number, a text or None in the field 'km', given [1]",
+    ),
+    ({"km": 1.0, "late": True, "w": -1.0}, "read", "expected finite sample weights of 0 or more, given -1.0"),
+    ({"km": 1.0, "late": True, "w": "x"}, "read", "expected sample weights as numbers"),
+    ({"km": 1.0, "late": True, "w": 1e31}, "learn", "expected sample weights of at most 1e+30, given 1e+31"),
+    ({"km": "far", "late": True, "w": 1.0}, "learn", "expected numbers in the field 'km'"),
+    ({"town": 3.0, "late": True, "w": 1.0}, "learn", "expected texts in the field 'town'"),
+    (
+        {"km": 1.0, "late": 2, "w": 1.0},
+        "learn",
+        f"{BINARY} 2; give task=",
+    ),
+    (
+        {"km": 1.0, "late": None, "w": 1.0},
+        "learn",
+        f"{BINARY} None",
+    ),
+]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("mini_batch", [1, 9, 1_000])
+async def test_records_that_are_no_rows_become_dead_letters_and_all_others_are_learned(
+    mode: Any, mini_batch: int
+) -> None:
+    """One bad record took its whole mini-batch with it, or its letter had another record or no reason."""
+    dirty: list[Any] = list(GOOD)
+    for number, (record, _, _) in enumerate(BAD_RECORDS):
+        dirty.insert(5 * number + 3, record)
+    letters, result = await letters_of(dirty, label="late", weight="w", mode=mode, mini_batch=mini_batch)
+    found = {(step, value): error for step, error, value in letters}
+    assert len(letters) == len(found) == len(BAD_RECORDS)
+    for record, step, message in BAD_RECORDS:
+        assert message in found[step, b"" if record is None else orjson.dumps(record)]
+    model = AdaptiveLinearModel()
+    model.learn([without(row, "late", "w") for row in GOOD], [row["late"] for row in GOOD])
+    assert result.last == frozen(model.parameters())
+    assert result.metrics["count"] == len(GOOD)
+
+
+@pytest.mark.parametrize("mini_batch", [1, 9, 1_000])
+async def test_events_that_are_no_questions_or_answers_become_dead_letters(mini_batch: int) -> None:
+    """A question without features, or an answer with a label that is none, ended the job or was lost silently."""
+    events: list[Record] = []
+    for n in range(40):
+        events.append({"id": n, "km": float(n % 7)})
+        if n >= 4:
+            events.append({"id": n - 4, "answer": (n - 4) % 7 > 3})
+    bad: list[tuple[Record, str, str]] = [
+        ({"id": 100, "km": [1]}, "read", "expected a number, a text or None in the field 'km'"),
+        ({"id": 101, "km": "far"}, "learn", "expected numbers in the field 'km'"),
+        ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
+        (
+            {"id": 102, "answer": "maybe"},
+            "learn",
+            f"{BINARY} 'maybe'",
+        ),
+    ]
+    dirty = list(events)
+    dirty.insert(12, {"id": 102, "km": 1.0})
+    for number, (record, _, _) in enumerate(bad):
+        dirty.insert(15 + 6 * number, record)
+    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch)
+    assert sorted((step, value) for step, _, value in letters) == sorted(
+        (step, orjson.dumps(record)) for record, step, _ in bad
+    )
+    for record, _, message in bad:
+        assert any(message in error for _, error, value in letters), record
+    assert result.models[-1].records == 36
+
+
+def test_without_a_policy_a_bad_row_ends_the_job_with_its_reason() -> None:
+    """The step, the record and the reason are what an operator of a service needs at night."""
+    for (record, step, message), mode in zip(BAD_RECORDS, ["synchronous", "asynchronous"] * 6, strict=False):
+        with pytest.raises(JobFailed) as caught:
+            trained([*GOOD[:20], record, *GOOD[20:]], label="late", weight="w", mode=mode, mini_batch=50)
+        text = str(caught.value)
+        assert f"step '{step}'" in text
+        assert message in text
+
+
+def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None:
+    """A label function raised KeyError for one record, and 999 good records were refused with it."""
+    flow = Flow("f")
+    records = [{"x": float(n), "y": n % 2} if n != 30 else {"x": 30.0} for n in range(100)]
+    training = train_online(
+        flow.from_items(records, parallelism=1),
+        label=lambda row: row["y"],
+        features=lambda rows: [[row["x"]] for row in rows],
+        on_error="skip",
+    )
+    models = training.models.collect()
+    statistics = flow.run()
+    assert models.items[-1].records == 99
+    assert statistics.step("read").rejected == 1
+    with pytest.raises(JobFailed, match=r"features=\): expected a row for each of 3 records, given 2"):
+        trained(GOOD[:3], label="late", features=lambda rows: [[1.0], [2.0]])
+
+
+# ---- options
+
+
+DELAYED_OPTIONS: Record = {
+    "key_of": len,
+    "is_answer": bool,
+    "features": None,
+    "target_of": float,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"train_online: expected one of label=, extract= and labels=, given none; give label= or extract= where"),
+        ({"label": "y", "extract": len}, "expected one of label=, extract= and labels=, given label= and extract="),
+        ({"extract": len, "features": ["x"]}, "expected features= and weight= with label= only, given extract="),
+        ({"labels": DELAYED, "weight": "w"}, "expected features= and weight= with label= only, given labels="),
+        ({"label": 5}, r"train_online\(label=\): expected the name of a field or a function, given 5"),
+        ({"label": ["y"]}, r"train_online\(label=\): expected the name of a field or a function, given \['y'\]"),
+        ({"label": "y", "weight": 2.0}, r"\(weight=\): expected the name of a field or a function, given 2.0"),
+        ({"label": "y", "features": "x"}, r"\(features=\): expected the names of fields or a function, given 'x'"),
+        ({"label": "y", "features": [1]}, r"\(features=\): expected the names of fields or a function, given \[1\]"),
+        ({"label": lambda: 1}, r"train_online\(label=\)"),
+        ({"label": "y", "mode": "sync"}, 'expected mode "asynchronous" or "synchronous", given \'sync\''),
+        ({"label": "y", "mini_batch": 0}, "'mini-batches': expected .* at least 1, given 0"),
+        ({"label": "y", "publish_every": 0}, r"\(publish_every=\): expected .* given 0"),
+        ({"label": "y", "model": lambda: LogisticRegression(2)}, r"train_online\(features=\): expected a function that "
+         r"returns a matrix or SparseRows, because model= has a fixed number of features, given None; leave out model"),
+        ({"labels": DELAYED, "model": lambda: LogisticRegression(2)}, r"DelayedLabels\(features=\): expected a"),
+        ({"labels": DelayedLabels(**DELAYED_OPTIONS | {"features": 7})}, r"DelayedLabels\(features=\): expected the"),
+        ({"labels": DelayedLabels(**DELAYED_OPTIONS | {"key_of": "id"})}, r"DelayedLabels\(key_of=\): expected a"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_options_are_refused_when_the_flow_is_built(options: Record, message: str) -> None:
+    """Without this check, the error would come with the first record, in production."""
+    flow = Flow("f")
+    with pytest.raises(GraphError, match=message):
+        train_online(flow.from_items(GOOD), **options)
+
+
+# ---- a bad loss
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, records: Any, **options: Any) -> list[str]:
+    caplog.clear()
+    caplog.set_level(logging.WARNING, "streamiter.learn")
+    trained(records, **options)
+    return [message for message in caplog.messages if "would be" in message]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_model_that_is_worse_than_the_mean_is_told_once(
+    caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    """A learning rate that was too high for columns of several scales gave a bad model for a month, silently."""
+    records = trips(6_000)
+    assert warnings_of(caplog, records, label=label, features=FEATURES) == []
+    # Labels that depend on the row in the opposite way in each block: whatever is learned is wrong in the next block.
+    for start in range(0, 6_000, 40):
+        for row in records[start : start + 20]:
+            row |= {
+                "late": not row["late"],
+                "minutes": -row["minutes"],
+                "kind": {"late": "early", "early": "late"}.get(row["kind"], "on time"),
+                "km": 5_000 + 20 * (row["km"] - 5_000),
+            }
+    told = warnings_of(caplog, records, label=label, features=FEATURES)
+    if label == "late":
+        [message] = warnings_of(
+            caplog,
+            trips(6_000),
+            model=lambda: LogisticRegression(1, optimizer=SGD(1.0)),
+            label=lambda row: float(row["late"]),
+            features=lambda rows: [[row["km"]] for row in rows],
+            name="ctr",
+        )
+        assert message.startswith("step 'ctr: validate': the loss of the last 1000 predictions is ")
+        assert (
+            "leave out model= in train_online: its own model needs no scaling and no learning rate" in message
+        )
+    assert len(told) <= 1
