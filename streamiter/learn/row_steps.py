@@ -69,6 +69,7 @@ _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
 _PROBABILITY_MIN: Final = 1e-6
 _SCORE_MAX: Final = 30.0
+_SQUARE_MIN: Final = 1e-300
 # Rounding leaves a constant column a deviation of this part of its mean, or less.
 ROUNDING: Final = 1e-14
 
@@ -264,10 +265,9 @@ def _learn(
                 column = columns[indices[position] if is_column else intercept]
                 gradient = slope * value
                 if expert < ADAPTIVE:
-                    column[at + EXPERTS] += gradient * gradient
-                    # The square of a number below 1e-162 is 0.
-                    if column[at + EXPERTS] > 0.0:
-                        column[at] -= rate * gradient / np.sqrt(column[at + EXPERTS])
+                    # The square of a number below 1e-162 is 0, and a divisor.
+                    column[at + EXPERTS] += gradient * gradient + _SQUARE_MIN
+                    column[at] -= rate * gradient / np.sqrt(column[at + EXPERTS])
                 else:
                     column[at] -= rate * gradient
     _share_mixture(mixture)
