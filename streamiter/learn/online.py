@@ -139,8 +139,10 @@ def train_online(
     ``mini_batch`` records of each subtask of ``examples``. A subtask that has partitions but receives no records blocks
     the others, so read a topic with quiet partitions with ``parallelism=1``.
 
-    A version is published after every ``publish_every`` mini-batches or epochs. Validation counts each prediction
-    before the model learns from its row, over the last ``window`` rows too, and reports every ``report_every`` rows.
+    A version is published after every ``publish_every`` mini-batches or epochs; where rows are learned one by one its
+    metrics are the ``loss`` of the rows since the last version, and their ``missing_values``. Validation counts each
+    prediction before the model learns from its row, over the last ``window`` rows too, and reports every
+    ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse than the mean.
     Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of
     the steps, for a flow with more than one training.
 

@@ -319,8 +319,8 @@ _ROWS_COMPARED: Final = 1_000
 # mean is near 0 where all labels are equal.
 _FAR_ABOVE: Final = 1.5
 _LOG_LOSS_MORE: Final = 0.05
-# Differences of this part of a number are rounding.
-_NUMBER_PART: Final = 1e-9
+# Where numbers differ by this part of them at most they are equal, and no loss is compared with 0.
+_ROUNDING: Final = 1e-12
 
 
 class MeanComparison:
@@ -376,9 +376,9 @@ class MeanComparison:
         if kind == "regression":
             weight, total, squares = self._recent.tolist()
             mean = float(self._all[1] / self._all[0])
-            return 0.5 * (squares - 2.0 * mean * total + mean * mean * weight), (
-                _NUMBER_PART * (self._first or 0.0)
-            ) ** 2
+            of_mean = 0.5 * (squares - 2.0 * mean * total + mean * mean * weight)
+            are_equal = of_mean <= weight * (_ROUNDING * (self._first or 0.0)) ** 2
+            return of_mean, math.inf if are_equal else 0.0
         there = np.flatnonzero(self._recent)
         shares = self._all[there] / self._all.sum()
         return -float(self._recent[there] @ np.log(shares)), _LOG_LOSS_MORE

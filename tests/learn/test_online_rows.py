@@ -27,7 +27,9 @@ from streamiter.learn import (
     SparseRows,
     train_online,
 )
+from streamiter.learn.validation import MeanComparison, PredictedRows
 from streamiter.models import ModelSnapshot
+from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 
 Record = dict[str, Any]
@@ -126,6 +128,21 @@ def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any,
         versions = -(-300 // mini_batch)
         assert len(result.models) == versions or (mode == "asynchronous" and len(result.models) > versions)
     assert len(losses) == 1
+
+
+def test_in_step_two_subtasks_of_the_source_give_one_result() -> None:
+    """A training must be repeatable: the result depended on the subtask that was first."""
+    records = trips(400)
+    results = []
+    for seed in range(5):
+        flow = Flow("f")
+        stream = flow.from_items(records, parallelism=2)
+        options = {"label": "kind", "features": FEATURES, "mini_batch": 9, "workers": 1 + seed % 3}
+        result = Result(train_online(stream, mode="synchronous", **options))  # type: ignore[arg-type]
+        run(flow, seed=seed, limits=ChannelLimits(records=3 + 10 * seed))
+        results.append([frozen(model.parameters) for model in result.models])
+        assert result.models[-1].records == 400
+    assert results[1:] == results[:-1]
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -556,41 +573,88 @@ def test_wrong_options_are_refused_when_the_flow_is_built(options: Record, messa
 # ---- a bad loss
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture, records: Any, **options: Any) -> list[str]:
-    caplog.clear()
-    caplog.set_level(logging.WARNING, "streamiter.learn")
-    trained(records, **options)
-    return [message for message in caplog.messages if "would be" in message]
+def predicted(kind: str, count: int, quality: str, seed: int = 0) -> PredictedRows:
+    """Return predictions that are good, those of the mean, or far worse; numbers are epoch seconds."""
+    random = np.random.default_rng(seed)
+    weights = random.choice([0.5, 1.0, 2.0], count)
+    if kind == "regression":
+        targets = 1.7e9 + random.normal(size=count)
+        wrong = {
+            "good": targets + 0.1,
+            "mean": np.full(count, 1.7e9),
+            "bad": targets + 2 * random.choice([-1, 1], count),
+        }
+        return {"task": "regression", "predictions": wrong[quality], "targets": targets, "weights": weights}
+    classes = random.choice([0, 1, 4], count, p=[0.05, 0.8, 0.15])
+    share = np.array([0.05, 0.8, 0, 0, 0.15])[classes]
+    if kind == "classes":
+        chances = {"good": np.sqrt(share), "mean": share, "bad": share / 4}[quality]
+        return {
+            "task": "classes",
+            "predictions": chances,
+            "targets": (classes == 1).astype(float),
+            "weights": weights,
+            "classes": classes,
+        }
+    targets = (classes == 1).astype(float)
+    found = {"good": 0.1 + 0.8 * targets, "mean": np.full(count, 0.8), "bad": np.full(count, 0.05)}[quality]
+    return {"task": "classification", "predictions": found, "targets": targets, "weights": weights}
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_a_model_that_is_worse_than_the_mean_is_told_once(
-    caplog: pytest.LogCaptureFixture, label: str
+@pytest.mark.parametrize("kind", ["classification", "classes", "regression"])
+@pytest.mark.parametrize("length", [1, 300, 2_500])
+def test_only_a_loss_far_above_that_of_the_mean_is_told_and_only_once(kind: str, length: int) -> None:
+    """A warning for each young model, or for each model of hard data, is a warning that is not read."""
+    for quality in ("good", "mean"):
+        comparison = MeanComparison()
+        count = 10_000 if length > 1 else 2_000
+        assert [
+            comparison.far_above(predicted(kind, length, quality, n)) for n in range(count // length)
+        ] == [None] * (count // length)
+    comparison = MeanComparison()
+    assert all(comparison.far_above(predicted(kind, 250, "bad", n)) is None for n in range(7)), (
+        "the first rows"
+    )
+    found = comparison.far_above(predicted(kind, 250, "bad", 7))
+    assert found is not None
+    rows, loss, of_mean = found
+    assert rows == 1_000
+    assert loss > 1.5 * of_mean > 0.0
+    expected = {"classification": 0.5, "classes": 0.61, "regression": 0.5}[kind]
+    assert of_mean == pytest.approx(expected, rel=0.15)
+    assert all(comparison.far_above(predicted(kind, 250, "bad", n)) is None for n in range(40))
+
+
+def test_equal_labels_are_no_reason_for_a_warning() -> None:
+    """Where all labels are equal the loss of the mean is 0, and each other loss is far above it."""
+    for rows in (
+        {"task": "classification", "predictions": np.full(1_000, 0.02), "targets": np.zeros(1_000)},
+        {"task": "regression", "predictions": np.full(1_000, 5.0 + 1e-12), "targets": np.full(1_000, 5.0)},
+        {"task": "regression", "predictions": np.ones(1_000), "targets": np.zeros(1_000)}
+        | {"weights": np.zeros(1_000)},
+    ):
+        given: Any = {"weights": np.ones(1_000)} | rows
+        comparison = MeanComparison()
+        assert [comparison.far_above(given) for _ in range(5)] == [None] * 5
+
+
+def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_the_remedy(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A learning rate that was too high for columns of several scales gave a bad model for a month, silently."""
+    """A learning rate that was too high for a column of large numbers gave a bad model for a month, silently."""
     records = trips(6_000)
-    assert warnings_of(caplog, records, label=label, features=FEATURES) == []
-    # Labels that depend on the row in the opposite way in each block: whatever is learned is wrong in the next block.
-    for start in range(0, 6_000, 40):
-        for row in records[start : start + 20]:
-            row |= {
-                "late": not row["late"],
-                "minutes": -row["minutes"],
-                "kind": {"late": "early", "early": "late"}.get(row["kind"], "on time"),
-                "km": 5_000 + 20 * (row["km"] - 5_000),
-            }
-    told = warnings_of(caplog, records, label=label, features=FEATURES)
-    if label == "late":
-        [message] = warnings_of(
-            caplog,
-            trips(6_000),
-            model=lambda: LogisticRegression(1, optimizer=SGD(1.0)),
-            label=lambda row: float(row["late"]),
-            features=lambda rows: [[row["km"]] for row in rows],
-            name="ctr",
-        )
-        assert message.startswith("step 'ctr: validate': the loss of the last 1000 predictions is ")
-        assert (
-            "leave out model= in train_online: its own model needs no scaling and no learning rate" in message
-        )
-    assert len(told) <= 1
+    caplog.set_level(logging.WARNING, "streamiter.learn")
+    for label in LABELS:
+        trained(records, label=label, features=FEATURES)
+    assert caplog.messages == []
+    trained(
+        records,
+        model=lambda: LogisticRegression(1, optimizer=SGD(1.0)),
+        label=lambda row: float(row["late"]),
+        features=lambda rows: [[row["km"]] for row in rows],
+        name="ctr",
+    )
+    [message] = caplog.messages
+    assert message.startswith("step 'ctr: validate': the loss of the last 1000 predictions is ")
+    assert "labels or features belong to other rows (check label=, extract= and key_of=)" in message
+    assert "leave out model= in train_online: its own model needs no scaling and no learning rate" in message
