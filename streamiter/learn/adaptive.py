@@ -119,7 +119,7 @@ class ExpertWeights:
         self.hashed = hashed
         self.numeric = 0
         """The number of numeric columns in use."""
-        self.mixture: Floats = np.full(row_steps.EXPERTS, -math.log(row_steps.EXPERTS))
+        self.mixture: Floats = np.full(row_steps.EXPERTS, 1.0 / row_steps.EXPERTS)
         self.totals: Floats = np.zeros(6)
         self._columns = self._room(hashed + 1 + _SPARE_COLUMNS, scores)
         self._is_seen = np.zeros(hashed, dtype=np.bool_)
@@ -216,9 +216,8 @@ class ExpertWeights:
         scale = np.sqrt(np.divide(squares, weight, out=np.zeros(len(used)), where=weight > 0))
         scale[scale <= steps.ROUNDING * np.abs(mean)] = 0.0
         inverse = np.divide(1.0, scale, out=np.zeros(len(used)), where=scale > 0)
-        shares = np.exp(self.mixture)
-        mixed = self._experts(used) @ shares * inverse[:, None]
-        intercept = self._experts(self._columns[self.hashed, None])[0] @ shares
+        mixed = self._experts(used) @ self.mixture * inverse[:, None]
+        intercept = self._experts(self._columns[self.hashed, None])[0] @ self.mixture
         if self.task == "number":
             intercept = intercept + self.totals[2]
         is_one = self.task != "classes"
