@@ -15,6 +15,7 @@ Each module imports only from the modules in the rows below it:
 ``item_sets``                            ``apriori``, association rules
 ``centroids``                            the arithmetic of k-means; ``online_k_means``
 ``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
+``foreign_models``                       ``ForeignModel``: models of other libraries
 ``training``                             the operators that train: an owner of the parameters, and workers
 ``server_training``                      training on a parameter server, for any model
 ``tree_growing``                         how a decision tree grows
@@ -30,6 +31,7 @@ from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
 from streamiter.learn.decision_tree import DecisionTree
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
+from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
@@ -79,6 +81,7 @@ __all__ = [
     "Examples",
     "FeatureHasher",
     "Fit",
+    "ForeignModel",
     "Gradient",
     "GradientDescent",
     "Inverse",

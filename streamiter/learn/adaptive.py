@@ -7,7 +7,6 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 

@@ -24,6 +24,7 @@ from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.linear import LogLoss
 from streamiter.learn.row_training import (
     EventReader,
@@ -96,7 +97,7 @@ class DelayedLabels:
 @all_or_nothing
 def train_online(
     examples: Stream,
-    model: MakeModel | Callable[[], AdaptiveLinearModel] | None = None,
+    model: MakeModel | Callable[[], AdaptiveLinearModel] | ForeignModel[Any] | None = None,
     *,
     label: str | Callable[[Any], Label] | None = None,
     features: Sequence[str] | Callable[[Any], Any] | None = None,
@@ -160,7 +161,7 @@ def train_online(
     publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
-    is_by_row = model is None or _makes_adaptive(model)
+    is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
         mini_batch = _ROWS_A_VERSION if is_by_row else _ROWS_A_STEP
     synchronous = mode == "synchronous"
@@ -172,7 +173,14 @@ def train_online(
     shared = _TrainingOptions(
         mini_batch, synchronous, publish_every, workers, on_error, dead_letter, labels, named
     )
-    if is_by_row:
+    if isinstance(model, ForeignModel):
+        if synchronous:
+            raise GraphError(
+                'train_online: expected the mode "asynchronous" with a ForeignModel, given "synchronous"; its one '
+                "owner learns in the order of the stream, as long as the stream has parallelism=1"
+            )
+        body = _by_foreign(shared, model, _foreign_reader(label, features, weight))
+    elif is_by_row:
         make_adaptive = cast(
             Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task)
         )
@@ -311,6 +319,52 @@ def _by_rows(
         )
 
     return body
+
+
+def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign) -> Body:
+    """Return the loop in which the owner has a model of another library."""
+    named = shared.named
+    timeout_s = None if shared.synchronous else _SECONDS_A_VERSION
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
+        owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
+            lambda: ForeignOwner(model, read, publish_every=shared.publish_every),
+            name=named("learn"),
+            parallelism=1,
+            on_error=shared.on_error,
+            dead_letter=shared.dead_letter,
+        )
+        return IterationBodyResult(
+            feedback_variable_streams=[owner],
+            output_streams=[owner.side_output(MODELS), owner.side_output(PREDICTIONS)],
+        )
+
+    return body
+
+
+def _foreign_reader(
+    label: str | Callable[[Any], Label] | None,
+    features: Sequence[str] | Callable[[Any], Any] | None,
+    weight: str | Callable[[Any], float] | None,
+) -> ReadForeign:
+    """Return the function that reads the rows of a model of another library."""
+    if label is None:
+        raise GraphError(
+            "train_online: expected label= with a ForeignModel, given none; extract= and labels= are not for it"
+        )
+    without = [field for field in (label, weight) if isinstance(field, str)]
+
+    def read(mini_batch: Batch) -> tuple[Any, list[Any], Floats | None]:
+        labels = checked_labels(values_of(mini_batch, label, "label"))
+        weights = None
+        if weight is not None:
+            weights = row_weights("train_online", values_of(mini_batch, weight, "weight"), len(mini_batch))
+        if callable(features):
+            return features(mini_batch), labels, weights
+        return fields_of(mini_batch, features, without), labels, weights
+
+    return read
 
 
 def _extract_of(

@@ -561,7 +561,7 @@ DELAYED_OPTIONS: Record = {
         ({"labels": DelayedLabels(**DELAYED_OPTIONS | {"features": 7})}, r"DelayedLabels\(features=\): expected the"),
         ({"labels": DelayedLabels(**DELAYED_OPTIONS | {"key_of": "id"})}, r"DelayedLabels\(key_of=\): expected a"),
     ],
-    ids=str,
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
 def test_wrong_options_are_refused_when_the_flow_is_built(options: Record, message: str) -> None:
     """Without this check, the error would come with the first record, in production."""

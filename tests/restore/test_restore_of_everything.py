@@ -54,6 +54,7 @@ ELSEWHERE = {
     "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
+    "streamiter.learn.foreign_models.ForeignOwner": "tests/learn/test_foreign_models.py",
 }
 """Classes whose case needs a file or a server, or no flow; each names the test with that case."""
 

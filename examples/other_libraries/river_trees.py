@@ -1,0 +1,56 @@
+"""Online trees of river in a flow, compared with the linear model that ``train_online`` makes itself.
+
+A Hoeffding adaptive tree replaces its branches when their data changes; an adaptive random forest has several such
+trees. On this stream no linear model can be good. Both trees are trained, validated, published and served like every
+model. They are saved as pickles, because river has no other writer: load only pickles that you trust::
+
+    pip install river
+    python examples/other_libraries/river_trees.py
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from moving_boundary import points
+from river import forest, tree
+
+from streamiter import Flow
+from streamiter.learn import ForeignModel, train_online
+
+
+def trees(make: Any) -> ForeignModel[Any]:
+    """Return how the engine teaches, asks and saves a classifier of river, row by row."""
+    return ForeignModel(
+        make=make,
+        learn=lambda model, features, label: model.learn_one(features, label),
+        predict=lambda model, features: model.predict_proba_one(features),
+        save=pickle.dumps,
+        load=pickle.loads,
+        task="classification",
+    )
+
+
+MODELS = {
+    "linear": None,
+    "Hoeffding adaptive tree": trees(lambda: tree.HoeffdingAdaptiveTreeClassifier(seed=1)),
+    "adaptive random forest": trees(lambda: forest.ARFClassifier(n_models=5, seed=1)),
+}
+
+if __name__ == "__main__":
+    flow = Flow("moving boundary")
+    stream = flow.from_items(points())
+    trainings = {
+        name: train_online(stream, model, label="inside", mini_batch=500, name=name)
+        for name, model in MODELS.items()
+    }
+    quality = {name: training.validation.collect() for name, training in trainings.items()}
+    versions = trainings["adaptive random forest"].models.collect()
+    flow.run()
+    for name, metrics in quality.items():
+        print(
+            f"{name}: log loss {metrics.items[-1]['loss']:.3f}, accuracy {metrics.items[-1]['accuracy']:.3f}"
+        )
+    served = MODELS["adaptive random forest"].predictor(versions.items[-1].parameters)
+    print("probability that (0, 0) is inside:", round(served({"x": 0.0, "y": 0.0})[True], 2))

@@ -1,0 +1,277 @@
+"""Models of other libraries in a flow: river, scikit-learn, PyTorch, or functions of your own.
+
+A :class:`ForeignModel` says how to make, teach, ask, save and load such a model. ``train_online`` then trains it like
+its own: the model is in one subtask, the owner, which predicts each row or mini-batch before it learns from it,
+publishes versions, and puts the model into checkpoints. The engine never pickles: ``save`` and ``load`` are functions
+of the other library, or your choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import numpy as np
+
+from streamiter.errors import ModelError, shortened
+from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
+from streamiter.learn.training import MODELS
+from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
+from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import Floats
+from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Batch
+
+Model = TypeVar("Model")
+
+_NAME: Final = "ForeignModel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignModel(Generic[Model]):
+    """How to make, teach, ask, save and load a model of another library.
+
+    With ``by="row"`` the functions are called for one row after the other, and quality does not depend on mini-batches:
+    ``predict(model, features)``, then ``learn(model, features, label)``. With ``by="mini-batch"`` they are called with
+    the features and labels of a whole mini-batch. Where ``train_online`` has a ``weight``, ``learn`` has the weight, or
+    the weights, as a fourth argument; a single row of weight 0 is predicted only.
+
+    ``predict`` returns for each row a probability of True, a mapping from labels to probabilities, or a label
+    (``task="classification"``), or a number (``task="regression"``). It is not called before the model has learned
+    once, since many libraries refuse that.
+
+    ``save(model)`` returns bytes that ``load`` turns into an equal model; they are in each checkpoint and in each
+    published version. Load only bytes that you trust if they are a pickle.
+
+    >>> from streamiter import Flow
+    >>> mean = ForeignModel(
+    ...     make=lambda: [0.0, 0],
+    ...     learn=lambda model, features, label: model.__setitem__(slice(None), [model[0] + label, model[1] + 1]),
+    ...     predict=lambda model, features: model[0] / model[1],
+    ...     save=lambda model: repr(model).encode(),
+    ...     load=lambda data: [float(number) for number in data.decode()[1:-1].split(",")],
+    ...     task="regression",
+    ... )
+    >>> from streamiter.learn import train_online
+    >>> flow = Flow("mean")
+    >>> rows = flow.from_items([{"x": 1.0, "y": 2.0}, {"x": 2.0, "y": 4.0}, {"x": 3.0, "y": 3.0}])
+    >>> training = train_online(rows, mean, label="y")
+    >>> models, quality = training.models.collect(), training.validation.collect()
+    >>> flow.run().state, quality.items[-1]["squared_error"], mean.predictor(models.items[-1].parameters)({"x": 4.0})
+    ('finished', 2.0, 3.0)
+    """
+
+    make: Callable[[], Model]
+    learn: Callable[..., object]
+    predict: Callable[[Model, Any], Any]
+    save: Callable[[Model], bytes]
+    load: Callable[[bytes], Model]
+    task: Literal["classification", "regression"]
+    by: Literal["row", "mini-batch"] = "row"
+
+    def predictor(self, parameters: Mapping[str, Any]) -> Callable[[Any], Any]:
+        """Return the function that predicts with a published version: ``ServedModel(…, load=model.predictor)``.
+
+        It takes what ``predict`` takes: the features of a row, or of a mini-batch.
+        """
+        model = self.load(_bytes_of(parameters))
+        return lambda features: self.predict(model, features)
+
+
+def _bytes_of(parameters: Mapping[str, Any]) -> bytes:
+    saved = parameters.get("saved") if isinstance(parameters, Mapping) else None
+    if not isinstance(saved, np.ndarray) or saved.dtype != np.uint8:
+        raise ModelError(
+            f"{_NAME}: expected the parameters of a published {_NAME}, given {shortened(parameters)}; follow the model "
+            "that train_online published"
+        )
+    return saved.tobytes()
+
+
+# ---- reading rows
+
+ReadForeign = Callable[[Batch], tuple[Sequence[Any], list[Any], Floats | None]]
+"""Returns features, labels and weights of a mini-batch; raises ``BadRows`` for records that are no rows."""
+
+
+def fields_of(
+    mini_batch: Batch, fields: Sequence[str] | None, without: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the features of each record as a dict of plain values, as river reads them.
+
+    Raises ``BadRows`` for records without named fields.
+    """
+    left_out = frozenset(without)
+    features: list[dict[str, Any]] = []
+    for row, record in enumerate(mini_batch):
+        if not isinstance(record, Mapping):
+            raise BadRows([row], f"{_NAME}: expected records with named fields, given {shortened(record)}")
+        names = record if fields is None else fields
+        features.append(
+            {name: _plain(record[name]) for name in names if name in record and name not in left_out}
+        )
+    return features
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def checked_labels(labels: list[Any]) -> list[Any]:
+    """Return the labels as plain values. Raises ``BadRows`` for rows without one."""
+    bad = [
+        row
+        for row, label in enumerate(labels)
+        if label is None or (isinstance(label, (float, np.floating)) and not np.isfinite(label))
+    ]
+    if bad:
+        raise BadRows(bad, f"{_NAME}: expected a label, given {labels[bad[0]]}")
+    return [_plain(label) for label in labels]
+
+
+# ---- the owner
+
+
+class ForeignOwner(Operator, IterationListener, Generic[Model]):
+    """Has the model of another library: predicts, learns, publishes versions. Parallelism 1.
+
+    Mini-batches are learned as they arrive: in the order of the stream, if the stream has one subtask.
+    """
+
+    needs_epochs = False
+
+    def __init__(self, model: ForeignModel[Model], read: ReadForeign, *, publish_every: int) -> None:
+        self._functions = model
+        self._model = model.make()
+        self._read = read
+        self._publish_every = publish_every
+        self._records = 0
+        self._steps = 0
+        """The number of mini-batches since a version was published."""
+        self._is_started = False
+        self._classes: dict[Any, int] = {}
+        """The number of each class."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Read the start before any rows."""
+        return None if self._is_started else ("start",)
+
+    def process_start(self, parameters: Any, out: Output) -> None:
+        """Start from these published parameters, or as the model was made."""
+        self._is_started = True
+        if parameters is not None:
+            self._model = self._functions.load(_bytes_of(parameters))
+            self._records = max(self._records, 1)
+
+    def process_rows(self, mini_batch: Batch, out: Output) -> None:
+        """Predict and learn; records that are no rows follow the policy of the step."""
+
+        def learn(records: Batch) -> None:
+            features, labels, weights = blaming_rows(self._read, records, self._read)
+            predictions = self._learn_rows(features, labels, weights, out)
+            known = len(labels) - len(predictions)
+            self._emit(predictions, labels[known:], None if weights is None else weights[known:], out)
+            self._steps += 1
+
+        of_good_rows(learn, mini_batch, out)
+        if self._steps >= self._publish_every:
+            self._publish(out)
+
+    def _learn_rows(
+        self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output
+    ) -> list[Any]:
+        """Learn; return the predictions made before, without those before the model had learned at all."""
+        predict, learn = self._functions.predict, self._functions.learn
+        predictions: list[Any] = []
+        if self._functions.by == "mini-batch":
+            if self._records:
+                predictions = list(predict(self._model, features))
+            learn(self._model, features, labels, *([] if weights is None else [weights]))
+            self._records += len(labels)
+            return predictions
+        for row, (one, label) in enumerate(zip(features, labels, strict=True)):
+            if self._records:
+                predictions.append(predict(self._model, one))
+            if weights is None:
+                learn(self._model, one, label)
+            elif weights[row] > 0.0:
+                learn(self._model, one, label, float(weights[row]))
+            else:
+                continue
+            self._records += 1
+        return predictions
+
+    def _emit(self, predictions: list[Any], labels: list[Any], weights: Floats | None, out: Output) -> None:
+        if not predictions:
+            return
+        kind: ValidationKind = "regression"
+        if self._functions.task == "regression":
+            found, targets = np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
+        else:
+            kind, found, targets = _probabilities(predictions, labels)
+        given = np.ones(len(labels)) if weights is None else weights
+        rows: PredictedRows = {"task": kind, "predictions": found, "targets": targets, "weights": given}
+        if kind == "classes":
+            numbers = [self._classes.setdefault(label, len(self._classes)) for label in labels]
+            rows["classes"] = np.array(numbers, dtype=np.intp)
+        out.emit(rows, tag=PREDICTIONS)
+
+    def _publish(self, out: Output) -> None:
+        if self._steps:
+            self._steps = 0
+            saved = np.frombuffer(self._functions.save(self._model), dtype=np.uint8)
+            out.emit(ModelSnapshot({"saved": saved}, self._records, {}, self._context.epoch), tag=MODELS)
+
+    def finish(self, out: Output) -> None:
+        self._publish(out)
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "model": self._functions.save(self._model),
+            "records": self._records,
+            "steps": self._steps,
+            "started": self._is_started,
+            "classes": list(self._classes),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model = self._functions.load(state["model"])
+        self._records, self._steps, self._is_started = state["records"], state["steps"], state["started"]
+        self._classes = {label: number for number, label in enumerate(state["classes"])}
+
+
+def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:
+    """Return what the predictions are, the probabilities to validate, and the targets.
+
+    Labels that are truth values have the probability of True. Other labels have the probability of the true class, and
+    whether it was the most probable one. A plain label counts as a probability of 1.
+    """
+    if all(isinstance(prediction, (float, np.floating)) for prediction in predictions):
+        return "classification", np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
+    of_label = [
+        prediction if isinstance(prediction, Mapping) else {_plain(prediction): 1.0}
+        for prediction in predictions
+    ]
+    if all(isinstance(label, (bool, np.bool_)) for label in labels):
+        found = [_of_true(probabilities) for probabilities in of_label]
+        return "classification", np.array(found), np.array(labels, dtype=np.float64)
+    found = [
+        float(probabilities.get(label, 0.0)) for probabilities, label in zip(of_label, labels, strict=True)
+    ]
+    hits = [
+        float(bool(probabilities) and probability >= max(probabilities.values()))
+        for probabilities, probability in zip(of_label, found, strict=True)
+    ]
+    return "classes", np.clip(found, 0.0, 1.0), np.array(hits)
+
+
+def _of_true(probabilities: Mapping[Any, float]) -> float:
+    """Return the probability of True; a model that has seen one label only may name that one, or none."""
+    if True in probabilities:
+        return float(min(max(probabilities[True], 0.0), 1.0))
+    return 1.0 - float(sum(probabilities.values())) if probabilities else 0.5

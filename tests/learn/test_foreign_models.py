@@ -1,0 +1,204 @@
+"""Models of other libraries are trained, validated, published, served and restored like the engine's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamiter import Columns, Flow
+from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.learn import ForeignModel, train_online
+from streamiter.learn.foreign_models import ForeignOwner, fields_of
+from streamiter.testing import check_restore
+
+
+class Mean:
+    """A model of a library without names: the weighted mean of the labels."""
+
+    def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
+        self.total = total
+        self.weight = weight
+
+    def learn(self, features: object, label: float, weight: float = 1.0) -> None:
+        self.total += label * weight
+        self.weight += weight
+
+    def predict(self, features: object) -> float:
+        assert self.weight, "asked before it has learned"
+        return self.total / self.weight
+
+    def save(self) -> bytes:
+        return json.dumps([self.total, self.weight]).encode()
+
+    @staticmethod
+    def load(data: bytes) -> Mean:
+        return Mean(*json.loads(data))
+
+
+class MeanOfBatches(Mean):
+    """The same model, with functions that take mini-batches."""
+
+    def learn(self, features: Any, labels: Any, weights: Any = None) -> None:
+        for row, label in enumerate(labels):
+            super().learn(None, label, 1.0 if weights is None else float(weights[row]))
+
+    def predict(self, features: Any) -> Any:
+        return [super().predict(None)] * len(features)
+
+    @staticmethod
+    def load(data: bytes) -> MeanOfBatches:
+        return MeanOfBatches(*json.loads(data))
+
+
+def mean(kind: type[Mean] = Mean, **options: Any) -> ForeignModel[Any]:
+    functions = {"learn": kind.learn, "predict": kind.predict, "save": kind.save, "load": kind.load}
+    given: dict[str, Any] = {"make": kind, "task": "regression"} | functions | options
+    return ForeignModel(**given)
+
+
+RECORDS = [{"x": float(n), "town": "ab"[n % 2], "y": float(n % 5), "w": float(n % 3)} for n in range(50)]
+
+
+def trained(model: ForeignModel[Any], records: Any = RECORDS, **options: Any) -> tuple[Any, Any]:
+    """Return the models and metrics of a training."""
+    flow = Flow("foreign")
+    training = train_online(flow.from_items(records), model, **({"label": "y"} | options))
+    models, quality = training.models.collect(), training.validation.collect()
+    flow.run()
+    return models.items, quality.items
+
+
+def expected_errors(labels: list[float], weights: list[float] | None = None) -> float:
+    """Return the mean squared error of predicting the mean of the labels before."""
+    given = [1.0] * len(labels) if weights is None else weights
+    total = weight = squares = counted = 0.0
+    for label, own in zip(labels, given, strict=True):
+        if weight or total:
+            squares += own * (label - total / weight) ** 2
+            counted += own
+        total, weight = total + label * own, weight + own
+    return squares / counted
+
+
+@pytest.mark.parametrize("mini_batch", [1, 7, 50, 1000])
+def test_each_row_is_predicted_before_it_is_learned_whatever_the_mini_batch(mini_batch: int) -> None:
+    """A mini-batch was learned before its last rows were predicted, so the quality was too good."""
+    models, quality = trained(mean(), mini_batch=mini_batch)
+    assert quality[-1]["count"] == len(RECORDS) - 1
+    assert quality[-1]["squared_error"] == pytest.approx(expected_errors([row["y"] for row in RECORDS]))
+    assert models[-1].records == len(RECORDS)
+
+
+def test_a_mini_batch_is_predicted_before_it_is_learned() -> None:
+    """The first mini-batch was predicted by a model that many libraries refuse to ask."""
+    _, quality = trained(mean(MeanOfBatches, by="mini-batch"), mini_batch=10)
+    assert quality[-1]["count"] == len(RECORDS) - 10
+
+
+def test_weights_are_the_fourth_argument_of_learn() -> None:
+    """Weights were read and thrown away."""
+    records = [row | {"w": row["w"] + 1.0} for row in RECORDS]
+    models, quality = trained(mean(), records, weight="w")
+    labels, weights = [row["y"] for row in records], [row["w"] for row in records]
+    assert quality[-1]["squared_error"] == pytest.approx(expected_errors(labels, weights))
+    total, weight = json.loads(models[-1].parameters["saved"].tobytes())
+    assert (total, weight) == (pytest.approx(np.dot(labels, weights)), pytest.approx(sum(weights)))
+
+
+def test_features_are_the_fields_without_label_and_weight() -> None:
+    """The model was given its own label as a feature, and seemed to be perfect."""
+    seen: list[Any] = []
+
+    def learn(model: Mean, features: Any, label: float, weight: float) -> None:
+        seen.append(features)
+        model.learn(features, label, weight)
+
+    trained(
+        mean(learn=learn),
+        Columns({name: np.array([row[name] for row in RECORDS]) for name in RECORDS[0]}),
+        weight="w",
+    )
+    assert seen[0] == {"x": 1.0, "town": "b"}
+    assert [type(value) for value in seen[0].values()] == [float, str]
+    assert fields_of(RECORDS[:1], ["town", "zip"], []) == [{"town": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "expected"),
+    [
+        ([0.25, 0.75], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),
+        ([{False: 0.75, True: 0.25}, {True: 0.75}], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),
+        ([{}, {False: 1.0}], [True, False], {"accuracy": 1.0, "loss": np.log(2) / 2}),
+        (
+            [{"a": 0.5, "b": 0.5}, {"a": 0.2, "b": 0.8}],
+            ["a", "a"],
+            {"accuracy": 0.5, "loss": -np.log(0.1) / 2},
+        ),
+        (["a", "b"], ["a", "a"], {"accuracy": 0.5}),
+        ([True, False], [True, True], {"accuracy": 0.5}),
+    ],
+)
+def test_all_forms_of_predictions_are_validated(predictions: Any, labels: Any, expected: Any) -> None:
+    """A library that gives probabilities by label, or labels, could not be validated."""
+    answers = iter(predictions)
+    model = mean(
+        learn=lambda model, features, label: None,
+        predict=lambda model, features: next(answers),
+        task="classification",
+    )
+    records = [{"x": 1.0, "y": label} for label in [labels[0], *labels]]
+    _, quality = trained(model, records)
+    assert {name: quality[-1][name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_restored_model_continues_as_one_that_was_never_stopped() -> None:
+    """The bytes of two equal models differed, so a check of their bytes failed although nothing was lost."""
+    check_restore(
+        "learn.test_foreign_models:owner",
+        {"start": [None], "rows": [RECORDS[first : first + 10] for first in range(0, 50, 10)]},
+        tags=["predictions"],
+        compare="outputs",
+    )
+
+
+def owner() -> ForeignOwner[Any]:
+    """Return an owner whose model is saved in different bytes each time, as some pickles are."""
+    saved = itertools.count()
+
+    def save(model: Mean) -> bytes:
+        return model.save() + b" " * next(saved)
+
+    def read(mini_batch: Any) -> Any:
+        return mini_batch, [row["y"] for row in mini_batch], None
+
+    return ForeignOwner(mean(save=save), read, publish_every=10**6)
+
+
+def test_rows_without_a_label_follow_the_policy() -> None:
+    """A label that was missing ended the job of a week, or was learned as NaN."""
+    records = [
+        *RECORDS[:5],
+        {"x": 1.0},
+        RECORDS[5] | {"y": None},
+        RECORDS[6] | {"y": float("nan")},
+        *RECORDS[5:],
+    ]
+    models, _ = trained(mean(), records, on_error="skip")
+    assert models[-1].records == len(RECORDS)
+    with pytest.raises(JobFailed, match="expected a field 'y'"):
+        trained(mean(), records)
+
+
+def test_wrong_options_are_refused() -> None:
+    """A training that could not work was noticed only when the first record came."""
+    stream = Flow("wrong").from_items(RECORDS)
+    with pytest.raises(GraphError, match="expected label= with a ForeignModel"):
+        train_online(stream, mean(), extract=lambda mini_batch: mini_batch)
+    with pytest.raises(GraphError, match='expected the mode "asynchronous"'):
+        train_online(stream, mean(), label="y", mode="synchronous")
+    with pytest.raises(ModelError, match="expected the parameters of a published ForeignModel"):
+        mean().predictor({"weights": np.zeros(3)})
