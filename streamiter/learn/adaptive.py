@@ -588,14 +588,16 @@ class AdaptiveLinearModel:
         known.sort(key=lambda place: columns[named.fields[place]])
         of_fields = [first + columns[named.fields[place]] for place in known]
         numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
-        width = len(known) + named.places.shape[1]
+        unknown = [place for place, field in enumerate(named.text_fields) if field not in self._text_fields]
+        places = np.delete(named.places, unknown, axis=1) if unknown else named.places
+        width = len(known) + places.shape[1]
         indices = np.empty((count, width), dtype=np.intp)
         indices[:, : len(known)] = of_fields
         if width == len(known):
             return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
         values = np.ones((count, width))
         values[:, : len(known)] = numbers
-        indices[:, len(known) :] = np.sort(named.places, axis=1)
+        indices[:, len(known) :] = np.sort(places, axis=1)
         is_there = indices != ABSENT
         indptr = np.zeros(count + 1, dtype=np.intp)
         np.cumsum(is_there.sum(axis=1), out=indptr[1:])
@@ -680,7 +682,11 @@ class AdaptiveLinearModel:
         """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link."""
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
-        published = self._weights.published() | {"fields": list(self._columns), "bits": self.bits}
+        published = self._weights.published() | {
+            "fields": list(self._columns),
+            "text_fields": sorted(self._text_fields),
+            "bits": self.bits,
+        }
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
         if self._weights.task == "number":
@@ -701,7 +707,10 @@ class AdaptiveLinearModel:
         """
         kinds: dict[object, _LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
         kind = kinds.get(parameters.get("link"))
-        if kind is None or not {"weights", "center", "limit", "places", "fields"} <= parameters.keys():
+        if (
+            kind is None
+            or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys()
+        ):
             raise ModelError(
                 f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
             )
@@ -719,6 +728,7 @@ class AdaptiveLinearModel:
         self._has_open_class = scores > len(self._classes)
         self._weights = ExpertWeights(kind, scores, self._hashed)
         self._columns = {field: number for number, field in enumerate(parameters["fields"])}
+        self._text_fields = dict.fromkeys(parameters["text_fields"])
         self._weights.add_numeric(len(self._columns))
         self._weights.start_from(parameters)
 

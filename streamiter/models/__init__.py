@@ -5,10 +5,11 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
-Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``
-and ``served``.
+Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``,
+``linear_predictor`` and ``served``.
 """
 
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import (
     EncoderState,
     InitialModel,
@@ -28,7 +29,7 @@ from streamiter.models.reader import (
     last_update,
     model_updates,
 )
-from streamiter.models.served import LinearPredictor, NoModel, Prediction, ServedModel, ServedModelStatistics
+from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters, UpdateFormat
 
 __all__ = [

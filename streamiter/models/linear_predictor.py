@@ -1,0 +1,434 @@
+"""``LinearPredictor``: predicts with the parameters of a published linear model, with numpy alone.
+
+A *plain* model has a weight for each feature. A *standardized* model, such as the default model of ``train_online``,
+has fields and hashed places as its columns, each with a center and a limit (:class:`_StandardizedModel`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import ModelError, shortened
+from streamiter.models.update import Parameters
+from streamiter.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.numbers import Floats, Indices, is_number
+from streamiter.records import Columns
+from streamiter.sparse_rows import SparseRows, sums_by
+from streamiter.tables import as_floats, columns_of_table
+
+
+def _sigmoid(score: Floats) -> Floats:
+    # exp overflows for numbers above 709; for negative numbers it only becomes 0.
+    small = np.exp(-np.abs(score))
+    probability: Floats = np.where(score >= 0, 1.0, small) / (1.0 + small)
+    return probability
+
+
+_LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
+    {"identity": lambda score: score, "logit": _sigmoid}
+)
+
+
+class LinearPredictor:
+    """Predicts one row, or each of several rows, with the parameters of a linear model.
+
+    *Plain* parameters are ``{"weights": (d,), "intercept": number, "link": "identity" | "logit"}``, of which only the
+    weights are needed, or the bare weights. A prediction is ``link(weights · x + intercept)``; ``"logit"`` gives
+    probabilities. An array of ``d`` features gives one float; an array of shape ``(n, d)``, or a table of ``d``
+    columns, gives an array of n numbers. A sparse row is the tuple ``(indices, values)``, and features that it does not
+    name are 0. A list of such tuples gives an array, and so do ``SparseRows``, about ten times as fast.
+
+    *Standardized* parameters are those of an ``AdaptiveLinearModel``. Rows have named fields: a dict gives one float,
+    and a list of dicts, ``Columns`` or a table an array of n numbers. Missing and unknown fields count as the mean. A
+    model of classes gives an array of probabilities for a row, and an array of shape ``(n, probabilities)`` for n rows.
+    A model that has learned from a matrix or from ``SparseRows`` takes these, and rows of them.
+
+    Raises :class:`~streamiter.errors.ModelError` for parameters and rows that it cannot use.
+
+    >>> predict = LinearPredictor({"weights": np.array([1.0, -1.0]), "intercept": 0.5})
+    >>> predict([2.0, 1.0]), predict([[2.0, 1.0], [0.0, 0.5]]), predict(([1], [1.0]))
+    (1.5, array([1.5, 0. ]), -0.5)
+    """
+
+    def __init__(self, parameters: Parameters, subject: str = "model") -> None:
+        fields = parameters if isinstance(parameters, dict) else {"weights": parameters}
+        self._subject = subject
+        self._standardized = _StandardizedModel(fields, subject) if "center" in fields else None
+        if self._standardized is None:
+            self._weights = _weights(fields, subject)
+            self._intercept = _intercept(fields, subject)
+            self._link = _link(fields, subject)
+
+    @property
+    def classes(self) -> list[Any] | None:
+        """The labels of the probabilities, in order; None if a prediction is one number."""
+        return None if self._standardized is None else self._standardized.classes
+
+    def __call__(self, x: object) -> Any:
+        if self._standardized is not None:
+            return self._standardized.predict(x)
+        rows, is_single = rows_to_predict(self._subject, x, len(self._weights))
+        scores = rows.dot(self._weights) if isinstance(rows, SparseRows) else rows @ self._weights
+        values = self._link(scores + self._intercept)
+        return float(values[0]) if is_single else values
+
+
+def rows_to_predict(subject: str, x: object, features: int) -> tuple[SparseRows | Floats, bool]:
+    """Return the rows to predict, and whether a single row was given.
+
+    One row is an array of ``features`` numbers or the tuple ``(indices, values)``. Several rows are a matrix, a table
+    of as many columns, a list of such tuples or ``SparseRows``. Raises ModelError for rows of any other form.
+
+    >>> rows_to_predict("model", ([1], [2.0]), 3)
+    (SparseRows(1 rows of width 3, 1 values), True)
+    """
+    if isinstance(x, SparseRows):
+        if x.width != features:
+            raise ModelError(
+                f"{subject}: expected sparse rows of width {features}, given width {x.width}; make them with the "
+                "hasher that the model was trained with"
+            )
+        return x, False
+    if isinstance(x, tuple):
+        return _sparse_rows(subject, [x], features), True
+    if isinstance(x, list) and x and isinstance(x[0], tuple):
+        return _sparse_rows(subject, x, features), False
+    rows = as_floats(subject, "rows", x)
+    if rows.ndim not in (1, 2) or rows.shape[-1] != features:
+        raise ModelError(
+            f"{subject}: expected rows of {features} features, as ({features},) or (n, {features}), given shape "
+            f"{rows.shape}"
+        )
+    return np.atleast_2d(rows), rows.ndim == 1
+
+
+def _sparse_rows(subject: str, pairs: list[Any], features: int) -> SparseRows:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ModelError(
+                f"{subject}: expected sparse rows as tuples (indices, values), given {pair!r:.100}; a dense row is a "
+                "list or an array"
+            )
+    try:
+        return SparseRows.from_rows(pairs, features)
+    except (TypeError, ValueError, ModelError) as error:
+        raise ModelError(f"{subject}: expected sparse rows as tuples (indices, values): {error}") from error
+
+
+def _weights(fields: Mapping[str, object], subject: str) -> Floats:
+    weights = fields.get("weights")
+    if not isinstance(weights, np.ndarray) or weights.ndim != 1 or weights.dtype.kind not in "iuf":
+        shape = f"shape {weights.shape}" if isinstance(weights, np.ndarray) else f"{type(weights).__name__}"
+        raise ModelError(
+            f"{subject}: parameters {', '.join(map(repr, fields))}: expected 'weights' as numbers of shape (d,), given"
+            f" {shape}; other parameters need a predictor of their own, predict=f(parameters, x)"
+        )
+    return weights.astype(np.float64)
+
+
+def _intercept(fields: Mapping[str, object], subject: str) -> float:
+    intercept = np.asarray(fields.get("intercept", 0.0))
+    if intercept.size != 1 or intercept.dtype.kind not in "biuf":
+        raise ModelError(f"{subject}: expected 'intercept' as one number, given {fields['intercept']!r}")
+    return float(intercept.item())
+
+
+def _link(fields: Mapping[str, object], subject: str) -> Callable[[Floats], Floats]:
+    name = fields.get("link", "identity")
+    if not isinstance(name, str) or name not in _LINKS:
+        raise ModelError(f"{subject}: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")
+    return _LINKS[name]
+
+
+# ---- standardized models
+
+# As the learner: its scores of probabilities end here, and larger numbers are missing.
+_SCORE_MAX: Final = 30.0
+_HUGE: Final = 1e100
+
+_NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
+
+# Weights of recent texts: a text that comes again is not hashed again.
+_CACHED_TEXTS: Final = 65_536
+
+_NO_PLACE: Final = np.iinfo(np.intp).max
+
+_Weight = Any
+"""The weight of a column, a float, or its weights for all classes, an array: both can be added and multiplied."""
+
+
+class _StandardizedModel:
+    """Predicts with the parameters of an ``AdaptiveLinearModel``.
+
+    Its columns are the numeric ``fields``, then the hashed ``places``. The score of a row is ``intercept + sum of
+    weights · clip(value − center, −limit, limit)``, where missing and unknown values are left out; a text has the value
+    1 at its place.
+    """
+
+    def __init__(self, given: Mapping[str, Any], subject: str) -> None:
+        self._subject = subject
+        self._link: str = _value(given, "link", subject, "one of logit, softmax, clipped", _is_link)
+        self.classes: list[Any] | None = None
+        if self._link == "softmax":
+            self.classes = _value(given, "classes", subject, "a list of labels", _is_list)
+        elif self._link == "clipped":
+            self._lowest, self._highest = (
+                float(_value(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
+            )
+        self._fields: list[str] = _value(given, "fields", subject, "a list of names", _are_names)
+        self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
+        self._place_columns(given)
+        self._columns = {name: column for column, name in enumerate(self._fields)}
+        self._is_matrix = not self._texts and self._fields == [str(n) for n in range(len(self._fields))]
+        self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
+        self._known = self._texts.union(self._fields, self._vectors)
+        self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
+        self._reader = FieldReader(bits=_value(given, "bits", subject, "a number", _is_count), owner=subject)
+        self._weight_of_text: dict[tuple[str, str | None], _Weight] = {}
+        """The weight of a text of a field; of None: the weight of a missing value."""
+
+    def _place_columns(self, given: Mapping[str, Any]) -> None:
+        """Take over the arrays: the weights as a matrix, with a column for each score."""
+        subject, numeric = self._subject, len(self._fields)
+        places = _array(given, "places", subject, (None,)).astype(np.intp)
+        if (places[1:] <= places[:-1]).any():
+            raise ModelError(f"{subject}: expected 'places' in ascending order, given {shortened(places)}")
+        columns = numeric + len(places)
+        if self.classes is None:
+            self._weights = _array(given, "weights", subject, (columns,))[:, None]
+            self._intercept = _array(given, "intercept", subject, ())[None]
+        else:
+            self._weights = _array(given, "weights", subject, (columns, None))
+            self._intercept = _array(given, "intercept", subject, self._weights.shape[1:])
+            if len(self._intercept) - len(self.classes) not in (0, 1):
+                raise ModelError(
+                    f"{subject}: expected a score for each of {len(self.classes)} classes, and at most one more for a "
+                    f"class that has not come yet, given {len(self._intercept)}"
+                )
+        self._center = _array(given, "center", subject, (columns,))
+        self._limit = _array(given, "limit", subject, (columns,))
+        # The last row is that of all places that the model does not know.
+        self._places = np.append(places, _NO_PLACE)
+        self._place_limits = np.append(self._limit[numeric:], 0.0)
+        self._place_weights = np.vstack([self._weights[numeric:], np.zeros_like(self._intercept)])
+        self._text_weights = self._place_weights * np.minimum(self._place_limits, 1.0)[:, None]
+
+    def predict(self, x: object) -> Any:
+        """Return the prediction for a row, or for each row."""
+        if self._width is None and isinstance(x, Mapping):
+            return self._predict_one(x)
+        rows, is_single = self._rows(x)
+        scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
+        values = self._linked(scores + self._intercept)
+        if not is_single:
+            return values
+        return float(values[0]) if values.ndim == 1 else values[0]
+
+    def _linked(self, scores: Floats) -> Floats:
+        if self._link == "clipped":
+            return np.clip(scores[:, 0], self._lowest, self._highest)
+        if self._link == "logit":
+            return _sigmoid(np.clip(scores[:, 0], -_SCORE_MAX, _SCORE_MAX))
+        raised = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
+        return probabilities
+
+    # ---- one row
+
+    @cached_property
+    def _numeric(self) -> dict[str, tuple[float, float, _Weight]]:
+        """Center, limit and weight of each numeric field."""
+        weights = self._weights[: len(self._fields)]
+        by_column = zip(
+            self._center.tolist(),
+            self._limit.tolist(),
+            weights[:, 0].tolist() if self.classes is None else weights,
+            strict=False,
+        )
+        return dict(zip(self._fields, by_column, strict=False))
+
+    def _predict_one(self, given: Mapping[str, Any]) -> Any:
+        row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
+        if self.classes is not None:
+            return self._linked(self._score(row, self._intercept)[None])[0]
+        score = self._score(row, float(self._intercept[0]))
+        if self._link == "clipped":
+            return min(max(score, self._lowest), self._highest)
+        return 1.0 / (1.0 + math.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX)))
+
+    def _score(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
+        for name, value in row.items():
+            if isinstance(value, str):
+                if name in self._texts:
+                    score = score + self._text_weight(name, value)
+                elif name in self._columns:
+                    raise self._wrong_kind(name, "a number", shortened(value))
+            elif _is_missing(value):
+                score = score + self._text_weight(name, None)
+            elif (column := self._numeric.get(name)) is not None:
+                if not isinstance(value, _NUMBERS) or abs(value) > _HUGE:
+                    self._reader.rows([{name: value}])  # Refuses what is no number; a huge number is missing.
+                    continue
+                center, limit, weight = column
+                score = score + weight * min(max(float(value) - center, -limit), limit)
+            elif name in self._texts:
+                raise self._wrong_kind(name, "a text", shortened(value))
+        return score
+
+    def _text_weight(self, name: str, text: str | None) -> _Weight:
+        weight = self._weight_of_text.get((name, text))
+        if weight is None:
+            if len(self._weight_of_text) >= _CACHED_TEXTS:
+                self._weight_of_text.clear()
+            place = self._reader.rows([{name: text}]).places[0, 0]
+            weights = self._text_weights[self._positions(place)]
+            weight = weights if self.classes is not None else float(weights[0])
+            self._weight_of_text[name, text] = weight
+        return weight
+
+    def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row as ``Columns`` with a matrix are learned from: each number of a vector is a field."""
+        fields: dict[str, Any] = {}
+        for name, value in row.items():
+            if name in self._vectors and isinstance(value, (list, tuple, np.ndarray)):
+                fields |= {f"{name}[{position}]": number for position, number in enumerate(value)}
+            else:
+                fields[name] = value
+        return fields
+
+    def _wrong_kind(self, name: str, expected: str, given: str) -> ModelError:
+        return ModelError(
+            f"{self._subject}: expected {expected} in the field {name!r}, as in the rows that were learned from, given "
+            f"{given}; give the field the type that it had in training"
+        )
+
+    # ---- many rows
+
+    def _rows(self, x: Any) -> tuple[NamedRows | SparseRows, bool]:
+        """Return the rows, and whether a single row was given."""
+        if self._width is not None:
+            rows, is_single = rows_to_predict(self._subject, x, self._width)
+            return (rows if isinstance(rows, SparseRows) else SparseRows.from_dense(rows)), is_single
+        if isinstance(x, list) and (not x or isinstance(x[0], Mapping)):
+            return self._rows_of_dicts(x), False
+        if self._is_matrix and not isinstance(x, Columns):
+            rows, is_single = rows_to_predict(self._subject, x, len(self._fields))
+            return named_matrix(rows.to_dense() if isinstance(rows, SparseRows) else rows), is_single
+        table = x if isinstance(x, Columns) else columns_of_table(self._subject, x, ModelError)
+        if table is None:
+            raise ModelError(
+                f"{self._subject}: expected rows with the fields of the model (dicts, Columns or a table), which are "
+                f"{shortened(sorted(self._known))}, given {shortened(x)}"
+            )
+        arrays = table.arrays
+        known = {
+            name: array for name, array in arrays.items() if name in self._known or array.dtype.hasobject
+        }
+        if not known:
+            return named_matrix(np.empty((len(table), 0))), False
+        return self._reader.rows(Columns(known)), False
+
+    def _rows_of_dicts(self, given: list[Any]) -> NamedRows:
+        """Return the rows without fields that the model cannot know, whose values may be of any type."""
+        if all(isinstance(row, Mapping) for row in given) and not all(
+            row.keys() <= self._known and self._vectors.isdisjoint(row) for row in given
+        ):
+            rows = [self._with_vectors_as_fields(row) for row in given]
+            known = self._known
+            given = [
+                {name: value for name, value in row.items() if name in known or _is_missing(value)}
+                for row in rows
+            ]
+        return self._reader.rows(given)
+
+    def _scores(self, rows: NamedRows) -> Floats:
+        """Return the scores (rows, scores) without the intercept."""
+        self._check_kinds(rows)
+        known = [position for position, name in enumerate(rows.fields) if name in self._columns]
+        columns = [self._columns[rows.fields[position]] for position in known]
+        numbers = rows.numbers[:, known]
+        x = _clipped(numbers, numbers - self._center[columns], self._limit[columns])
+        scores: Floats = x @ self._weights[columns]
+        for position, places in enumerate(rows.places.T):
+            if position >= len(rows.text_fields) or rows.text_fields[position] in self._texts:
+                scores += self._text_weights[self._positions(places)]
+        return scores
+
+    def _check_kinds(self, rows: NamedRows) -> None:
+        for name in rows.text_fields:
+            if name in self._columns:
+                raise self._wrong_kind(name, "a number", "a text")
+        for position, name in enumerate(rows.fields):
+            if name in self._texts and not np.isnan(rows.numbers[:, position]).all():
+                raise self._wrong_kind(name, "a text", "a number")
+
+    def _scores_of_sparse(self, rows: SparseRows) -> Floats:
+        at = self._positions(rows.indices)
+        x = _clipped(rows.values, rows.values, self._place_limits[at])
+        products = x[:, None] * self._place_weights[at]
+        return np.column_stack([sums_by(rows.row_of_value, of_score, len(rows)) for of_score in products.T])
+
+    def _positions(self, places: Indices) -> Indices:
+        """Return the row of weights of each place."""
+        at = np.searchsorted(self._places, places)
+        return np.where(self._places[at] == places, at, len(self._places) - 1)
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
+    """Return the differences within their limits, 0 where a value is missing."""
+    x: Floats = np.minimum(np.maximum(differences, -limits), limits)
+    x[~(np.abs(values) <= _HUGE)] = 0.0
+    return x
+
+
+def _is_link(value: object) -> bool:
+    return isinstance(value, str) and value in ("logit", "softmax", "clipped")
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _value(
+    given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]
+) -> Any:
+    value = given.get(name)
+    if not fits(value):
+        raise ModelError(
+            f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "
+            "AdaptiveLinearModel as they are"
+        )
+    return value
+
+
+def _array(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
+    """Return an array of numbers of this shape, of which None is any length."""
+    array = np.asarray(given.get(name))
+    fits = array.ndim == len(shape) and all(
+        length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype.kind not in "iuf" or not fits:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ModelError(
+            f"{subject}: expected {name!r} as numbers of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
+            "publish the parameters of an AdaptiveLinearModel as they are"
+        )
+    return array.astype(np.float64)

@@ -1,0 +1,280 @@
+"""A published ``AdaptiveLinearModel`` is served: it predicts as the learner itself, without Numba."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from models.model_case import encoder, write
+from support.examples import random_examples
+from support.processes import LIMIT_S
+
+from streamiter import Columns
+from streamiter.errors import ModelError
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.models import LinearPredictor, ServedModel
+from streamiter.sparse_rows import SparseRows
+from streamiter.topics.memory import MemoryBroker
+
+TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+
+LABELS: dict[str, Any] = {
+    "truth values": lambda n: n % 3 == 0,
+    "numbers": lambda n: 2.5 * n - 1.0,
+    "classes": lambda n: ("red", "green", "blue")[n % 3],
+}
+
+
+def trips(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
+    """Return rows with texts, truth values, missing values and outliers."""
+    draw = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for n in range(count):
+        row: dict[str, Any] = {
+            "km": float(draw.normal(500.0, 90.0)) * (1e6 if n % 50 == 49 else 1.0),
+            "sky": ("rain", "sun", "snow")[draw.integers(3)] if n % 7 else None,
+            "night": bool(draw.integers(2)),
+            "epoch": 1_700_000_000 + n,
+            "wind": (math.nan, math.inf, 3.0, 4.5)[draw.integers(4)],
+        }
+        if n % 5 == 0:
+            del row["km"]
+        rows.append(row)
+    return rows
+
+
+async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> ServedModel:
+    """Publish the model to a topic, and return what serves it."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    await write(topic, encoder(1, 1, format=form).encode([model.to_update()]))
+    return ServedModel(topic, "ctr")
+
+
+def trained(labels: str, rows: Any, bits: int = 12) -> AdaptiveLinearModel:
+    model = AdaptiveLinearModel(bits=bits)
+    model.learn(rows, list(map(LABELS[labels], range(len(rows)))))
+    return model
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+async def test_it_predicts_as_the_learner_itself(labels: str, form: str) -> None:
+    """A service predicted other numbers than the training reported, for rows with texts and missing values."""
+    model = trained(labels, trips(400))
+    new = trips(100, seed=2)
+    new += [{}, {"km": None}, {"km": 1e200}, {"km": True}, {"sky": "hail", "colour": "red", "when": None}]
+    expected = model.predict(new)
+    async with await served(model, form) as following:
+        await following.ready()
+        prediction = following.predict(new)
+        np.testing.assert_allclose(prediction.value, expected, **TOLERANCE)
+        assert prediction.classes == (["red", "green", "blue"] if labels == "classes" else None)
+        for row, value in zip(new, expected, strict=True):
+            one = following.predict(row).value
+            assert isinstance(one, np.ndarray if labels == "classes" else float)
+            np.testing.assert_allclose(one, value, **TOLERANCE)
+        assert len(following.predict([]).value) == 0
+
+
+def random_trips(random: Random) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a kind of labels, rows to learn from, and rows to predict."""
+    kinds: dict[str, list[Any]] = {
+        name: random.choice(
+            [
+                [None],
+                ["a", "b", "ä", ""],
+                ["a", None],
+                [0, 1, None],
+                [True, False],
+                [1e9, 1e9 + 1, math.nan],
+                [5.0],
+            ]
+        )
+        for name in "pqrs"
+    }
+
+    def row() -> dict[str, Any]:
+        return {name: random.choice(values) for name, values in kinds.items() if random.random() < 0.8}
+
+    learned = [row() for _ in range(random.randint(1, 30))]
+    new = [row() for _ in range(random.randint(1, 5))]
+    new.append({"p": random.choice([1e300, -1e99, None]), "never seen": random.choice(["a", 3, None])})
+    return random.choice(list(LABELS)), learned, new
+
+
+@random_examples(random_trips)
+def test_any_rows_are_predicted_as_by_the_learner_itself(
+    example: tuple[str, list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    """A field with only missing values, or two texts at one place, moved the served predictions."""
+    labels, learned, new = example
+    model = trained(labels, learned, bits=5)
+    predict = LinearPredictor(model.parameters())
+    if any(isinstance(row.get("p"), str) for row in learned):
+        new = new[:-1]
+    expected = model.predict(new)
+    np.testing.assert_allclose(predict(new), expected, **TOLERANCE)
+    np.testing.assert_allclose([predict(row) for row in new], expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_matrix_and_its_rows_are_predicted(labels: str) -> None:
+    """A model of a matrix could be asked only with dicts of the fields "0" and "1"."""
+    x = np.random.default_rng(1).normal(size=(200, 3))
+    x[7, 1] = np.nan
+    model = trained(labels, x)
+    predict, expected = LinearPredictor(model.parameters()), model.predict(x)
+    np.testing.assert_allclose(predict(x), expected, **TOLERANCE)
+    np.testing.assert_allclose(
+        predict(pandas.DataFrame(x[8:], columns=["x", "y", "z"])), expected[8:], **TOLERANCE
+    )
+    np.testing.assert_allclose(predict(x[3].tolist()), expected[3], **TOLERANCE)
+    np.testing.assert_allclose(predict({"0": x[7, 0], "2": x[7, 2]}), expected[7], **TOLERANCE)
+    np.testing.assert_allclose(predict(SparseRows.from_dense(x[8:])), expected[8:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_sparse_rows_are_predicted(labels: str) -> None:
+    """A place that no row had had was predicted with the weight of its neighbour."""
+    x = np.random.default_rng(1).poisson(0.4, size=(200, 9)).astype(float)
+    x[:150, 4] = 0.0
+    rows = SparseRows.from_dense(x)
+    model = trained(labels, rows[:150])
+    predict, expected = LinearPredictor(model.parameters()), model.predict(rows)
+    np.testing.assert_allclose(predict(rows), expected, **TOLERANCE)
+    np.testing.assert_allclose(predict(x), expected, **TOLERANCE)
+    np.testing.assert_allclose(predict(list(rows)), expected, **TOLERANCE)
+    np.testing.assert_allclose(predict(rows[3]), expected[3], **TOLERANCE)
+    with pytest.raises(ModelError, match="expected sparse rows of width 9, given width 8"):
+        predict(SparseRows.from_dense(x[:, :8]))
+
+
+def test_columns_and_tables_are_predicted_as_their_records() -> None:
+    """A vector in a single row was no field of the model, and was left out without an error."""
+    draw = np.random.default_rng(1)
+    columns = Columns(
+        {"x": draw.normal(size=(90, 2)), "sky": draw.choice(["rain", "sun"], 90), "id": np.arange(90)}
+    )
+    learned = Columns({"x": columns["x"], "sky": columns["sky"]})
+    model = trained("truth values", learned)
+    predict, expected = LinearPredictor(model.parameters()), model.predict(learned)
+    np.testing.assert_allclose(predict(columns), expected, **TOLERANCE)
+    for rows in (list(columns), [row | {"x": row["x"].tolist()} for row in columns]):
+        np.testing.assert_allclose(predict(rows), expected, **TOLERANCE)
+        np.testing.assert_allclose([predict(row) for row in rows], expected, **TOLERANCE)
+    table = pandas.DataFrame({"sky": columns["sky"], "x[0]": columns["x"][:, 0], "x[1]": columns["x"][:, 1]})
+    np.testing.assert_allclose(predict(table), expected, **TOLERANCE)
+    assert predict(Columns({"id": np.arange(2)})) == pytest.approx(predict({}), rel=1e-12)
+
+
+def test_a_field_that_the_model_does_not_know_may_have_any_value() -> None:
+    """The text of an id that was never learned had the weight of another text by chance, or a list was refused."""
+    rows = [{"town": f"town {n % 40}", "id": n} for n in range(400)]
+    model = AdaptiveLinearModel(bits=6)
+    model.learn([{"town": row["town"]} for row in rows], [n % 40 < 20 for n in range(400)])
+    predict, plain = LinearPredictor(model.parameters()), {"town": "town 3"}
+    expected = predict(plain)
+    for value in ("a text", ["a", "list"], {"a": "dict"}, 7, object()):
+        assert predict(plain | {"other": value}) == expected
+        assert predict([plain | {"other": value}, plain]).tolist() == pytest.approx([expected] * 2, rel=1e-15)
+    for n in range(40):
+        assert model.predict([plain | {"other": f"text {n}"}]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_serving_imports_no_numba() -> None:
+    """A service without Numba could not predict, or waited a second for its import."""
+    model = trained("truth values", trips(100))
+    parameters = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in model.parameters().items()
+    }
+    program = f"""
+import sys
+sys.modules["numba"] = None
+import numpy as np
+from streamiter.models import LinearPredictor
+parameters = {{name: np.array(value) if name in ("weights", "center", "limit", "places") else value
+              for name, value in {parameters!r}.items()}}
+print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" in name for name in sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    value, imports_learners = done.stdout.split()
+    assert float(value) == pytest.approx(model.predict([{"km": 480.0, "sky": "rain"}])[0], rel=1e-12)
+    assert imports_learners == "False"
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (
+            {"km": "900"},
+            "expected a number in the field 'km', as in the rows .* given '900'; give the field the type",
+        ),
+        ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given a text"),
+        ({"sky": 3}, "expected a text in the field 'sky'.* given 3"),
+        ([{"sky": 3}], "expected a text in the field 'sky'.* given a number"),
+        ({"km": [1.0]}, r"expected a number, a text or None in the field 'km', given \[1.0\]"),
+        ([{"km": [1.0]}], r"expected a number, a text or None in the field 'km', given \[1.0\]"),
+        ({"km": 10**400}, "expected numbers that fit a float in the field 'km'"),
+        ([{"km": 1.0}, 7], "expected records with named fields, given 7"),
+        (
+            [1.0, 2.0],
+            r"expected rows with the fields of the model \(dicts, Columns or a table\), which are \['km', 'sky'",
+        ),
+        (np.ones((2, 5)), "expected rows with the fields of the model"),
+        (SparseRows([0, 1], [3], [1.0], 4), "expected rows with the fields of the model"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(x: Any, message: str) -> None:
+    """A row of the wrong type was predicted as if its values were missing."""
+    model = AdaptiveLinearModel(bits=6)
+    model.learn([{"km": 1.0, "sky": "sun"}, {"km": 2.0, "sky": "rain"}], [0, 1])
+    with pytest.raises(ModelError, match=f"model 'ctr': {message}"):
+        LinearPredictor(model.parameters(), "model 'ctr'")(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"link": "probit"},
+            "expected 'link' as one of logit, softmax, clipped, given 'probit'; publish the parameters",
+        ),
+        ({"fields": ["km"]}, r"expected 'weights' as numbers of shape \(3\), given shape \(4,\) of float64"),
+        ({"fields": "km"}, "expected 'fields' as a list of names, given 'km'"),
+        ({"text_fields": None}, "expected 'text_fields' as a list of names, given None"),
+        ({"center": np.zeros(3)}, r"expected 'center' as numbers of shape \(4\), given shape \(3,\)"),
+        (
+            {"limit": np.array(["a"] * 4)},
+            r"expected 'limit' as numbers of shape \(4\), given shape \(4,\) of <U1",
+        ),
+        ({"places": np.array([9, 3])}, r"expected 'places' in ascending order, given array\(\[9, 3\]\)"),
+        ({"intercept": np.zeros(2)}, r"expected 'intercept' as numbers of shape \(\), given shape \(2,\)"),
+        ({"bits": 2.5}, "expected 'bits' as a number, given 2.5"),
+        ({"link": "clipped"}, "expected 'lowest' as a number, given None"),
+        ({"link": "softmax"}, "expected 'classes' as a list of labels, given None"),
+        (
+            {"link": "softmax", "classes": ["a"], "weights": np.zeros((4, 3)), "intercept": np.zeros(3)},
+            "expected a score for each of 1 classes, and at most one more for a class that has not come yet, given 3",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit_together_are_refused(change: dict[str, Any], message: str) -> None:
+    """Parameters of two versions were joined, and each prediction was a plausible number."""
+    model = AdaptiveLinearModel(bits=6)
+    model.learn([{"km": 1.0, "wind": 2, "sky": "sun"}, {"km": 2.0, "wind": 3, "sky": "rain"}], [0, 1])
+    with pytest.raises(ModelError, match=f"model 'ctr': {message}"):
+        LinearPredictor(model.parameters() | change, "model 'ctr'")
