@@ -1,6 +1,6 @@
 """Predict which departing flights will arrive late, with the newest model. The program has no flow.
 
-    pip install "streamiter[kafka,demo]"
+    pip install "streamiter[kafka]"
     KAFKA=127.0.0.1:9092 python examples/online_service/model_consumer.py
 
 Environment variables, in addition to those of service.py::
@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from service import MODEL, Arrival, Departure, created_topics, until_terminated
 
-from streamiter.learn.flights import event_features
 from streamiter.models import NoModel, ServedModel
 from streamiter.topics import ReadRequest, TopicBatch, TopicReader
 
@@ -38,14 +37,14 @@ async def main() -> None:
 
 async def predict(reader: TopicReader, model: ServedModel) -> None:
     """Predict each departure when it arrives; print a line after each ``report_every`` predictions."""
-    features, predicted, unanswered = event_features(), 0, 0
+    predicted = unanswered = 0
     reported: list[float] = []
     while (not PREDICTIONS or predicted < PREDICTIONS) and (batch := await reader.read()) is not None:
         departures = departures_of(batch)
         if not departures:
             continue
         try:
-            prediction = model.predict(list(features.rows(departures).rows()))
+            prediction = model.predict(departures)
         except NoModel:
             unanswered += len(departures)
             reason = model.statistics().last_error or "none has been published"

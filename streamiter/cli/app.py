@@ -37,8 +37,13 @@ def demo(
         int | None, typer.Option(metavar="N", min=1, help="Only the first N flights of the year.")
     ] = None,
     mini_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The number of events for one step of the model.")
-    ] = 100,
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="The number of events for each version; the quality does not depend on it.",
+        ),
+    ] = 1000,
     labels: Annotated[
         When,
         typer.Option(
@@ -54,7 +59,7 @@ def demo(
 
     336,776 flights that left New York in 2013 become events in a topic, in the order of time. At each scheduled
     departure a model predicts whether the flight will arrive more than 15 minutes late. It learns after the
-    arrival, and publishes each update to another topic, where programs can follow it. Ctrl-C suspends.
+    arrival, and each version is published to another topic, where programs can follow it. Ctrl-C suspends.
     """
     # Imports all learners, which other commands do not need.
     from streamiter.cli.demo import run_demo
@@ -93,7 +98,7 @@ app = typer.Typer(
 app.command(
     epilog=examples(
         "streamiter demo",
-        "streamiter demo --labels immediate --mini-batch 20",
+        "streamiter demo --labels immediate --mini-batch 100",
         "streamiter demo --flights 5000 --directory /tmp/demo --json",
     )
 )(demo)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -30,17 +29,8 @@ from rich.text import Text
 from streamiter.cli.figures import INTERRUPTED, say, watched
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
-from streamiter.learn import Examples, SparseRows, train_online
-from streamiter.learn.flights import (
-    FlightEvents,
-    Labels,
-    delayed_labels,
-    event_features,
-    event_model,
-    is_late_event,
-    labelled_examples,
-    learning_rate,
-)
+from streamiter.learn import train_online
+from streamiter.learn.flights import FIELDS, FlightEvents, Labels, delayed_labels, is_late_event
 from streamiter.models import ModelSnapshot, ServedModel, last_update
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobState, JobStatistics
@@ -232,10 +222,9 @@ async def summarize(
 async def _served(topics: DemoTopics) -> Served | None:
     if await last_update(topics.updates, MODEL) is None:
         return None
-    rows = event_features().rows([_QUESTION])
     async with ServedModel(topics.updates, MODEL) as model:
         await model.ready(timeout_s=_READY_TIMEOUT_S)
-        answer = model.predict((rows.indices, rows.values))
+        answer = model.predict(_QUESTION)
     return Served(_QUESTION_IN_WORDS, answer.value, answer.generation, answer.version, answer.age_s)
 
 
@@ -504,21 +493,22 @@ class TrainingProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     """The last report of the validation."""
 
-    def asked(self, questions: Sequence[dict[str, Any]]) -> None:
-        """Count the events of predictions."""
-        self.predicted += len(questions)
-        self.events += len(questions)
-        self.reached = questions[-1]["time"]
+    def read(self, events: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Count events; return them."""
+        for event in events:
+            if event["event"] == "departure":
+                self.predicted += 1
+                self.reached = event["time"]
+            if "delay" in event:
+                self.late += is_late_event(event)
+        self.events += len(events)
+        return events
 
-    def answered(self, late: float) -> None:
-        """Count a label."""
-        self.events += 1
-        self.late += late > 0
-
-    def published(self, model: ModelSnapshot) -> None:
-        """Count an update of the model."""
+    def published(self, model: ModelSnapshot) -> ModelSnapshot:
+        """Count an update of the model; return it."""
         self.updates += 1
         self.learned_from = model.records or 0
+        return model
 
     def render(self, statistics: JobStatistics) -> RenderableType:
         """Return a bar and the figures, at least 40 columns wide."""
@@ -561,51 +551,23 @@ async def train(
 
 def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress) -> Flow:
     flow = Flow("demo")
-    features = event_features()
-    events = flow.source(topics.flights, stop="latest")
-
-    def asked(questions: Sequence[dict[str, Any]]) -> SparseRows:
-        progress.asked(questions)
-        return features.rows(questions)
-
-    def answered(answer: dict[str, object]) -> float:
-        late = is_late_event(answer)
-        progress.answered(late)
-        return late
-
-    def examples(mini_batch: Sequence[dict[str, object]]) -> Examples:
-        progress.asked(mini_batch)
-        examples = labelled_examples(mini_batch, features)
-        progress.late += int(np.sum(examples.targets))
-        return examples
-
-    rate = learning_rate(mini_batch, labels)
-    delayed = replace(delayed_labels(features), features=asked, target_of=answered)
+    events = flow.source(topics.flights, stop="latest").map_batch(progress.read)
+    is_immediate = labels == "immediate"
     training = train_online(
         events,
-        lambda: event_model(rate),
-        extract=examples if labels == "immediate" else None,
-        labels=delayed if labels == "delayed" else None,
+        label=is_late_event if is_immediate else None,
+        features=FIELDS if is_immediate else None,
+        labels=None if is_immediate else delayed_labels(),
         mini_batch=mini_batch,
-        # A single worker does not gain from working ahead with an older model.
+        # Each version is made of the same events in each run.
         mode="synchronous",
         report_every=_REPORT_EVERY,
     )
-
-    def published(model: ModelSnapshot) -> ModelSnapshot:
-        progress.published(model)
-        return _in_single_precision(model)
 
     def validated(metrics: dict[str, float]) -> dict[str, object]:
         progress.metrics = metrics
         return {"time": progress.reached, **metrics}
 
-    training.models.map(published).publish_model(topics.updates, model=MODEL, format="safetensors")
+    training.models.map(progress.published).publish_model(topics.updates, model=MODEL, format="safetensors")
     training.validation.map(validated).sink(topics.validation)
     return flow
-
-
-def _in_single_precision(model: ModelSnapshot) -> ModelSnapshot:
-    """Return the model in half the bytes; predictions change in the seventh digit."""
-    parameters = model.parameters | {"weights": model.parameters["weights"].astype(np.float32)}
-    return msgspec.structs.replace(model, parameters=parameters)

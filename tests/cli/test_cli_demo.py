@@ -65,7 +65,7 @@ def test_the_first_run_writes_events_trains_and_prints_the_results(demo):
     assert lines[1].startswith("Trained on 9,949 events in ")
     assert figure(demo.first.stdout, "flights predicted") == FLIGHTS
     assert figure(demo.first.stdout, "learned from") == EVENTS - FLIGHTS
-    assert figure(demo.first.stdout, "model updates") == 100
+    assert figure(demo.first.stdout, "model updates") == 10
     assert 0.55 < figure(demo.first.stdout, "AUC") < 0.75
     assert figure(demo.first.stdout, "log loss") < 0.6
     assert not re.search(r"[\x1b\r]", demo.first.stdout)
@@ -83,7 +83,7 @@ def test_the_second_run_uses_the_events_again_and_is_the_next_generation(demo):
     assert summary["reused_events"] is True
     assert (summary["flights"], summary["predicted"], summary["learned_from"]) == (5_000, 5_000, 4_949)
     assert summary["served"]["generation"] == 2
-    assert summary["served"]["version"] == summary["updates"] == 100
+    assert summary["served"]["version"] == summary["updates"] == 10
     assert 0 < summary["served"]["late"] < 1
     assert summary["metrics"]["count"] == 4_949
 
@@ -125,7 +125,7 @@ async def test_every_update_and_the_validation_are_in_topics(demo):
     """Consumers did not find all model updates and validation reports in the topics."""
     source = topic(f"sqlite:///{demo.folder}/data/streamiter.db?topic=model-updates")
     ranks = [update.rank async for update in model_updates(source, "late-flights", follow=False)]
-    assert ranks[:200] == [(generation, version) for generation in (1, 2) for version in range(1, 101)]
+    assert ranks[:20] == [(generation, version) for generation in (1, 2) for version in range(1, 11)]
     reports = [json.loads(record.value) for record in await records_of(demo.folder, "validation")]
     assert reports[2]["count"] == 4_949
     assert reports[2]["time"].startswith("2013-01-0")
@@ -137,9 +137,9 @@ def test_the_printed_command_follows_the_updates_of_a_run(demo):
     assert command.endswith(f" models tail '{UPDATES}' --model late-flights --follow")
     with started(cwd=demo.folder, shell=command) as following:
         shown = following.stdout.readline()
-        assert re.fullmatch(r"late-flights \d+\.\d+  records [\d,]+  loss 0\.\d{4}  age .*\n", shown)
+        assert re.fullmatch(r"late-flights \d+\.\d+  records [\d,]+  age .*\n", shown)
         generation = json.loads(streamiter(*SMALL, "--json", cwd=demo.folder).stdout)["served"]["generation"]
-        while f"late-flights {generation}.100 " not in shown:
+        while f"late-flights {generation}.10 " not in shown:
             shown = following.stdout.readline()
             assert shown.startswith("late-flights ")
         following.send_signal(signal.SIGINT)
@@ -191,7 +191,7 @@ async def test_with_immediate_labels_each_flight_has_one_event(tmp_path):
     ran = streamiter(*SMALL, "--labels", "immediate", "--json", cwd=tmp_path)
     summary = json.loads(ran.stdout)
     assert (summary["labels"], summary["events"], summary["flights"]) == ("immediate", FLIGHTS, FLIGHTS)
-    assert (summary["predicted"], summary["learned_from"], summary["updates"]) == (FLIGHTS, FLIGHTS, 50)
+    assert (summary["predicted"], summary["learned_from"], summary["updates"]) == (FLIGHTS, FLIGHTS, 5)
     first, *_ = await records_of(tmp_path, "flights")
     assert json.loads(first.value)["delay"] == 11
     assert not [record for record in await records_of(tmp_path, "flights") if b"arrival" in record.value]

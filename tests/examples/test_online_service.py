@@ -182,14 +182,17 @@ async def test_a_restarted_trainer_continues_where_it_was_while_the_consumer_pre
     assert (
         0 <= (first.records or 0) - (last_before.records or 0) <= int(environment_of("trainer")["MINI_BATCH"])
     )
-    # A step with a few flights does not change the weights of other airlines and airports.
-    kept = weights(first)[weights(last_before) != 0] == weights(last_before)[weights(last_before) != 0]
-    assert 0.5 < np.mean(kept) < 1
+    before_it, after_it = columns_of(last_before), columns_of(first)
+    assert before_it.keys() <= after_it.keys()
+    both = np.array([(before_it[column], after_it[column]) for column in before_it])
+    assert np.corrcoef(both.T)[0, 1] > 0.9
 
 
-def weights(update: ModelUpdate) -> Any:
+def columns_of(update: ModelUpdate) -> dict[Any, float]:
+    """Return the weight of each field and place."""
     assert isinstance(update.parameters, dict)
-    return update.parameters["weights"]
+    names = [*update.parameters["fields"], *update.parameters["places"].tolist()]
+    return dict(zip(names, update.parameters["weights"].tolist(), strict=True))
 
 
 async def test_both_events_of_a_flight_are_in_one_partition_in_order(stack: Stack) -> None:
@@ -229,7 +232,9 @@ async def test_undecodable_events_go_to_the_dead_letters_and_the_rest_is_learned
     assert await trainer.terminated() == 0
     assert re.search("suspended after 200[03] events, 3 undecodable, 0 skipped", trainer.printed[-1])
     assert [record.value for record in await read_all(stack.topic("DEAD_LETTERS_TOPIC"))] == bad
-    assert (await stack.updates())[-1].version == 20
+    values = [record.value or b"" for record in await read_all(stack.topic("EVENTS_TOPIC"))]
+    arrivals = sum(b'"arrival"' in value for value in values if value not in bad)
+    assert 800 <= ((await stack.updates())[-1].records or 0) <= arrivals
 
 
 async def test_a_consumer_waits_for_a_model_and_ends_when_it_has_predicted_enough(stack: Stack) -> None:
@@ -432,7 +437,8 @@ async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
         await inside.stop()
     outside = Stack(compose_broker.outside, topic_prefix, tmp_path)
     assert len(await read_all(outside.topic("EVENTS_TOPIC"))) == 3_000
-    assert [update.version for update in await outside.updates()] == list(range(1, 31))
+    versions = [update.version for update in await outside.updates()]
+    assert versions == list(range(1, len(versions) + 1)) != []
     settings = (await outside.topic("UPDATES_TOPIC").describe()).settings
     assert settings["cleanup.policy"] == "compact"
 
