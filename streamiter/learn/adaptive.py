@@ -49,6 +49,8 @@ _PROBABILITY_MIN: Final = 1e-300
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
 
+_EXPERTS: Final = 6
+
 # The first numeric columns have room without a copy of the state.
 _SPARE_COLUMNS: Final = 16
 
@@ -77,6 +79,8 @@ class RowSteps(NamedTuple):
     """Whether the step then learns from its row, if the weight is above 0."""
     weights: Floats
     """The weight of the row."""
+    questions: Indices
+    """For a question, and for its late label, a number that both have and no other question; else -1."""
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""
@@ -85,13 +89,15 @@ class RowSteps(NamedTuple):
             self.predicts[start:stop],
             self.learns[start:stop],
             self.weights[start:stop],
+            self.questions[start:stop],
         )
 
     @staticmethod
     def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:
         """Return one step for each row: it predicts the row, and then may learn from it."""
         each = np.ones(count, dtype=np.bool_)
-        return RowSteps(np.arange(count), each, each & learns, np.ones(count) if weights is None else weights)
+        weights = np.ones(count) if weights is None else weights
+        return RowSteps(np.arange(count), each, each & learns, weights, np.full(count, -1))
 
 
 Features = Any
@@ -171,8 +177,12 @@ class ExpertWeights:
         rows: ModelRows,
         steps: RowSteps,
         targets: Floats,
+        asked: Floats | None = None,
     ) -> Floats:
-        """Predict and learn; return a prediction, with a number for each score, for each step."""
+        """Predict and learn; return a prediction, with a number for each score, for each step.
+
+        ``asked`` has the scores of the experts, by question: of a question that is predicted they are put there.
+        """
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = (
             steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
@@ -198,6 +208,8 @@ class ExpertWeights:
             self.mixture,
             self.totals,
             predictions,
+            _plain(steps.questions, np.intp),
+            np.zeros((0, self.scores, _EXPERTS)) if asked is None else asked,
         )
         hashed = indices[indices < self.hashed]
         self._is_seen[hashed[self._columns[hashed, 0] > 0.0]] = True
@@ -420,11 +432,14 @@ class AdaptiveLinearModel:
             self._add_fields(named)
         return self._by_column(named)
 
-    def step(self, rows: ModelRows, steps: RowSteps, labels: Labels) -> Floats:
+    def step(
+        self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: dict[int, list[float]] | None = None
+    ) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
-        Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do
-        not fit the task, and for weights above 1e30; then no step was made.
+        ``asked`` has the experts' scores of earlier questions, by number; those of the questions of these steps are
+        added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels
+        that do not fit the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             given = steps.weights[bad][0]
@@ -443,23 +458,27 @@ class AdaptiveLinearModel:
             scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
             self._weights = ExpertWeights(self._label_kind, scores, self._hashed)
             self._weights.add_numeric(len(self._columns))
+        final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
+        questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
+        by_question = _scores_of_questions(asked or {}, 1 + max(questions, default=-1), final)
         if self._label_kind == "classes":
-            predictions = self._step_classes(self._weights, rows, steps, targets)
+            predictions = self._step_classes(self._weights, rows, steps, targets, by_question)
         else:
-            predictions = self._weights.step(rows, steps, targets)[:, 0]
+            predictions = self._weights.step(rows, steps, targets, by_question)[:, 0]
         predictions[:unlabelled] = np.nan
+        if asked is not None:
+            asked |= {question: by_question[question].ravel().tolist() for question in questions}
         learned = np.count_nonzero(steps.learns & (steps.weights > 0.0))
         self._records += int(learned)
         self._version += bool(learned)
         return predictions
 
     def _step_classes(
-        self, weights: ExpertWeights, rows: ModelRows, steps: RowSteps, targets: Floats
+        self, weights: ExpertWeights, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats
     ) -> Floats:
         """Make the steps; a class is added right before the first step that learns it, wherever batches are cut."""
         known = len(self._classes) if not self._has_open_class else weights.scores - 1
-        final = max(len(self._classes) + self._has_open_class, weights.scores)
-        predictions = np.zeros((len(targets), final))
+        predictions = np.zeros((len(targets), asked.shape[1]))
         numbers = np.where(steps.learns, targets, -1)
         start = 0
         while start < len(targets):
@@ -471,14 +490,15 @@ class AdaptiveLinearModel:
                 one = steps.part(start, stop)
                 self._fill(
                     predictions[start:stop],
-                    weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop]),
+                    weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked),
                 )
                 weights.split_last_score()
+                asked[:, known + 1] = asked[:, known]
                 known += 1
-                weights.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop])
+                weights.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop], asked)
             else:
                 some = steps.part(start, stop)
-                self._fill(predictions[start:stop], weights.step(rows, some, targets[start:stop]))
+                self._fill(predictions[start:stop], weights.step(rows, some, targets[start:stop], asked))
             start = stop
         return predictions
 
@@ -770,6 +790,17 @@ class AdaptiveLinearModel:
 def _first(rows: npt.NDArray[np.bool_]) -> int:
     """Return the first row; the number of rows if there is none."""
     return int(np.argmax(rows)) if rows.any() else len(rows)
+
+
+def _scores_of_questions(asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
+    """Return the experts' scores by question; of a class that has come since they are those of the open class."""
+    by_question = np.zeros((questions, scores, _EXPERTS))
+    for question, given in asked.items():
+        if given:
+            known = np.reshape(given, (-1, _EXPERTS))
+            by_question[question, : len(known)] = known
+            by_question[question, len(known) :] = known[-1]
+    return by_question
 
 
 def _is_label(label: Label) -> bool:

@@ -246,11 +246,16 @@ def _learn(
     totals: Floats,
     x: Floats,
     scores: Floats,
+    asked: Floats,
+    is_late: bool,
     slopes: Floats,
     likelihoods: Floats,
     rates: Floats,
 ) -> None:
-    """Learn from one row. The scores are computed again with the statistics that include the row."""
+    """Learn from one row. The scores are computed again with the statistics that include the row.
+
+    If the label is late, ``asked`` are the experts' scores when the row was a question.
+    """
     scores[:] = 0.0
     _add_scores(columns, intercept, 1.0, scores)
     norm = 1.0
@@ -270,8 +275,15 @@ def _learn(
     if task == NUMBER:
         target_deviation = _observe_target(totals, target, row_weight)
         step_max, constant_rates = _STEP_MAX_OF_NUMBERS, _CONSTANT_RATES_OF_NUMBERS
+        if is_late:
+            asked -= totals[2]
     for expert in range(EXPERTS):
         likelihoods[expert] = _slopes(task, expert, scores, target, target_deviation, totals, slopes)
+        if is_late:
+            # The mixture counts predictions as they were made. Scores of this moment profit from the labels that came
+            # since the question, and the experts that follow their last labels most closely would prevail.
+            likelihoods[expert] = _slopes(task, expert, asked, target, target_deviation, totals, slopes)
+            _slopes(task, expert, scores, target, target_deviation, totals, slopes)
         if expert < ADAPTIVE:
             rates[expert] = _ADAPTIVE_RATES[expert] * target_deviation / np.sqrt(totals[1])
         else:
@@ -310,17 +322,21 @@ def step_rows(
     mixture: Floats,
     totals: Floats,
     predictions: Floats,
+    questions: Indices,
+    asked: Floats,
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
 
     Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
-    ``rows``. A prediction is made before the row is learned from, and changes nothing.
+    ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
+    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it.
     """
     longest = 0
     for row in range(len(indptr) - 1):
         longest = max(longest, indptr[row + 1] - indptr[row])
     x, likelihoods, rates = np.empty(longest), np.empty(EXPERTS), np.empty(EXPERTS)
     scores, slopes = np.empty((predictions.shape[1], EXPERTS)), np.empty((predictions.shape[1], EXPERTS))
+    asked_scores = np.zeros((predictions.shape[1], EXPERTS))
     for position in range(len(rows)):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
         if actions[position] & PREDICT:
@@ -331,7 +347,18 @@ def step_rows(
                 if value != 0.0:
                     _add_scores(columns, indices[at], value, scores)
             _link(task, scores, mixture, totals, predictions, position)
+            if questions[position] >= 0:
+                # Scores of numbers are kept with the mean of the targets, which moves.
+                mean = totals[2] if task == NUMBER else 0.0
+                for score in range(len(scores)):
+                    for expert in range(EXPERTS):
+                        asked[questions[position], score, expert] = scores[score, expert] + mean
         if actions[position] & LEARN:
+            is_late = questions[position] >= 0
+            if is_late:
+                for score in range(len(scores)):
+                    for expert in range(EXPERTS):
+                        asked_scores[score, expert] = asked[questions[position], score, expert]
             _learn(
                 task,
                 hashed,
@@ -346,6 +373,8 @@ def step_rows(
                 totals,
                 x,
                 scores,
+                asked_scores,
+                is_late,
                 slopes,
                 likelihoods,
                 rates,

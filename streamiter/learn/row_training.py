@@ -329,6 +329,8 @@ class _Waiting(NamedTuple):
     values: list[float]
     prediction: list[float]
     """The probability of True or the number, or the probability of each class; NaN before the first label."""
+    scores: list[float]
+    """The scores of the experts; empty before the first label."""
 
 
 class RowOwner(Operator, IterationListener):
@@ -461,9 +463,10 @@ class RowOwner(Operator, IterationListener):
                     )
                 elif given["labels"][event] is not None:
                     plan.answer(event, question, given["labels"][event])
-        predictions = self._make_steps(plan, given["records"], out)
+        scores = plan.earlier_scores()
+        predictions = self._make_steps(plan, scores, given["records"], out)
         for key, question in plan.asked.items():
-            self._waiting[key] = plan.waiting(question, predictions)
+            self._waiting[key] = plan.waiting(question, predictions, scores)
         self._emit_answered(plan, predictions, out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
@@ -481,11 +484,13 @@ class RowOwner(Operator, IterationListener):
                 kept = [row for row in range(len(asked)) if row not in set(bad.rows)]
                 asked, features = [asked[row] for row in kept], features[kept]
 
-    def _make_steps(self, plan: _EventPlan, records: Batch, out: Output) -> list[list[float]]:
+    def _make_steps(
+        self, plan: _EventPlan, scores: dict[int, list[float]], records: Batch, out: Output
+    ) -> list[list[float]]:
         """Make the steps of the plan, without answers whose label is refused; return the predictions by step."""
         while True:
             try:
-                predictions = self._model.step(plan.rows(), plan.steps(), plan.labels)
+                predictions = self._model.step(plan.rows(), plan.steps(), plan.labels, scores)
             except BadRows as bad:
                 for step in bad.rows:
                     out.reject(records[plan.events[step]], bad)
@@ -621,14 +626,32 @@ class _EventPlan:
         learns[list(self._answered)] = True
         predicts = np.zeros(count, dtype=np.bool_)
         predicts[[step for step, event in enumerate(self.events) if event in self.row_of_question]] = True
-        return RowSteps(np.array(self._rows, dtype=np.intp), predicts, learns, np.ones(count))
+        questions = np.arange(count)
+        for step, question in self._answered.items():
+            questions[step] = question.step if isinstance(question, _Asked) else step
+        return RowSteps(np.array(self._rows, dtype=np.intp), predicts, learns, np.ones(count), questions)
 
-    def waiting(self, question: _Asked, predictions: list[list[float]]) -> _Waiting:
+    def earlier_scores(self) -> dict[int, list[float]]:
+        """Return the experts' scores of earlier questions, by the step of the answer."""
+        return {
+            step: question.scores
+            for step, question in self._answered.items()
+            if isinstance(question, _Waiting)
+        }
+
+    def waiting(
+        self, question: _Asked, predictions: list[list[float]], scores: dict[int, list[float]]
+    ) -> _Waiting:
         """Return a question of this mini-batch, to wait for its answer."""
         part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
         indices, values = self._own.indices[part], self._own.values[part]
         is_there = ~is_missing(values)
-        return _Waiting(indices[is_there].tolist(), values[is_there].tolist(), predictions[question.step])
+        return _Waiting(
+            indices[is_there].tolist(),
+            values[is_there].tolist(),
+            predictions[question.step],
+            scores.get(question.step, []),
+        )
 
     def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label]]:
         """Return the prediction and the label of each question that was answered."""
