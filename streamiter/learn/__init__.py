@@ -3,7 +3,7 @@
 Each module imports only from the modules in the rows below it:
 
 =======================================  ===============================================================
-``flights``                              the data of the demo: flights, and a model for them
+``flights``                              the data of the demo: flights, and their labels
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
 ``online``                               ``train_online``: linear models in a flow
