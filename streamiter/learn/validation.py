@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from streamiter.records import OutputTag
 from streamiter.sparse_rows import sums_by
 
 __all__ = [
+    "CalibrationBin",
     "ProgressiveValidation",
     "ScoreHistogram",
     "Validate",
@@ -113,7 +114,61 @@ ValidationKind = Literal["classification", "classes", "regression"]
 
 _NAME: Final = "ProgressiveValidation"
 
-_SUMS: Final = ("weight", "loss", "squared_error", "correct")
+# The sums of weight, loss, squared error, rows that are right, absolute error, right rows of target 1, and rows that
+# are predicted as 1 or have target 1. States had the first four sums only, until the other three were added.
+_SUMS: Final = 7
+
+CALIBRATION_BINS: Final = 10
+
+
+class CalibrationBin(NamedTuple):
+    """The rows whose prediction is in one of ten equal parts of 0 to 1; probabilities are good if both means agree."""
+
+    lowest: float
+    """The smallest prediction of the bin; a prediction of 1 is in the last bin."""
+    weight: float
+    """The sum of the sample weights: the number of rows, if all weights are 1."""
+    mean_prediction: float | None
+    """The mean prediction; None without rows."""
+    share: float | None
+    """The share of rows with target 1; None without rows."""
+
+
+class _Calibration:
+    """For each bin the sums of weights, predictions and targets."""
+
+    def __init__(self) -> None:
+        self.sums: Floats = np.zeros((3, CALIBRATION_BINS))
+
+    def add(self, rows: Floats) -> None:
+        """Count rows of predictions, targets and weights, one after the other."""
+        predictions, targets, weights = rows
+        bins = np.minimum((predictions * CALIBRATION_BINS).astype(np.intp), CALIBRATION_BINS - 1)
+        for mine, terms in zip(self.sums, (weights, weights * predictions, weights * targets), strict=True):
+            np.add.at(mine, bins, terms)
+
+    def table(self) -> list[CalibrationBin]:
+        """Return all bins, by ascending prediction."""
+        return [
+            CalibrationBin(
+                number / CALIBRATION_BINS,
+                weight,
+                predicted / weight if weight else None,
+                found / weight if weight else None,
+            )
+            for number, (weight, predicted, found) in enumerate(self.sums.T.tolist())
+        ]
+
+    def error(self) -> float:
+        """Return the mean distance between both means of a bin, over all rows."""
+        weights, predicted, found = self.sums
+        return float(np.abs(predicted - found).sum() / weights.sum())
+
+
+def _calibration_of(rows: Floats) -> _Calibration:
+    calibration = _Calibration()
+    calibration.add(rows)
+    return calibration
 
 
 class ProgressiveValidation:
@@ -127,11 +182,19 @@ class ProgressiveValidation:
     - ``count``: the number of rows, and ``weight``: the sum of their weights,
     - ``loss``: the mean log loss (probabilities clipped at 1e-15), or the mean of half the squared error,
     - ``squared_error``: the mean squared error, and ``rmse``: its root,
+    - ``mae``: the mean absolute error, for regression only,
     - ``accuracy``: the share of rows whose prediction and target are on the same side of ½ (½ itself counts as 1),
-    - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0,
+      not for regression,
+    - ``f1``: the harmonic mean of precision and recall of target 1, where predictions of ½ and more count as 1, for
+      classification only,
+    - ``ece``: the expected calibration error, for classification only: the mean distance between predictions and
+      targets within the bins of :meth:`calibration` (Naeini et al. 2015, "Obtaining Well Calibrated Probabilities
+      Using Bayesian Binning"),
+    - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0, for
+      classification only,
 
-    and the same metrics of the window as ``window_…``. ``accuracy`` and ``auc`` are for classification only. A metric
-    that is not defined (yet) is left out, such as ``auc`` before both targets have arrived.
+    and the same metrics of the window as ``window_…``. A metric that is not defined (yet) is left out, such as ``auc``
+    before both targets have arrived.
 
     All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is at most
     ``auc_error_bound()``, mostly below 2e-4. Sums are taken row by row, so the metrics do not depend on how the rows
@@ -155,8 +218,9 @@ class ProgressiveValidation:
         self.kind: ValidationKind = kind
         self._loss: LinearLoss = SquaredLoss() if kind == "regression" else LogLoss()
         self._count = 0
-        self._sums = np.zeros(len(_SUMS))
+        self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
+        self._calibration = _Calibration() if kind == "classification" else None
         self._window = _Window(window)
 
     def update(
@@ -175,12 +239,35 @@ class ProgressiveValidation:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; the class describes them."""
-        metrics = self._means(self._count, self._sums, self._area())
+        metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
         sums = self._terms(rows).sum(axis=1)
         area = area_under_curve(*rows) if self._scores else None
-        window = self._means(rows.shape[1], sums, area)
+        calibration = _calibration_of(rows) if self._scores else None
+        window = self._means(rows.shape[1], sums, area, calibration)
         return metrics | {f"window_{name}": value for name, value in window.items()}
+
+    def calibration(self, *, window: bool = False) -> list[CalibrationBin]:
+        """Return the reliability table of all rows, or of the window: ten bins by ascending prediction.
+
+        Raises ``ModelError`` for another kind than classification, and after the restore of a state that was saved
+        before there was such a table; the window has one even then.
+
+        >>> validation = ProgressiveValidation()
+        >>> validation.update([0.11, 0.19, 0.97], [0, 1, 1])
+        >>> [tuple(each) for each in validation.calibration() if each.weight]
+        [(0.1, 2.0, 0.15, 0.5), (0.9, 1.0, 0.97, 1.0)]
+        """
+        if self._calibration is None:
+            raise ModelError(f"{_NAME}.calibration: expected kind classification, given {self.kind}")
+        if window:
+            return _calibration_of(self._window.rows()).table()
+        if np.isnan(self._calibration.sums).any():
+            raise ModelError(
+                f"{_NAME}.calibration: expected bins of all rows, given a restored state without bins; "
+                "take calibration(window=True)"
+            )
+        return self._calibration.table()
 
     def auc_error_bound(self) -> float:
         """Return the largest possible error of ``auc``."""
@@ -192,16 +279,24 @@ class ProgressiveValidation:
             "kind": self.kind,
             "count": self._count,
             "sums": self._sums.copy(),
+            "calibration": self._calibration.sums.copy() if self._calibration else None,
             "scores": self._scores.state() if self._scores else None,
             "window": self._window.rows(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
+        """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one.
+
+        A state that was saved before ``mae``, ``f1`` and ``ece`` were counted has no sums for them. They are left out
+        from then on, except for the window.
+        """
         if state.get("kind") != self.kind:
             raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
         self._count = state["count"]
-        self._sums = np.array(state["sums"], dtype=np.float64)
+        self._sums = np.full(_SUMS, np.nan)
+        self._sums[: len(state["sums"])] = state["sums"]
+        if self._calibration:
+            self._calibration.sums[:] = state.get("calibration", np.nan)
         if self._scores:
             self._scores.restore(state["scores"])
         self._window.restore(state["window"])
@@ -234,11 +329,18 @@ class ProgressiveValidation:
             losses = self._loss.values(predictions, targets)
             squares = np.square(predictions - targets)
             correct = (predictions >= 0.5) == (targets == 1.0)
-        terms: Floats = np.stack([np.ones_like(weights), losses, squares, correct]) * weights
+        chosen = predictions >= 0.5
+        both, ones = chosen * targets, chosen + targets
+        distances = np.abs(predictions - targets)
+        terms: Floats = (
+            np.stack([np.ones_like(weights), losses, squares, correct, distances, both, ones]) * weights
+        )
         return terms
 
-    def _means(self, count: int, sums: Floats, area: float | None) -> dict[str, float]:
-        weight, loss, squares, correct = sums.tolist()
+    def _means(
+        self, count: int, sums: Floats, area: float | None, calibration: _Calibration | None
+    ) -> dict[str, float]:
+        weight, loss, squares, correct, distance, both, ones = sums.tolist()
         if not count:
             return {"count": 0, "weight": 0.0}
         squared_error = squares / weight
@@ -249,14 +351,23 @@ class ProgressiveValidation:
             "squared_error": squared_error,
             "rmse": math.sqrt(squared_error),
         }
-        if self.kind != "regression":
+        if self.kind == "regression":
+            means["mae"] = distance / weight
+        else:
             means["accuracy"] = correct / weight
-        return means if area is None else means | {"auc": area}
+        if calibration:
+            means["f1"] = 2.0 * both / ones if ones else math.nan
+            means["ece"] = calibration.error()
+        if area is not None:
+            means["auc"] = area
+        return {name: value for name, value in means.items() if not math.isnan(value)}
 
     def _area(self) -> float | None:
         return self._scores.area_under_curve() if self._scores else None
 
     def _add_scores(self, rows: Floats) -> None:
+        if self._calibration:
+            self._calibration.add(rows)
         if self._scores:
             predictions, targets, weights = rows
             clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
@@ -296,12 +407,21 @@ PREDICTIONS: Final = OutputTag("predictions")
 
 
 class PredictedRows(TypedDict):
-    """Predictions that were made before learning, with the targets and weights of their rows."""
+    """The rows of a mini-batch with the predictions that were made before learning from them, in their order.
+
+    :meth:`ProgressiveValidation.update` takes the three arrays, which have a number for each row. Rows that were
+    refused are not in them.
+    """
 
     task: ValidationKind
+    """The ``kind`` of a ``ProgressiveValidation`` for these rows."""
     predictions: Floats
+    """The probability of target 1 ("classification"), the number ("regression"), or the probability that was predicted
+    for the true class ("classes")."""
     targets: Floats
+    """0 or 1, the number, or for "classes" 1 where the true class was the most probable one, else 0."""
     weights: Floats
+    """The sample weights; 1 where none are given."""
     classes: NotRequired[Indices]
     """For "classes" the number of the true class of each row."""
 

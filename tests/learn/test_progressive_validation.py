@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, ProgressiveValidation
-from streamiter.learn.validation import area_under_curve
+from streamiter.learn.validation import ScoreHistogram, area_under_curve
 
 rows = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1), st.integers(0, 3)),
@@ -34,8 +35,11 @@ def auc_by_pairs(predictions, targets, weights):
 def defined(predictions, targets, weights):
     """Return the metrics of these rows by their definitions."""
     total = sum(weights)
-    loss = squares = correct = 0.0
+    loss = squares = correct = hits = chosen = ones = 0.0
     for p, y, w in zip(predictions, targets, weights, strict=True):
+        hits += w * (p >= 0.5 and y == 1)
+        chosen += w * (p >= 0.5)
+        ones += w * y
         clipped = min(max(p, 1e-15), 1.0 - 1e-15)
         loss -= w * (math.log(clipped) if y == 1 else math.log1p(-clipped))
         squares += w * (p - y) ** 2
@@ -47,9 +51,31 @@ def defined(predictions, targets, weights):
         "squared_error": squares / total,
         "rmse": math.sqrt(squares / total),
         "accuracy": correct / total,
+        "ece": sum(w * abs(p - y) for _, w, p, y in reliability(predictions, targets, weights) if w) / total,
     }
+    if chosen + ones:
+        metrics["f1"] = 0.0
+    if hits:
+        precision, recall = hits / chosen, hits / ones
+        metrics["f1"] = 2 * precision * recall / (precision + recall)
     area = auc_by_pairs(predictions, targets, weights)
     return metrics if area is None else metrics | {"auc": area}
+
+
+def reliability(predictions, targets, weights):
+    """Return lower bound, weight, mean prediction and share of target 1 of each of the ten bins."""
+    bins = []
+    for number in range(10):
+        rows = [
+            (p, y, w)
+            for p, y, w in zip(predictions, targets, weights, strict=True)
+            if w and (number / 10 <= p < (number + 1) / 10 or (number == 9 and p == 1.0))
+        ]
+        weight = sum(w for _, _, w in rows)
+        mean = sum(w * p for p, _, w in rows) / weight if weight else None
+        share = sum(w * y for _, y, w in rows) / weight if weight else None
+        bins.append((number / 10, weight, mean, share))
+    return bins
 
 
 def stream(seed, count, *, spread=1.0):
@@ -102,7 +128,7 @@ def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
         validation = ProgressiveValidation(window=300)
         for start in range(0, 1000, cut):
             validation.update(*(column[start : start + cut] for column in columns))
-        results.add(json.dumps(validation.metrics()))
+        results.add(json.dumps([validation.metrics(), validation.calibration()]))
     assert len(results) == 1
 
 
@@ -130,6 +156,76 @@ def test_exact_auc_counts_pairs(rows):
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
+@random_examples(
+    lambda random: [
+        [(random.randrange(0, 101) / 100, random.randrange(2), random.randrange(3)) for _ in range(1 + size)]
+        for size in (random.randrange(12), random.randrange(12))
+    ],
+    examples=1_000,
+)
+def test_the_reliability_table_and_f1_equal_their_definitions(parts):
+    """A prediction of 1 had no bin, and weights counted in the loss but not in F1."""
+    validation = ProgressiveValidation(window=5)
+    for part in parts:
+        validation.update(*zip(*part, strict=True))
+    seen = [row for part in parts for row in part if row[2]]
+    for rows, window in ((seen, False), (seen[-5:], True)):
+        columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+        found = [tuple(each) for each in validation.calibration(window=window)]
+        for mine, defined_bin in zip(found, reliability(*columns), strict=True):
+            assert mine == pytest.approx(defined_bin, abs=1e-12)
+        if rows:
+            metrics, expected = validation.metrics(), defined(*columns)
+            for name in ("f1", "ece"):
+                assert metrics.get("window_" * window + name) == (
+                    pytest.approx(expected[name], abs=1e-12) if name in expected else None
+                )
+
+
+def test_f1_and_calibration_agree_with_scikit_learn():
+    """The definitions in this file could be wrong in the same way as the product's."""
+    sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is in the group bench")
+    calibration = pytest.importorskip("sklearn.calibration", reason="scikit-learn is in the group bench")
+    predictions, targets, weights = stream(5, 5_000)
+    validation = ProgressiveValidation()
+    validation.update(predictions, targets, weights)
+    metrics = validation.metrics()
+    assert metrics["f1"] == pytest.approx(
+        sklearn_metrics.f1_score(targets, predictions >= 0.5, sample_weight=weights)
+    )
+    unweighted = ProgressiveValidation()
+    unweighted.update(predictions, targets)
+    shares, means = calibration.calibration_curve(targets, predictions, n_bins=10)
+    table = [each for each in unweighted.calibration() if each.weight]
+    assert [each.share for each in table] == pytest.approx(shares.tolist())
+    assert [each.mean_prediction for each in table] == pytest.approx(means.tolist())
+
+
+def test_a_state_without_the_younger_metrics_leaves_them_out():
+    """A snapshot of an earlier release began the sums of MAE and F1 at 0, so they were too small for ever."""
+    columns = stream(6, 500)
+    for kind in ("classification", "regression"):
+        through, after = (ProgressiveValidation(window=200, kind=kind) for _ in range(2))
+        through.update(*columns)
+        old = through.state()
+        old["sums"] = old["sums"][:4]
+        del old["calibration"]
+        after.restore(old)
+        for validation in (through, after):
+            validation.update(*columns)
+        younger = {"mae", "f1", "ece"}
+        assert after.metrics() == {
+            name: value for name, value in through.metrics().items() if name not in younger
+        }
+        assert younger & through.metrics().keys()
+    with pytest.raises(ModelError, match=r"expected bins of all rows, .* take calibration\(window=True\)"):
+        restored(
+            200, "classification", old | {"kind": "classification", "scores": ScoreHistogram().state()}
+        ).calibration()
+    with pytest.raises(ModelError, match="expected kind classification, given regression"):
+        after.calibration()
+
+
 def test_auc_is_left_out_until_both_targets_came():
     """NaN is not JSON, and 0 or ½ would be a false statement."""
     validation = ProgressiveValidation()
@@ -143,7 +239,7 @@ def test_auc_is_left_out_until_both_targets_came():
 def test_regression_has_its_own_metrics():
     """The loss is the minimized one: half the squared error."""
     validation = ProgressiveValidation(window=2, kind="regression")
-    validation.update([1.0, 5.0, 3.0], [2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
+    validation.update([-1.0, -5.0, 3.0], [-2.0, -2.0, 3.0], [1.0, 2.0, 1.0])
     assert validation.metrics() == pytest.approx(
         {
             "count": 3,
@@ -151,11 +247,13 @@ def test_regression_has_its_own_metrics():
             "loss": 19 / 8,
             "squared_error": 19 / 4,
             "rmse": math.sqrt(19 / 4),
+            "mae": 7 / 4,
             "window_count": 2,
             "window_weight": 3.0,
             "window_loss": 3.0,
             "window_squared_error": 6.0,
             "window_rmse": math.sqrt(6.0),
+            "window_mae": 2.0,
         }
     )
     assert validation.auc_error_bound() == 0.0
@@ -178,6 +276,8 @@ def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
         assert after.metrics() == restored(window, kind, frozen).metrics()
         after.update(*(column[at:] for column in columns))
         assert json.dumps(after.metrics()) == json.dumps(through.metrics())
+        if kind == "classification":
+            assert after.calibration() == through.calibration()
         assert after.auc_error_bound() == through.auc_error_bound()
 
 
