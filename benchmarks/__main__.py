@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from benchmarks.checkpoints import checkpoint_cost, recovery
+from benchmarks.drift import drift
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
 from benchmarks.in_memory import in_memory
@@ -45,6 +46,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "k-means": k_means,
         "online-learning": online_learning,
         "offline-logistic-regression": offline_logistic_regression,
+        "drift": drift,
         "predicting": predicting,
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,

@@ -19,6 +19,7 @@ Each module imports only from the modules in the rows below it:
 ``training``                             the operators that train: an owner of the parameters, and workers
 ``server_training``                      training on a parameter server, for any model
 ``tree_growing``                         how a decision tree grows
+``drift``                                ``ADWIN``, ``PageHinkley``: has the loss risen?
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
 ``estimators``                           the common parts of all ``fit`` methods
 ``linear``                               ``LinearModel``: losses, weights, gradients
@@ -30,6 +31,7 @@ from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
 from streamiter.learn.decision_tree import DecisionTree
+from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
@@ -45,7 +47,7 @@ from streamiter.learn.regression import (
 )
 from streamiter.learn.rows import BadRows, Examples, Gradient
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
-from streamiter.learn.validation import ProgressiveValidation
+from streamiter.learn.validation import PredictedRows, ProgressiveValidation
 from streamiter.optimizers import (
     FTRL,
     SGD,
@@ -66,6 +68,7 @@ from streamiter.optimizers import (
 from streamiter.sparse_rows import SparseRows
 
 __all__ = [
+    "ADWIN",
     "FTRL",
     "SGD",
     "AdaDelta",
@@ -78,6 +81,8 @@ __all__ = [
     "Correction",
     "DecisionTree",
     "DelayedLabels",
+    "DriftEvent",
+    "DriftWatch",
     "Examples",
     "FeatureHasher",
     "Fit",
@@ -97,8 +102,10 @@ __all__ = [
     "OnlineKMeans",
     "OnlineTraining",
     "Optimizer",
+    "PageHinkley",
     "ParameterServerTraining",
     "ParameterServerWorker",
+    "PredictedRows",
     "ProgressiveValidation",
     "RMSProp",
     "SparseRows",

@@ -24,6 +24,7 @@ from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.linear import LogLoss
 from streamiter.learn.row_training import (
@@ -75,6 +76,10 @@ class OnlineTraining:
     """A ``ModelSnapshot`` for each published version: ``models.publish_model(topic, model=…)``."""
     validation: Stream
     """Metrics of progressive validation, one dict every ``report_every`` rows (see ``ProgressiveValidation``)."""
+    predictions: Stream
+    """``PredictedRows`` for each mini-batch with labels: its predictions, made before learning, targets and weights."""
+    drifts: Stream
+    """A ``DriftEvent`` for each drift that ``drift=`` finds: a dict of row, loss before and since, and detector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ def train_online(
     mini_batch: int | None = None,
     mode: Literal["asynchronous", "synchronous"] = "asynchronous",
     initial: Stream | None = None,
+    drift: DriftDetector | None = None,
     publish_every: int = 1,
     window: int = 10_000,
     report_every: int = 10_000,
@@ -144,6 +150,8 @@ def train_online(
     metrics are the ``loss`` of the rows since the last version, and their ``missing_values``. Validation counts each
     prediction before the model learns from its row, over the last ``window`` rows too, and reports every
     ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse than the mean.
+    ``drift`` is a detector, :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for the model that learns row by
+    row: it watches the loss of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``.
     Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of
     the steps, for a flow with more than one training.
 
@@ -170,8 +178,17 @@ def train_online(
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
+    _check_drift(drift, is_by_row=is_by_row)
     shared = _TrainingOptions(
-        mini_batch, synchronous, publish_every, workers, on_error, dead_letter, labels, named
+        mini_batch,
+        synchronous,
+        publish_every,
+        workers,
+        on_error,
+        dead_letter,
+        labels,
+        drift,
+        named,
     )
     if isinstance(model, ForeignModel):
         if synchronous:
@@ -206,13 +223,13 @@ def train_online(
         start = flow.from_items([None], name=named("start"), parallelism=1)
     else:
         start = initial.process(_OneStart, name=named("initial"), parallelism=1)
-    models, predictions = iterate_unbounded_streams([start], [data], body, config)
+    models, predictions, drifts = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
         lambda: Validate(window=window, report_every=report_every),
         name=named("validate"),
         parallelism=1,
     )
-    return OnlineTraining(models, validation)
+    return OnlineTraining(models, validation, predictions, drifts)
 
 
 # A step with the mean gradient of more rows would be one step for all of them.
@@ -236,6 +253,7 @@ class _TrainingOptions(NamedTuple):
     on_error: RejectionPolicy
     dead_letter: Topic | None
     labels: DelayedLabels | None
+    drift: DriftDetector | None
     named: Callable[[str], str]
 
 
@@ -262,7 +280,11 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         )
         return IterationBodyResult(
             feedback_variable_streams=[parameters],
-            output_streams=[parameters.side_output(MODELS), gradients.side_output(PREDICTIONS)],
+            output_streams=[
+                parameters.side_output(MODELS),
+                gradients.side_output(PREDICTIONS),
+                parameters.side_output(DRIFTS),
+            ],
         )
 
     return body
@@ -284,6 +306,7 @@ def _by_rows(
             in_epochs=shared.synchronous,
             publish_every=shared.publish_every,
             waiting_max=waiting_max,
+            drift=shared.drift,
         )
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -315,7 +338,11 @@ def _by_rows(
         )
         return IterationBodyResult(
             feedback_variable_streams=[owner],
-            output_streams=[owner.side_output(MODELS), owner.side_output(PREDICTIONS)],
+            output_streams=[
+                owner.side_output(MODELS),
+                owner.side_output(PREDICTIONS),
+                owner.side_output(DRIFTS),
+            ],
         )
 
     return body
@@ -441,6 +468,16 @@ def _check_options(
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
+        )
+
+
+def _check_drift(drift: object, *, is_by_row: bool) -> None:
+    if not isinstance(drift, (DriftDetector, type(None))):
+        raise GraphError(f"train_online(drift=): expected ADWIN(…) or PageHinkley(…), given {drift!r}")
+    if drift is not None and not is_by_row:
+        raise GraphError(
+            "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "
+            "features; leave out model=, or watch the stream predictions with DriftWatch"
         )
 
 

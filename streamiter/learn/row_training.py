@@ -20,6 +20,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, ModelRows, RowSteps
+from streamiter.learn.drift import DRIFTS, DriftDetector, DriftWatch
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -348,11 +349,13 @@ class RowOwner(Operator, IterationListener):
         in_epochs: bool,
         publish_every: int,
         waiting_max: int,
+        drift: DriftDetector | None = None,
     ) -> None:
         self._model = make_model()
         self._in_epochs = self.needs_epochs = self.epochs_in_order = in_epochs
         self._publish_every = publish_every
         self._waiting_max = waiting_max
+        self._drift = None if drift is None else DriftWatch(drift)
         self._is_started = False
         self._published = 0
         """The version of the model that was published last."""
@@ -442,6 +445,9 @@ class RowOwner(Operator, IterationListener):
         if classes is not None:
             rows["classes"] = classes
         out.emit(rows, tag=PREDICTIONS)
+        if self._drift is not None:
+            for drift in self._drift.add(rows):
+                out.emit(drift, tag=DRIFTS)
 
     # ---- questions and answers
 
@@ -526,7 +532,8 @@ class RowOwner(Operator, IterationListener):
         if self._model.version > self._published:
             self._steps, self._published = 0, self._model.version
             update = self._model.to_update()
-            metrics = {"missing_values": float(self._missing)}
+            metrics = {} if self._drift is None else self._drift.metrics()
+            metrics["missing_values"] = float(self._missing)
             if self._weight:
                 metrics["loss"] = self._loss / self._weight
             self._loss = self._weight = 0.0
@@ -546,6 +553,7 @@ class RowOwner(Operator, IterationListener):
             "held": list(self._held),
             "waiting": [(key, *question) for key, question in self._waiting.items()],
             "since published": [self._loss, self._weight, self._missing],
+            "drift": None if self._drift is None else self._drift.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -554,6 +562,8 @@ class RowOwner(Operator, IterationListener):
         self._held = list(state["held"])
         self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
         self._loss, self._weight, self._missing = state["since published"]
+        if self._drift is not None and (drift := state.get("drift")) is not None:
+            self._drift.restore(drift)
 
 
 class _Asked(NamedTuple):
