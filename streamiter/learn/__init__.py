@@ -22,7 +22,8 @@ Each module imports only from the modules in the rows below it:
 ``drift``                                ``ADWIN``, ``PageHinkley``: has the loss risen?
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
 ``estimators``                           the common parts of all ``fit`` methods
-``linear``                               ``LinearModel``: losses, weights, gradients
+``linear``                               ``LinearModel``: weights, steps, gradients
+``losses``                               what a wrong prediction costs; links
 ``rows``                                 ``Examples``, ``Gradient``, ``BadRows``: mini-batches, refused rows
 =======================================  ===============================================================
 """
@@ -36,6 +37,7 @@ from streamiter.learn.features import FeatureHasher, StandardScaler, online_stan
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
 from streamiter.learn.linear import LinearModel
+from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
 from streamiter.learn.regression import (
@@ -89,6 +91,8 @@ __all__ = [
     "ForeignModel",
     "Gradient",
     "GradientDescent",
+    "HingeLoss",
+    "HuberLoss",
     "Inverse",
     "InverseSquareRoot",
     "ItemSet",
@@ -96,6 +100,7 @@ __all__ = [
     "LearningRate",
     "LinearModel",
     "LinearRegression",
+    "LogLoss",
     "LogisticRegression",
     "Momentum",
     "OfflineTraining",
@@ -105,10 +110,13 @@ __all__ = [
     "PageHinkley",
     "ParameterServerTraining",
     "ParameterServerWorker",
+    "PoissonLoss",
     "PredictedRows",
     "ProgressiveValidation",
+    "QuantileLoss",
     "RMSProp",
     "SparseRows",
+    "SquaredLoss",
     "StandardScaler",
     "WarmRestarts",
     "apriori",

@@ -1,21 +1,20 @@
-"""Linear models: losses, and ``LinearModel``, which predicts, learns and computes gradients.
+"""``LinearModel``: a linear model that predicts, learns and computes gradients.
 
-A *margin* is w·x + b, the weighted sum of a row's features plus the intercept. A *loss* turns a margin into a
-prediction by its link, and gives the cost of a wrong prediction. A model holds the weights and the optimizer's state
-(its *slots*), makes steps, and can be saved and restored.
+A model holds the weights and the optimizer's state (its *slots*), makes steps, and can be saved and restored. Its loss
+says what a prediction is, and which target is good (``streamiter.learn.losses``).
 """
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.losses import LinearLoss
 from streamiter.learn.rows import (
     FEW,
     GRADIENT_LIMIT,
@@ -42,108 +41,6 @@ from streamiter.learn.rows import (
 from streamiter.numbers import Floats, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.tables import as_floats
-
-# The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
-# the smallest round number p for which 1 − p differs from 1.
-PROBABILITY_FLOOR: Final = 1e-15
-
-# exp(709.8) overflows; from 700 on the probability is 1e-304 either way.
-_LOG_ODDS_LIMIT: Final = 700.0
-
-
-class LinearLoss(abc.ABC):
-    """Turns margins into predictions, and gives the cost of wrong predictions.
-
-    Each loss has its canonical link, so the derivative of the loss by the margin is ``prediction − target``.
-
-    >>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
-    [0.5, 0.8808, 1.0]
-    """
-
-    link: ClassVar[str]
-    """The name of the function from the prediction to the margin: "identity" or "logit"."""
-
-    @abc.abstractmethod
-    def predict(self, margins: Floats) -> Floats:
-        """Return the prediction for each margin, in a new array."""
-
-    @abc.abstractmethod
-    def predict_one(self, margin: float) -> float:
-        """Return the prediction for one margin, the same as :meth:`predict` to the last bit."""
-
-    @abc.abstractmethod
-    def values(self, predictions: Floats, targets: Floats) -> Floats:
-        """Return the loss of each prediction."""
-
-    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
-        """Return the sum of the losses, each multiplied by its weight."""
-        values = self.values(predictions, targets)
-        return float(values.sum() if weights is None else values @ weights)
-
-    @abc.abstractmethod
-    def check_targets(self, owner: str, targets: Floats) -> None:
-        """Raise :class:`~streamiter.learn.rows.BadRows` for targets that the loss is not defined for."""
-
-
-class SquaredLoss(LinearLoss):
-    """½ (prediction − target)² of a value; the link is the identity."""
-
-    link = "identity"
-
-    def predict(self, margins: Floats) -> Floats:
-        return margins.copy()
-
-    def predict_one(self, margin: float) -> float:
-        return margin
-
-    def values(self, predictions: Floats, targets: Floats) -> Floats:
-        return 0.5 * np.square(predictions - targets)
-
-    def check_targets(self, owner: str, targets: Floats) -> None:
-        good = np.isfinite(targets)
-        if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected finite targets", targets)
-
-
-class LogLoss(LinearLoss):
-    """−log of the probability that was predicted for the target, 0 or 1; the link is the logit.
-
-    Probabilities are clipped to 1e-15 … 1 − 1e-15.
-    """
-
-    link = "logit"
-
-    def predict(self, margins: Floats) -> Floats:
-        odds_against = np.negative(margins)
-        np.minimum(odds_against, _LOG_ODDS_LIMIT, out=odds_against)
-        np.exp(odds_against, out=odds_against)
-        odds_against += 1.0
-        return np.divide(1.0, odds_against, out=odds_against)
-
-    def predict_one(self, margin: float) -> float:
-        # numpy's exp, not math's: the two differ in the last bit for one number in twenty.
-        return 1.0 / (1.0 + float(np.exp(min(-margin, _LOG_ODDS_LIMIT))))
-
-    def values(self, predictions: Floats, targets: Floats) -> Floats:
-        clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
-        return -(targets * np.log(clipped) + (1.0 - targets) * np.log1p(-clipped))
-
-    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
-        # The probability that was predicted for the target, so that one logarithm is enough.
-        chances = np.subtract(1.0, targets)
-        chances -= predictions
-        np.abs(chances, out=chances)
-        np.maximum(chances, PROBABILITY_FLOOR, out=chances)
-        np.log(chances, out=chances)
-        return -float(chances.sum() if weights is None else chances @ weights)
-
-    def check_targets(self, owner: str, targets: Floats) -> None:
-        good = (targets == 0.0) | (targets == 1.0)
-        if not holds(good):
-            advice = "say which of them are 1, for instance y > 0"
-            if holds(targets[~good] == -1.0):
-                advice = 'for -1 and 1 take LogisticRegression(…, labels="-1/1"), or give y > 0'
-            raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)
 
 
 def targets_from_signs(owner: str, signs: Floats) -> Floats:
@@ -357,9 +254,9 @@ class LinearModel:
         with np.errstate(over="ignore", invalid="ignore"):
             margins = dots(rows, self._weights)
             margins += self._bias_view[0]
-            slopes = self.loss.predict(margins)
-            loss = self.loss.total(slopes, targets, weights)
-            slopes -= targets
+            predictions = self.loss.predict(margins)
+            loss = self.loss.total(predictions, targets, weights)
+            slopes = self.loss.slopes(predictions, targets)
             if weights is None:
                 weight, records = float(len(rows)), len(rows)
             else:
@@ -386,8 +283,8 @@ class LinearModel:
         self, rows: Rows, targets: Floats, weights: Floats | None, *, weight: float, records: int
     ) -> Gradient:
         with np.errstate(over="ignore", invalid="ignore"):
-            slopes = self.loss.predict(dots(rows, self._weights) + self._bias_view[0])
-            slopes -= targets
+            predictions = self.loss.predict(dots(rows, self._weights) + self._bias_view[0])
+            slopes = self.loss.slopes(predictions, targets)
             if weights is not None:
                 slopes *= weights
             indices, total = weighted_sum(rows, slopes)
@@ -426,10 +323,10 @@ class LinearModel:
     def _learn_few(self, indices: Sequence[int], values: list[float], target: float, weight: float) -> float:
         prediction = self._predict_few(indices, values)
         if weight == 1.0:
-            self._step_few(indices, values, prediction - target, 1)
+            self._step_few(indices, values, self.loss.slope(prediction, target), 1)
         else:
             for part, records in _steps(weight):
-                slope = self._predict_few(indices, values) - target
+                slope = self.loss.slope(self._predict_few(indices, values), target)
                 self._step_few(indices, values, slope * part, records)
         return prediction
 

@@ -23,7 +23,8 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
 from streamiter.learn.estimators import examples_of
-from streamiter.learn.linear import LinearLoss, LogLoss, SquaredLoss, targets_from_signs
+from streamiter.learn.linear import targets_from_signs
+from streamiter.learn.losses import LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import (
     CheckedExamples,
     Examples,
@@ -161,9 +162,9 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
             margins = dots(rows, coefficients)
             if self.intercept:
                 margins += pulled[-1]
-            slopes = self.loss.predict(margins)
-            loss = self.loss.total(slopes, targets, weights)
-            slopes -= targets
+            predictions = self.loss.predict(margins)
+            loss = self.loss.total(predictions, targets, weights)
+            slopes = self.loss.slopes(predictions, targets)
             if weights is not None:
                 slopes *= weights
             gradient = np.empty_like(pulled)

@@ -26,7 +26,6 @@ from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
-from streamiter.learn.linear import LogLoss
 from streamiter.learn.row_training import (
     EventReader,
     NumberMiniBatches,
@@ -59,7 +58,7 @@ from streamiter.learn.training import (
     StartedOwner,
     check_makes_model,
 )
-from streamiter.learn.validation import PREDICTIONS, PredictedRows, Validate, ValidationKind
+from streamiter.learn.validation import PREDICTIONS, PredictedRows, Validate
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
@@ -592,10 +591,9 @@ class OnlineWorker(GradientWorker):
         self._reported_epoch = self._context.epoch or 0
         self._gradients_since_model += 1
         self.report(GradientSum(gradient, loss), out)
-        task: ValidationKind = "classification" if isinstance(self._model.loss, LogLoss) else "regression"
         rows: PredictedRows = {
-            "task": task,
-            "predictions": predictions,
+            "task": self._model.loss.task,
+            "predictions": self._model.loss.validated(predictions),
             "targets": targets,
             "weights": weights,
         }

@@ -38,7 +38,8 @@ from streamiter.learn.estimators import (
     run_offline,
     was_interrupted,
 )
-from streamiter.learn.linear import LinearModel, LogLoss, SquaredLoss, targets_from_signs
+from streamiter.learn.linear import LinearModel, targets_from_signs
+from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.rows import (
     CheckedExamples,
     ExampleBlocks,

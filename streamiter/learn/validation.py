@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.linear import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
+from streamiter.learn.losses import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator

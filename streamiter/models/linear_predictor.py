@@ -31,18 +31,23 @@ def _sigmoid(score: Floats) -> Floats:
 
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
-    {"identity": lambda score: score, "logit": _sigmoid}
+    {
+        "identity": lambda score: score,
+        "logit": _sigmoid,
+        "log": lambda score: np.exp(np.minimum(score, 700.0)),
+    }
 )
 
 
 class LinearPredictor:
     """Predicts one row, or each of several rows, with the parameters of a linear model.
 
-    *Plain* parameters are ``{"weights": (d,), "intercept": number, "link": "identity" | "logit"}``, of which only the
-    weights are needed, or the bare weights. A prediction is ``link(weights · x + intercept)``; ``"logit"`` gives
-    probabilities. An array of ``d`` features gives one float; an array of shape ``(n, d)``, or a table of ``d``
-    columns, gives an array of n numbers. A sparse row is the tuple ``(indices, values)``, and features that it does not
-    name are 0. A list of such tuples gives an array, and so do ``SparseRows``, about ten times as fast.
+    *Plain* parameters are ``{"weights": (d,), "intercept": number, "link": "identity" | "logit" | "log"}``, of which
+    only the weights are needed, or the bare weights. A prediction is ``link(weights · x + intercept)``; ``"logit"``
+    gives probabilities, and ``"log"`` exp(score), as for counts. An array of ``d`` features gives one float; an array of
+    shape ``(n, d)``, or a table of ``d`` columns, gives an array of n numbers. A sparse row is the tuple ``(indices,
+    values)``, and features that it does not name are 0. A list of such tuples gives an array, and so do ``SparseRows``,
+    about ten times as fast.
 
     *Standardized* parameters are those of an ``AdaptiveLinearModel``. Rows have named fields: a dict gives one float,
     and a list of dicts, ``Columns`` or a table an array of n numbers. Missing and unknown fields count as the mean. A

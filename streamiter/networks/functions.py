@@ -389,10 +389,10 @@ class NetworkLogLoss(SignLoss):
 
 
 @dataclass(frozen=True)
-class HingeLoss(SignLoss):
+class NetworkHingeLoss(SignLoss):
     """The loss of support vector machines: max(0, 1 − y·f), y −1 or 1.
 
-    >>> HingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
+    >>> NetworkHingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
     [0.5, 0.0]
     """
 
@@ -507,10 +507,10 @@ def _softmax(scores: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class HuberLoss(NetworkLoss):
+class NetworkHuberLoss(NetworkLoss):
     """A loss of regression that is robust to outliers: ½d² if |d| ≤ δ, else δ|d| − ½δ², d = f − y (Huber, 1964).
 
-    >>> HuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
+    >>> NetworkHuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
     [0.125, 2.5]
     """
 
@@ -571,10 +571,10 @@ class KMeansLoss(NetworkLoss):
 _LOSSES: Final[tuple[type[NetworkLoss], ...]] = (
     L2Loss,
     NetworkLogLoss,
-    HingeLoss,
+    NetworkHingeLoss,
     CrossEntropyLoss,
     SoftmaxLoss,
-    HuberLoss,
+    NetworkHuberLoss,
     KMeansLoss,
 )
 

@@ -19,7 +19,7 @@ from streamiter.learn import (
     Momentum,
     SparseRows,
 )
-from streamiter.learn.linear import LogLoss, SquaredLoss
+from streamiter.learn.losses import LogLoss, SquaredLoss
 
 OPTIMIZERS = [
     SGD(0.1),

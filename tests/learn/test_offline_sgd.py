@@ -23,7 +23,7 @@ from streamiter.learn import (
     SparseRows,
     train_offline,
 )
-from streamiter.learn.linear import LinearLoss, LogLoss, SquaredLoss
+from streamiter.learn.losses import LinearLoss, LogLoss, SquaredLoss
 
 PLANE = Columns(
     {

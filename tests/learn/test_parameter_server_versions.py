@@ -14,7 +14,7 @@ from streamiter.learn import (
     SGD,
     train_on_parameter_server,
 )
-from streamiter.learn.linear import LogLoss
+from streamiter.learn.losses import LogLoss
 from streamiter.learn.on_parameter_server import LinearLearner
 from streamiter.learn.server_training import Versions
 from streamiter.models import ServedModel, model_updates

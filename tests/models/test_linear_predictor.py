@@ -133,7 +133,7 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str
         ({"weights": np.ones(2), "intercept": "high"}, "expected 'intercept' as one number, given 'high'"),
         (
             {"weights": np.ones(2), "link": "probit"},
-            "expected 'link' as one of identity, logit, given 'probit'",
+            "expected 'link' as one of identity, logit, log, given 'probit'",
         ),
         ({"weights": np.ones(2), "link": np.ones(1)}, "expected 'link' as one of identity, logit"),
     ],

@@ -10,7 +10,7 @@ from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.functions import LOSSES, HuberLoss
+from streamiter.networks.functions import LOSSES, NetworkHuberLoss
 
 CLASSES = 4
 
@@ -82,7 +82,7 @@ def test_its_gradient_agrees_with_finite_differences(name, rows):
 def test_the_huber_loss_turns_at_its_delta(delta):
     """The formula δ|d| − ½δ² used a δ of 1 in one of its two places."""
     scores, labels = np.array([[delta * 0.5], [delta * 4], [-delta * 4]]), np.zeros(3)
-    loss = HuberLoss(delta=delta)
+    loss = NetworkHuberLoss(delta=delta)
     straight = delta * delta * 4 - 0.5 * delta**2
     np.testing.assert_allclose(loss.losses(scores, labels), [0.125 * delta**2, straight, straight])
     assert_agree(
@@ -233,4 +233,4 @@ def test_valid_labels_are_accepted(name):
 def test_an_invalid_delta_is_refused(delta):
     """With a δ of 0 the loss is always 0."""
     with pytest.raises(ConfigurationError, match=r"huberloss\(delta=\): expected a number above 0"):
-        HuberLoss(delta=delta)
+        NetworkHuberLoss(delta=delta)
