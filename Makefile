@@ -11,7 +11,7 @@ WORKERS ?= 3
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak mutate kafka check format bench bench-networks clean
+.PHONY: help demo test soak mutate kafka check format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, compared with hand-written loops"
+	@echo "make bench-learning  quality of learning, compared with river and Vowpal Wabbit on streams"
 	@echo "make bench-networks  speed of networks, and their quality on real data"
 	@echo "make format  format the code"
 
@@ -64,6 +65,11 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	-$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks
+
+# The report is docs/learning-results.md, with docs/pictures/learning.
+bench-learning: $(VENV)/installed
+	-$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
+	$(BIN)/python -m benchmarks.learning
 
 # The report is benchmarks/results/networks/results.md.
 bench-networks: $(VENV)/installed

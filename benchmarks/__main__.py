@@ -31,6 +31,7 @@ from benchmarks.parameter_server_on_ray import parameter_server_on_ray
 from benchmarks.predicting import predicting
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
+from benchmarks.row_steps import row_steps
 from benchmarks.session import PROJECT, Session
 from benchmarks.snapshot_pause import snapshot_pause
 
@@ -45,6 +46,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "bounded-rounds": bounded_rounds,
         "k-means": k_means,
         "online-learning": online_learning,
+        "row-steps": row_steps,
         "offline-logistic-regression": offline_logistic_regression,
         "drift": drift,
         "predicting": predicting,

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.measuring import Figure
 
-__all__ = ["as_json", "as_markdown", "write"]
+__all__ = ["as_json", "as_markdown", "environment", "write"]
 
 Results = Mapping[str, Sequence[Figure]]
 """The figures by the name of their benchmark."""
@@ -34,7 +34,7 @@ def write(directory: Path, results: Results) -> str:
 def as_json(results: Results) -> dict[str, Any]:
     """Return all values of all figures, and the versions and the machine that they were measured with."""
     return {
-        "environment": _environment(),
+        "environment": environment(),
         "benchmarks": {
             name: [asdict(figure) | {"median": figure.median, "ratio": figure.ratio} for figure in figures]
             for name, figures in results.items()
@@ -44,8 +44,8 @@ def as_json(results: Results) -> dict[str, Any]:
 
 def as_markdown(results: Results) -> str:
     """Return one table for each benchmark."""
-    environment = ", ".join(f"{name} {value}" for name, value in _environment().items())
-    parts = [f"# Benchmarks\n\n{environment}. Medians; spread is lowest–highest.\n"]
+    machine = ", ".join(f"{name} {value}" for name, value in environment().items())
+    parts = [f"# Benchmarks\n\n{machine}. Medians; spread is lowest–highest.\n"]
     for name, figures in results.items():
         rows = [_HEADER, ("---",) * len(_HEADER), *map(_row, figures)]
         table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -76,6 +76,8 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _environment() -> dict[str, str]:
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+def environment(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Return the versions and the machine, without packages that are not installed."""
+    installed = {found.name for found in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in packages if name in installed}
     return {"Python": platform.python_version(), "cores": str(os.cpu_count()), **versions}

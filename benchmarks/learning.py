@@ -1,0 +1,244 @@
+"""Compare how well and how fast learners learn, each with its defaults: ``python -m benchmarks.learning [NAME ...]``.
+
+It writes a table to ``docs/learning-results.md`` and the loss over time of each stream to ``docs/pictures/learning``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.learning_peers import OURS, Learner, installed_learners, loss, losses
+from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
+from benchmarks.report import environment
+from benchmarks.session import PROJECT
+from streamiter import Columns
+from streamiter.charts import Line, Panel, chart
+
+__all__ = ["Compared", "as_page", "compare", "main"]
+
+_DEFAULTS: Final = ("river", "VW")
+PICTURES: Final = Path("pictures") / "learning"
+
+# Each point of a picture is the mean of so many parts of a stream.
+_WINDOWS: Final = 40
+
+_TASKS: Final = {"binary": "yes or no", "classes": "classes", "number": "number"}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The results of all learners on one stream."""
+
+    stream: str
+    task: str
+    rows: int
+    columns: int
+    losses: Mapping[str, float]
+    """For each learner the mean log loss or the root of the mean squared error."""
+    rates: Mapping[str, float]
+    """For each learner rows a second."""
+    lines: Sequence[Line]
+    """For each learner the loss over time."""
+
+    def is_better_than(self, others: Sequence[str]) -> bool:
+        """Whether the loss of streamiter is below that of each of these learners."""
+        return all(self.losses[OURS] < self.losses[other] for other in others if other in self.losses)
+
+    @property
+    def picture(self) -> str:
+        """The name of the file of the picture."""
+        return re.sub(r"[^a-z0-9]+", "-", self.stream.lower()).strip("-") + ".svg"
+
+    def drawn(self) -> str:
+        """Return the picture: the loss of each learner over time."""
+        middles = sorted(float(np.median(line.ys)) for line in self.lines)
+        # The two best learners have most of the picture; others may leave it.
+        cut_above = 2.0 * middles[min(1, len(middles) - 1)]
+        name = "RMSE" if self.task == "number" else "log loss"
+        return chart([Panel(self.stream, "rows", self.lines, name, cut_above=cut_above, has_whole_xs=True)])
+
+
+def compare(stream: LearningStream, learners: Mapping[str, Learner]) -> Compared:
+    """Let each learner learn the stream."""
+    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    lines: list[Line] = []
+    for name, learner in learners.items():
+        learned = learner(stream)
+        of_rows = losses(stream, learned.predictions)
+        found[name], rates[name] = loss(stream, of_rows), len(stream) / learned.seconds
+        parts = np.array_split(of_rows, min(_WINDOWS, len(of_rows)))
+        ends = np.cumsum([len(part) for part in parts]).tolist()
+        lines.append(Line(name, ends, [loss(stream, part) for part in parts]))
+        _say(f"  {name}: {found[name]:.4g}, {rates[name]:,.0f} rows/s")
+    return Compared(stream.name, stream.task, len(stream), stream.columns, found, rates, lines)
+
+
+# ---- the page
+
+_INTRODUCTION: Final = """\
+# Learning quality and speed
+
+`make bench-learning` makes this page, in about {minutes} minutes on 2 cores. Each learner has its defaults and reads
+each stream once: it predicts a row, then learns from it. The loss is over the predictions for all rows, from the first
+one on: the mean log loss for yes or no and for classes (probabilities are clipped at 1e-15), the root of the mean
+squared error (RMSE) for numbers. Lower is better.
+
+- *streamiter*: `train_online` with label and features, and no other argument, where its own guess of the task is right.
+  A first label of 0 or 1 is taken for yes or no, so SolarFlare, which counts flares, needs `task="regression"`. The
+  loss that the flow reports is checked against the same model without a flow.
+- *river*: `StandardScaler` for numbers and `OneHotEncoder` for texts, then `LogisticRegression`, `SoftmaxRegression`
+  or `LinearRegression`.
+- *VW*: Vowpal Wabbit in its Python package, with the logistic or the squared loss: the default, `--coin` and `--ftrl`.
+  For classes it has `--oaa` with the number of classes, and `--probabilities`.
+
+streamiter finds classes as they come. A class that has not come yet is scored with the probability of the open class.
+Vowpal Wabbit is told the number of classes before the first row. In river a class that has not come yet has no
+probability, and is scored as if all classes were equally probable.
+
+Rows are in memory: `Columns` for streamiter, a dict for each row for river, and a line of text for each row for Vowpal
+Wabbit. Where labels come later, Vowpal Wabbit reads the text twice. On streams of a few thousand rows most of the time
+of streamiter is the start of the flow. Each speed is from one run.
+"""
+
+
+def as_page(results: Sequence[Compared], missing: Mapping[str, str], minutes: float) -> str:
+    """Return the page in Markdown."""
+    by_name = {result.stream: result for result in results}
+    versions = ", ".join(f"{name} {value}" for name, value in environment(_PACKAGES).items())
+    parts = [_INTRODUCTION.format(minutes=max(1, round(minutes))), f"Measured with {versions}.\n"]
+    for title, names in _GROUPS.items():
+        if group := [by_name[name] for name in names if name in by_name]:
+            parts += [f"## {title}\n", _totals(group), _table(group)]
+    if missing:
+        parts.append(
+            "Left out: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".\n"
+        )
+    parts += ["## Loss over time\n", f"Each point is the loss of one of {_WINDOWS} parts of the stream.\n"]
+    parts += [f"![{result.stream}]({PICTURES}/{result.picture})\n" for result in results]
+    return "\n".join(parts)
+
+
+_PACKAGES: Final = ("streamiter", "numba", "numpy", "river", "vowpalwabbit")
+_GROUPS: Final = {"Streams": MAIN, "Further streams": FURTHER, "Changes of scale": SCALES}
+
+
+def _totals(group: Sequence[Compared]) -> str:
+    peers = [name for name in group[0].losses if name != OURS]
+    if not peers:
+        return "river and Vowpal Wabbit are not installed.\n"
+    defaults = sum(result.is_better_than(_DEFAULTS) for result in group)
+    every = sum(result.is_better_than(peers) for result in group)
+    return (
+        f"streamiter is better than both defaults on {defaults} of {len(group)} streams, and better than all "
+        f"{len(peers)} on {every}.\n"
+    )
+
+
+def _table(group: Sequence[Compared]) -> str:
+    learners = list(group[0].losses)
+    speeds = [name for name in learners if not name.startswith("VW -")]
+    header = ["stream", "rows", "columns", "task", *learners, "better than both defaults", "than all"]
+    header += [f"rows/s {name}" for name in speeds]
+    rows = [header, ["---"] * len(header), *(_row(result, learners, speeds) for result in group)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _row(result: Compared, learners: Sequence[str], speeds: Sequence[str]) -> list[str]:
+    peers = [name for name in learners if name != OURS]
+    best = min(result.losses.values())
+    return [
+        result.stream,
+        f"{result.rows:,}",
+        str(result.columns),
+        _TASKS[result.task],
+        *(
+            f"**{result.losses[name]:.4g}**" if result.losses[name] == best else f"{result.losses[name]:.4g}"
+            for name in learners
+        ),
+        "yes" if result.is_better_than(_DEFAULTS) else "no",
+        "yes" if result.is_better_than(peers) else "no",
+        *(f"{result.rates[name]:,.0f}" for name in speeds),
+    ]
+
+
+# ---- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare the learners on the named streams, or on all of them."""
+    options = _parsed(arguments)
+    learners = installed_learners()
+    results: list[Compared] = []
+    missing: dict[str, str] = {}
+    _warm_up(learners)
+    started_s = time.monotonic()
+    for name in options.names or STREAMS:
+        try:
+            stream = STREAMS[name]()
+        except MissingStream as absent:
+            missing[name] = str(absent)
+            _say(f"{name}: left out, {absent}")
+            continue
+        _say(f"{name}, {len(stream):,} rows")
+        results.append(compare(stream.head(_QUICK_ROWS) if options.quick else stream, learners))
+        # The page is written after each stream, so that an interrupted run leaves its results.
+        _write(options.output, results, as_page(results, missing, (time.monotonic() - started_s) / 60))
+
+
+def _warm_up(learners: Mapping[str, Learner]) -> None:
+    """Import the learners and compile their code, which would count as learning."""
+    drawn = np.random.default_rng(seed=1).normal(size=(100, 2))
+    features = Columns({"x": drawn[:, 0]})
+    labels: dict[Task, Any] = {
+        "binary": drawn[:, 1] > 0,
+        "classes": np.where(drawn[:, 1] > 0, "above", "below"),
+        "number": drawn[:, 1],
+    }
+    for task, of_task in labels.items():
+        for learner in learners.values():
+            learner(LearningStream("warm-up", task, features, of_task))
+
+
+def _write(directory: Path, results: Sequence[Compared], page: str) -> None:
+    (directory / PICTURES).mkdir(parents=True, exist_ok=True)
+    (directory / "learning-results.md").write_text(page)
+    for result in results:
+        (directory / PICTURES / result.picture).write_text(result.drawn())
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning", description="Compare learners with their defaults on streams."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(STREAMS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"use the first {_QUICK_ROWS:,} rows of each stream"
+    )
+    parser.add_argument("--output", type=Path, default=PROJECT / "docs", metavar="DIR")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in STREAMS]:
+        parser.error(
+            f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(STREAMS)}"
+        )
+    return options
+
+
+_QUICK_ROWS: Final = 500
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

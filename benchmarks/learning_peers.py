@@ -1,0 +1,325 @@
+"""Learners with their defaults, one pass over a stream: streamiter, river and Vowpal Wabbit.
+
+Each learner predicts a row before it learns from it. What a learner reads is made before its clock starts: ``Columns``
+for streamiter, a dict for each row for river, a line of text for each row for Vowpal Wabbit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.learning_streams import LearningStream
+from benchmarks.measuring import Stopwatch
+from streamiter import Columns, Flow
+from streamiter.learn import DelayedLabels, SparseRows, train_online
+from streamiter.learn.adaptive import AdaptiveLinearModel, RowSteps
+from streamiter.learn.linear import PROBABILITY_FLOOR
+
+__all__ = ["LEARNERS", "OURS", "Learned", "Learner", "installed_learners", "loss", "losses"]
+
+Floats = npt.NDArray[np.float64]
+
+OURS: Final = "streamiter"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learner made of a stream."""
+
+    predictions: Floats
+    """For each row, before it was learned from: the probability of True or of the true class, or the number; ½ before
+    the first label."""
+    seconds: float
+
+
+Learner = Callable[[LearningStream], Learned]
+
+
+def losses(stream: LearningStream, predictions: Floats, known: npt.NDArray[np.bool_] | bool = True) -> Floats:
+    """Return the log loss or the squared error of each row that is answered, of those that are ``known``."""
+    counts = stream.answered & known
+    predicted, labels = predictions[counts], stream.labels[counts]
+    if stream.task == "number":
+        return np.square(predicted - labels)
+    right = np.where(labels, predicted, 1.0 - predicted) if stream.task == "binary" else predicted
+    return -np.log(np.clip(right, PROBABILITY_FLOOR, 1.0))
+
+
+def loss(stream: LearningStream, of_rows: Floats) -> float:
+    """Return the mean log loss, or the root of the mean squared error."""
+    mean = float(of_rows.mean())
+    return mean**0.5 if stream.task == "number" else mean
+
+
+# ---- streamiter
+
+
+def ours(stream: LearningStream) -> Learned:
+    """Learn with ``train_online``, which gets label and features and no other argument.
+
+    The flow reports mean losses only. The predictions are those of the same model without a flow, and their mean loss
+    must be the one that the flow reported.
+    """
+    records, arguments = _arguments(stream)
+    flow = Flow("stream")
+    reports = train_online(flow.from_items(records), **arguments).validation.collect()
+    with Stopwatch() as watch:
+        flow.run()
+    predictions = _without_flow(stream)
+    for report in reports.items[-1:]:
+        _check_reported(stream, report, predictions)
+    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.seconds)
+
+
+def _check_reported(stream: LearningStream, report: Mapping[str, float], predictions: Floats) -> None:
+    """Raise AssertionError unless the flow reports the loss of these predictions."""
+    reported = report["rmse" if stream.task == "number" else "loss"]
+    # The flow does not count predictions from before the first label.
+    found = loss(stream, losses(stream, predictions, known=~np.isnan(predictions)))
+    if not np.isclose(reported, found, rtol=1e-9):
+        raise AssertionError(
+            f"{stream.name}: expected the same loss with and without a flow, given {reported} and {found}"
+        )
+
+
+def _arguments(stream: LearningStream) -> tuple[Columns, dict[str, Any]]:
+    """Return the records of a flow, and the arguments of ``train_online``."""
+    features = stream.features
+    if stream.events is not None:
+        return _questions_and_answers(stream)
+    # A first label of 0 or 1 is taken for a truth value.
+    task = {"task": "regression"} if stream.task == "number" and stream.labels[0] in (0, 1) else {}
+    if isinstance(features, SparseRows):
+        records = Columns({"row": np.arange(len(stream)), "label": stream.labels})
+        return records, {"label": "label", "features": lambda mini_batch: features[mini_batch["row"]]}
+    return Columns({**features.arrays, "label": stream.labels}), {"label": "label"} | task
+
+
+def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, Any]]:
+    assert stream.events is not None
+    assert isinstance(stream.features, Columns)
+    rows, is_answer = stream.events // 2, stream.events % 2 == 1
+    records = Columns(
+        {**stream.features[rows].arrays, "row": rows, "answer": is_answer, "label": stream.labels[rows]}
+    )
+    labels = DelayedLabels(
+        key_of=itemgetter("row"),
+        is_answer=itemgetter("answer"),
+        features=stream.features.names,
+        target_of=itemgetter("label"),
+    )
+    return records, {"labels": labels}
+
+
+def _without_flow(stream: LearningStream) -> Floats:
+    model = AdaptiveLinearModel(task="regression" if stream.task == "number" else None)
+    rows = model.rows(stream.features)
+    if stream.events is None:
+        steps = RowSteps.one_each(len(stream), learns=True)
+    else:
+        is_answer = stream.events % 2 == 1
+        steps = RowSteps(stream.events // 2, ~is_answer, is_answer, np.ones(len(is_answer)))
+    found = model.step(rows, steps, stream.labels[steps.rows])
+    if stream.task == "classes":
+        return _of_true_classes(found, stream.labels)
+    predictions = np.full(len(stream), np.nan)
+    predictions[steps.rows[steps.predicts]] = found[steps.predicts]
+    return predictions
+
+
+def _of_true_classes(probabilities: Floats, labels: npt.NDArray[Any]) -> Floats:
+    """Return the probability of each row's class; a class that had not come yet has the one of the last column."""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels.tolist()))}
+    of_rows = np.array([numbers[label] for label in labels.tolist()])
+    known = np.maximum.accumulate(np.concatenate([[-1], of_rows[:-1]]))
+    columns = np.where(of_rows > known, probabilities.shape[1] - 1, of_rows)
+    found: Floats = probabilities[np.arange(len(labels)), columns]
+    return found
+
+
+# ---- the peers, row by row
+
+
+class RowLearner(Protocol):
+    """Predicts and learns single rows, by their number in the stream."""
+
+    def predict(self, row: int) -> float:
+        """Return the probability of True or of the true class, or the number."""
+        ...
+
+    def learn(self, row: int) -> None:
+        """Learn from the row."""
+        ...
+
+    def predict_and_learn(self, row: int) -> float:
+        """Return the prediction for the row from before it is learned from."""
+        ...
+
+
+def _by_row(stream: LearningStream, learner: RowLearner) -> Learned:
+    """Predict and learn in the order of the stream."""
+    predictions = np.full(len(stream), np.nan)
+    with Stopwatch() as watch:
+        if stream.events is None:
+            for row in range(len(stream)):
+                predictions[row] = learner.predict_and_learn(row)
+        else:
+            for event in stream.events.tolist():
+                row, is_answer = divmod(event, 2)
+                if is_answer:
+                    learner.learn(row)
+                else:
+                    predictions[row] = learner.predict(row)
+    return Learned(predictions, watch.seconds)
+
+
+def river(stream: LearningStream) -> Learned:
+    """Learn with the linear model of river for the task, behind its ``StandardScaler`` and ``OneHotEncoder``."""
+    return _by_row(stream, _River(stream))
+
+
+class _River:
+    def __init__(self, stream: LearningStream) -> None:
+        from river import compose, linear_model, preprocessing
+
+        self._rows, texts = _dicts(stream)
+        self._labels = stream.labels.tolist()
+        self._classes = len(set(self._labels))
+        self._task = stream.task
+        model = {
+            "binary": linear_model.LogisticRegression,
+            "classes": linear_model.SoftmaxRegression,
+            "number": linear_model.LinearRegression,
+        }[stream.task]()
+        scaler = preprocessing.StandardScaler()
+        # Zeros left out change no number: a zero moves no weight.
+        encoder = compose.Select(*texts) | preprocessing.OneHotEncoder(drop_zeros=True)
+        if isinstance(stream.features, SparseRows):
+            self._model: Any = model
+        elif not texts:
+            self._model = scaler | model
+        elif len(texts) == stream.columns:
+            self._model = encoder | model
+        else:
+            self._model = ((compose.Discard(*texts) | scaler) + encoder) | model
+
+    def predict(self, row: int) -> float:
+        if self._task == "number":
+            return float(self._model.predict_one(self._rows[row]))
+        probabilities = self._model.predict_proba_one(self._rows[row])
+        if self._task == "binary":
+            return float(probabilities[True])
+        # A class that has not come yet is scored as if all classes were equally probable.
+        return float(probabilities.get(self._labels[row], 1.0 / self._classes))
+
+    def learn(self, row: int) -> None:
+        self._model.learn_one(self._rows[row], self._labels[row])
+
+    def predict_and_learn(self, row: int) -> float:
+        prediction = self.predict(row)
+        self.learn(row)
+        return prediction
+
+
+def _dicts(stream: LearningStream) -> tuple[list[dict[Any, Any]], list[str]]:
+    """Return a dict for each row, and the fields with texts."""
+    features = stream.features
+    if isinstance(features, SparseRows):
+        return [dict(zip(*row, strict=True)) for row in features.rows()], []
+    texts = [name for name in features.names if features[name].dtype.kind == "U"]
+    columns = [array.tolist() for array in features.arrays.values()]
+    return [dict(zip(features.names, row, strict=True)) for row in zip(*columns, strict=True)], texts
+
+
+def vowpal_wabbit(arguments: str) -> Learner:
+    """Return a learner with the arguments of Vowpal Wabbit besides the loss."""
+    return lambda stream: _by_row(stream, _VowpalWabbit(stream, arguments))
+
+
+class _VowpalWabbit:
+    def __init__(self, stream: LearningStream, arguments: str) -> None:
+        from vowpalwabbit import Workspace
+
+        labels = stream.labels.tolist()
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels), start=1)}
+        named: Callable[[Any], str]
+        if stream.task == "binary":
+            task, named = "--loss_function logistic --link logistic", lambda label: "1" if label else "-1"
+        elif stream.task == "classes":
+            task = f"--loss_function logistic --oaa {len(numbers)} --probabilities"
+            named = lambda label: str(numbers[label])  # noqa: E731
+        else:
+            task, named = "--loss_function squared", repr
+        self._workspace = Workspace(f"--quiet {task} {arguments}")
+        self._kind = self._workspace.get_prediction_type()
+        self._class_of = [numbers[label] - 1 for label in labels] if stream.task == "classes" else None
+        self._questions = _lines(stream)
+        self._answers = [
+            f"{named(label)} {line}" for label, line in zip(labels, self._questions, strict=True)
+        ]
+
+    def predict(self, row: int) -> float:
+        return self._of_row(row, self._workspace.predict(self._questions[row]))
+
+    def learn(self, row: int) -> None:
+        self._workspace.learn(self._answers[row])
+
+    def predict_and_learn(self, row: int) -> float:
+        # The prediction that an example has after it was learned from is the one from before.
+        example = self._workspace.example(self._answers[row])
+        self._workspace.learn(example)
+        prediction = example.get_prediction(self._kind)
+        self._workspace.finish_example(example)
+        return self._of_row(row, prediction)
+
+    def _of_row(self, row: int, prediction: Any) -> float:
+        return float(prediction if self._class_of is None else prediction[self._class_of[row]])
+
+
+def _lines(stream: LearningStream) -> list[str]:
+    """Return each row in the text format of Vowpal Wabbit; a text is a feature of value 1."""
+    rows, texts = _dicts(stream)
+    names = {name: str(name).translate(_RESERVED) for row in rows[:1] for name in row}
+    if isinstance(stream.features, SparseRows):
+        return ["| " + " ".join(f"{name}:{value!r}" for name, value in row.items()) for row in rows]
+    is_text = set(texts)
+    return [
+        "| "
+        + " ".join(
+            f"{names[name]}={value.translate(_RESERVED)}" if name in is_text else f"{names[name]}:{value!r}"
+            for name, value in row.items()
+        )
+        for row in rows
+    ]
+
+
+# Spaces, colons and bars separate features.
+_RESERVED: Final = str.maketrans({" ": "_", ":": "_", "|": "_"})
+
+LEARNERS: Final[Mapping[str, Learner]] = MappingProxyType(
+    {
+        OURS: ours,
+        "river": river,
+        "VW": vowpal_wabbit(""),
+        "VW --coin": vowpal_wabbit("--coin"),
+        "VW --ftrl": vowpal_wabbit("--ftrl"),
+    }
+)
+
+
+def installed_learners() -> dict[str, Learner]:
+    """Return the learners whose packages are installed."""
+    packages = {"river": "river", "VW": "vowpalwabbit"}
+    return {
+        name: learner
+        for name, learner in LEARNERS.items()
+        if name == OURS or find_spec(packages[name.split()[0]]) is not None
+    }

@@ -1,0 +1,170 @@
+"""The benchmark of learning quality: learners of several libraries learn a stream, and a page shows their losses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from benchmarks import learning, learning_streams
+from benchmarks.learning_peers import LEARNERS, OURS, installed_learners, loss, losses
+from benchmarks.learning_streams import LearningStream, MissingStream, Task
+from benchmarks.row_steps import row_steps
+from benchmarks.session import Session
+from streamiter import Columns
+from streamiter.learn import SparseRows
+
+ROWS = 300
+
+
+def stream(task: Task, *, is_sparse: bool = False) -> LearningStream:
+    """Return a stream with a number and a text, or with the places of texts; the label follows from them."""
+    drawn = np.random.default_rng(seed=3)
+    number, town = drawn.normal(size=ROWS), drawn.integers(0, 3, ROWS)
+    scores = number + town
+    labels = {"binary": scores > 1.0, "classes": np.array(["a", "b b", "c:c"])[town], "number": scores}[task]
+    features: Columns | SparseRows = Columns(
+        {"number": number, "town": np.array(["Rom", "La Paz", "x:|"])[town]}
+    )
+    if is_sparse:
+        features = SparseRows(np.arange(ROWS + 1), town, np.ones(ROWS), 3)
+    return LearningStream("small stream", task, features, labels)
+
+
+def late(events: np.ndarray) -> LearningStream:
+    """Return the stream with truth values whose labels come later."""
+    given = stream("binary")
+    return LearningStream("late", "binary", given.features, given.labels, events)
+
+
+def learner(name: str):
+    """Return the learner, or skip the test where its package is missing."""
+    if name != OURS:
+        pytest.importorskip("river" if name == "river" else "vowpalwabbit")
+    return LEARNERS[name]
+
+
+TASKS: tuple[Task, ...] = ("binary", "classes", "number")
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_learner_is_scored_on_predictions_from_before_it_learned(
+    name: str, task: Task, is_sparse: bool
+) -> None:
+    """A learner was scored on rows that it had learned from, and seemed to be the best of all."""
+    learn = learner(name)
+    given = stream(task, is_sparse=is_sparse)
+    changed = np.roll(given.labels, 1)
+    changed[:100] = given.labels[:100]
+    other = LearningStream(given.name, task, given.features, changed)
+    # Labels from row 100 on are others; the prediction for row 100 does not know its own.
+    first, second = learn(given).predictions, learn(other).predictions
+    # Predictions of classes are the probabilities of the true ones.
+    known = 100 if task == "classes" else 101
+    assert first[:known].tolist() == second[:known].tolist()
+    assert loss(given, losses(given, first)) < uninformed(given)
+
+
+def uninformed(given: LearningStream) -> float:
+    """Return the loss of a prediction that knows nothing: ½, each class alike, or 0."""
+    guess = {"binary": 0.5, "classes": 1 / 3, "number": 0.0}[given.task]
+    return loss(given, losses(given, np.full(len(given), guess)))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_learner_does_not_know_late_labels(name: str) -> None:
+    """Each label was learned before the prediction for its row, or before it had come."""
+    learn = learner(name)
+    rows = np.arange(ROWS)
+    all_late = learn(late(np.concatenate([2 * rows, 2 * rows[:-10] + 1])))
+    assert all_late.predictions.tolist() == [0.5] * ROWS
+    a_row_late = learn(late(np.concatenate([[0], np.ravel([2 * rows[1:], 2 * rows[:-1] + 1], order="F")])))
+    at_once = learn(stream("binary"))
+    assert a_row_late.predictions[0] == at_once.predictions[0]
+    assert a_row_late.predictions.tolist() != at_once.predictions.tolist()
+
+
+def test_rows_that_are_never_answered_have_no_loss() -> None:
+    """A cancelled flight counted as one that was not late."""
+    given = late(np.array([0, 2, 4, 3]))
+    assert np.flatnonzero(given.answered).tolist() == [1]
+    label = bool(given.labels[1])
+    assert losses(given, np.array([0.1, 0.8, 0.1] + [0.5] * (ROWS - 3))) == pytest.approx(
+        [-math.log(0.8 if label else 0.2)]
+    )
+    assert given.head(1).events.tolist() == [0]
+
+
+def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
+    """A stream was missing on the page, or its picture could not be read."""
+    results = [learning.compare(stream(task), installed_learners()) for task in TASKS]
+    renamed = [
+        learning.Compared(name, *(getattr(result, field) for field in FIELDS))
+        for name, result in zip(("Bananas", "flights", "Mv"), results, strict=True)
+    ]
+    page = learning.as_page(renamed, {"census": "no file"}, minutes=2.4)
+    assert "in about 2 minutes" in page
+    assert "census (no file)" in page
+    for result in renamed:
+        assert f"| {result.stream} | {ROWS} | 2 |" in page
+        assert f"(pictures/learning/{result.picture})" in page
+        root = ElementTree.fromstring(result.drawn())
+        assert len(root.findall(".//{*}polyline")) == len(result.losses)
+
+
+FIELDS = ("task", "rows", "columns", "losses", "rates", "lines")
+
+
+@pytest.mark.parametrize(
+    ("ours", "better", "than_all"), [(0.1, 1, 1), (0.25, 1, 0), (0.35, 0, 0), (math.nan, 0, 0)]
+)
+def test_wins_are_counted(ours: float, better: int, than_all: int) -> None:
+    """A stream that was lost counted as won."""
+    given = {OURS: ours, "river": 0.3, "VW": 0.4, "VW --coin": 0.2, "VW --ftrl": math.nan}
+    if not math.isnan(ours):
+        given["VW --ftrl"] = 9.0
+    compared = learning.Compared("Mv", "number", 5, 2, given, dict.fromkeys(given, 1.0), [])
+    assert (
+        f"both defaults on {better} of 1 streams, and better than all 4 on {than_all}."
+        in learning.as_page([compared], {}, 1)
+    )
+
+
+def test_all_streams_of_this_machine_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a stream had fewer labels, or a name appeared twice in the table."""
+    monkeypatch.setattr(learning_streams, "DATA", Path("no folder"))
+    groups = (*learning_streams.MAIN, *learning_streams.FURTHER, *learning_streams.SCALES)
+    assert len(set(groups)) == len(groups) == len(learning_streams.STREAMS)
+    with pytest.raises(MissingStream, match="no file a9a_123d_train"):
+        learning_streams.STREAMS["a9a"]()
+    for name in ("v", "1000 v + 50,000", "Phishing", "SolarFlare", "WaterFlow", "Waveform"):
+        try:
+            made = learning_streams.STREAMS[name]()
+        except MissingStream:
+            continue
+        assert made.name == name
+        assert len(made.features) == len(made.labels) == len(made.head(10**6)) > 100
+        assert made.labels.dtype.kind == {"binary": "b", "classes": "U"}.get(
+            made.task, made.labels.dtype.kind
+        )
+
+
+def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
+    """A long run left no page."""
+    learning.main(["v", "--quick", "--output", str(tmp_path)])
+    page = (tmp_path / "learning-results.md").read_text()
+    assert "| v | 500 | 10 |" in page
+    assert (tmp_path / "pictures" / "learning" / "v.svg").is_file()
+    with pytest.raises(SystemExit):
+        learning.main(["no stream"])
+
+
+def test_the_benchmark_of_row_steps_runs() -> None:
+    """The benchmark failed on a name that had changed, after an hour of other benchmarks."""
+    figures = list(row_steps(Session(quick=True, repeat=1)))
+    assert {figure.name.split(": ")[1] for figure in figures} >= {"bare compiled steps", "train_online"}
