@@ -21,7 +21,7 @@ from benchmarks.measuring import Stopwatch
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel, RowSteps
-from streamiter.learn.linear import PROBABILITY_FLOOR
+from streamiter.learn.losses import PROBABILITY_FLOOR
 
 __all__ = ["LEARNERS", "OURS", "Learned", "Learner", "installed_learners", "loss", "losses"]
 
@@ -126,7 +126,8 @@ def _without_flow(stream: LearningStream) -> Floats:
         steps = RowSteps.one_each(len(stream), learns=True)
     else:
         is_answer = stream.events % 2 == 1
-        steps = RowSteps(stream.events // 2, ~is_answer, is_answer, np.ones(len(is_answer)))
+        rows_of_steps, counted = stream.events // 2, np.ones(len(is_answer))
+        steps = RowSteps(rows_of_steps, ~is_answer, is_answer, counted, rows_of_steps)
     found = model.step(rows, steps, stream.labels[steps.rows])
     if stream.task == "classes":
         return _of_true_classes(found, stream.labels)

@@ -44,8 +44,8 @@ class LinearPredictor:
 
     *Plain* parameters are ``{"weights": (d,), "intercept": number, "link": "identity" | "logit" | "log"}``, of which
     only the weights are needed, or the bare weights. A prediction is ``link(weights · x + intercept)``; ``"logit"``
-    gives probabilities, and ``"log"`` exp(score), as for counts. An array of ``d`` features gives one float; an array of
-    shape ``(n, d)``, or a table of ``d`` columns, gives an array of n numbers. A sparse row is the tuple ``(indices,
+    gives probabilities, and ``"log"`` exp(score), as for counts. An array of ``d`` features gives one float; an array
+    of shape ``(n, d)``, or a table of ``d`` columns, gives an array of n numbers. A sparse row is the tuple ``(indices,
     values)``, and features that it does not name are 0. A list of such tuples gives an array, and so do ``SparseRows``,
     about ten times as fast.
 
