@@ -26,7 +26,7 @@ from streamiter.models import LinearPredictor
 
 NUMBERS = [SquaredLoss(), HuberLoss(delta=0.5), QuantileLoss(0.8), QuantileLoss(), PoissonLoss()]
 CLASSES = [LogLoss(), HingeLoss()]
-every_loss = pytest.mark.parametrize("loss", [*NUMBERS, *CLASSES], ids=repr)
+every_loss = pytest.mark.parametrize("loss", [*NUMBERS, *CLASSES], ids=lambda loss: type(loss).__name__)
 
 
 def rows(loss, count=60, width=3):
