@@ -40,9 +40,12 @@ def compiled(function: AnyFunction) -> AnyFunction:
         return function
     from numba import njit
 
-    # A function of an interactive session has no file to store the compiled code beside.
-    is_stored = not function.__code__.co_filename.startswith("<")
-    return cast(AnyFunction, njit(cache=is_stored)(function))
+    try:
+        return cast(AnyFunction, njit(cache=True)(function))
+    except (
+        RuntimeError
+    ):  # No directory can be written, or the function has no file, as in an interactive session.
+        return cast(AnyFunction, njit(function))
 
 
 @contextmanager
@@ -63,7 +66,10 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
         def on_start(self, event: Event) -> None:
             if not self.is_said:
                 self.is_said = True
-                _log.info("compiling %s; this takes about 10 s, and only once on this machine", functions)
+                _log.info(
+                    "compiling %s; this takes about 10 s, once if a directory can be written",
+                    functions,
+                )
 
         def on_end(self, event: Event) -> None:
             """Say nothing."""

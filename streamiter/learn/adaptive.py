@@ -21,7 +21,7 @@ from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missi
 from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats
+from streamiter.tables import as_floats, columns_of_table
 
 _NAME: Final = "AdaptiveLinearModel"
 
@@ -319,7 +319,7 @@ class AdaptiveLinearModel:
     one more probability, the last, is that of a class that has not come yet. Labels that are truth values, 0 or 1 have
     one probability, that of True or 1.
 
-    Features are records with named fields (:class:`~streamiter.named_rows.FieldReader`), a matrix, or ``SparseRows``.
+    Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
     places; columns of ``SparseRows`` are scaled by their root mean square. NaN, infinity and absent numbers are
     missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows.
@@ -531,10 +531,12 @@ class AdaptiveLinearModel:
     def _named(self, features: Features) -> NamedRows | SparseRows:
         if isinstance(features, (NamedRows, SparseRows)):
             return features
-        if isinstance(features, Columns) or (
-            isinstance(features, list) and features and isinstance(features[0], Mapping)
-        ):
+        is_list = isinstance(features, list) and (not features or isinstance(features[0], Mapping))
+        if is_list or isinstance(features, Columns):
             return self._reader.rows(features)
+        is_matrix = isinstance(features, (np.ndarray, list, tuple))
+        if not is_matrix and (table := columns_of_table(_NAME, features, ModelError)) is not None:
+            return self._reader.rows(table)
         return named_matrix(as_floats(_NAME, "features", features))
 
     def _check_width(self, named: NamedRows | SparseRows) -> None:

@@ -144,13 +144,17 @@ def features_reader(
             rows: NamedRows | SparseRows = found
         else:
             rows = named_matrix(as_floats(f"{_TRAINING}(features=)", "features", found))
-        if len(rows) != len(mini_batch):
-            raise ConfigurationError(
-                f"{_TRAINING}(features=): expected a row for each of {len(mini_batch)} records, given {len(rows)}"
-            )
+        _check_one_each(f"{_TRAINING}(features=)", rows, mini_batch)
         return rows
 
     return of_function
+
+
+def _check_one_each(owner: str, rows: NamedRows | SparseRows, mini_batch: Batch) -> None:
+    if len(rows) != len(mini_batch):
+        raise ConfigurationError(
+            f"{owner}: expected a row for each of {len(mini_batch)} records, given {len(rows)}"
+        )
 
 
 def labelled_rows(
@@ -180,6 +184,7 @@ def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
             if isinstance(features, SparseRows)
             else named_matrix(as_floats(owner, "features", features))
         )
+        _check_one_each(owner, rows, mini_batch)
         weights = None if examples.weights is None else row_weights(owner, examples.weights, len(rows))
         return rows, np.asarray(examples.targets).tolist(), weights
 

@@ -364,6 +364,21 @@ def test_dicts_columns_tables_and_a_matrix_give_the_same_model() -> None:
     assert states == [states[0]] * len(states)
 
 
+def test_tables_have_the_fields_of_their_columns() -> None:
+    """A table was read as a matrix: its columns had numbers for names, and a column of texts was refused."""
+    pandas, polars, pyarrow = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    named = {"km": [1.0, 2.0, None], "town": ["Rome", None, "Oslo"]}
+    records = [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+    expected = AdaptiveLinearModel()
+    expected.learn(records, [1, 0, 1])
+    for table in (pandas.DataFrame(named), polars.DataFrame(named), pyarrow.table(named)):
+        model = AdaptiveLinearModel()
+        model.learn(table, [1, 0, 1])
+        assert frozen(model.state()) == frozen(expected.state())
+        assert model.predict(table).tolist() == expected.predict(records).tolist()
+    assert expected.predict([]).shape == (0,)
+
+
 @pytest.mark.parametrize(
     ("labels", "link", "classes"),
     [

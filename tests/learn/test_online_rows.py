@@ -526,6 +526,8 @@ def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None
     assert statistics.step("read").rejected == 1
     with pytest.raises(JobFailed, match=r"features=\): expected a row for each of 3 records, given 2"):
         trained(GOOD[:3], label="late", features=lambda rows: [[1.0], [2.0]])
+    with pytest.raises(JobFailed, match=r"extract=\): expected a row for each of 3 records, given 2"):
+        trained(GOOD[:3], extract=lambda rows: Examples([[1.0], [2.0]], [0, 1]))
 
 
 # ---- options
