@@ -667,7 +667,7 @@ class AdaptiveLinearModel:
         if good.all():
             return
         if self._label_kind == "binary":
-            advice = 'give task="regression" for numbers'
+            advice = f'give task="regression" for numbers, or {_NAME}(classes=[…]) for more than two classes'
             raise self._bad_labels(~good, given, "0, 1 or a truth value, like the first label", advice)
         raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size")
 

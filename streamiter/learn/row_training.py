@@ -311,7 +311,9 @@ class EventReader(Operator):
         try:
             is_answer = bool(self._events.is_answer(event))
             label = self._events.target_of(event) if is_answer else None
-            return self._events.key_of(event), is_answer, label
+            key = self._events.key_of(event)
+            hash(key)  # A TypeError here refuses this event only.
+            return key, is_answer, label
         except Exception as error:
             raise BadRows([row], f"{type(error).__name__}: {error}") from error
 
@@ -423,7 +425,8 @@ class RowOwner(Operator, IterationListener):
                 steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
                 predictions = self._model.step(rows, steps, labels)
             except BadRows as bad:
-                kept = [row for row in range(len(records)) if row not in set(bad.rows)]
+                refused = set(bad.rows)
+                kept = [row for row in range(len(records)) if row not in refused]
                 records = without(records, bad, out)
                 labels = [labels[row] for row in kept]
                 weights = None if weights is None else weights[kept]
@@ -492,7 +495,8 @@ class RowOwner(Operator, IterationListener):
             except BadRows as bad:
                 for row in bad.rows:
                     out.reject(given["records"][asked[row]], bad)
-                kept = [row for row in range(len(asked)) if row not in set(bad.rows)]
+                refused = set(bad.rows)
+                kept = [row for row in range(len(asked)) if row not in refused]
                 asked, features = [asked[row] for row in kept], features[kept]
 
     def _make_steps(

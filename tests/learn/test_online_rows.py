@@ -480,6 +480,8 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mini_
     bad: list[tuple[Record, str, str]] = [
         ({"id": 100, "km": [1]}, "read", "expected a number, a text or None in the field 'km'"),
         ({"id": 101, "km": "far"}, "learn", "expected numbers in the field 'km'"),
+        ({"km": 1.0}, "read", "KeyError: 'id'"),
+        ({"id": [1], "km": 1.0}, "read", "TypeError: unhashable type: 'list'"),
         ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
         (
             {"id": 102, "answer": "maybe"},
@@ -491,7 +493,7 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mini_
     dirty.insert(12, {"id": 102, "km": 1.0})
     for number, (record, _, _) in enumerate(bad):
         dirty.insert(15 + 6 * number, record)
-    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch)
+    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch, mode="synchronous")
     assert sorted((step, value) for step, _, value in letters) == sorted(
         (step, orjson.dumps(record)) for record, step, _ in bad
     )
