@@ -426,7 +426,7 @@ class AdaptiveLinearModel:
         named = self._named(features)
         self._check_width(named)
         if isinstance(named, SparseRows):
-            self._sparse_width = named.width
+            self._sparse_width = named.width if len(named) else self._sparse_width
         else:
             self._check_fields(named)
             self._add_fields(named)
@@ -543,7 +543,8 @@ class AdaptiveLinearModel:
         """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
         given = named.width if isinstance(named, SparseRows) else None
         is_new = self._weights is None and self._sparse_width is None
-        if given == self._sparse_width or (is_new and not self._columns and not self._text_fields):
+        is_new = is_new and not self._columns and not self._text_fields
+        if is_new or given == self._sparse_width or not len(named):
             return
         before, after = (
             "records with fields" if width is None else f"sparse rows of width {width}"

@@ -303,6 +303,14 @@ DELAYED = DelayedLabels(
 )
 
 
+def matrix_km(rows: Any) -> Any:
+    return [[row["km"], row["id"] % 5] for row in rows]
+
+
+def sparse_km(rows: Any) -> SparseRows:
+    return SparseRows.from_dense(matrix_km(rows), keep_zeros=True)
+
+
 def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
     """Return questions and answers: some asked again, never answered, answered with None, or without a question."""
     random = np.random.default_rng(seed)
@@ -379,6 +387,20 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
             validation = ProgressiveValidation(kind=kind)
             validation.update(predictions, labels)
             assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("features", [sparse_km, matrix_km], ids=["sparse", "matrix"])
+def test_late_labels_with_a_function_of_features_equal_a_plain_loop(features: Any) -> None:
+    """A mini-batch of answers only has no features, and was taken for records with other fields."""
+    events = [event for event in delayed_events(150, "late") if "km" in event]
+    rows = {event["id"]: event for event in events}
+    answers = [{"id": n, "answer": row["km"] > 5_000} for n, row in rows.items()]
+    model = AdaptiveLinearModel()
+    for answer in answers:
+        model.learn(features([rows[answer["id"]]]), [answer["answer"]])
+    labels = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, features, DELAYED.target_of)
+    result = trained([*events, *answers], labels=labels, mini_batch=20, workers=1)
+    assert result.last == frozen(model.parameters())
 
 
 def test_late_labels_reach_their_question_with_many_workers() -> None:
@@ -469,8 +491,11 @@ async def test_records_that_are_no_rows_become_dead_letters_and_all_others_are_l
     assert result.metrics["count"] == len(GOOD)
 
 
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("mini_batch", [1, 9, 1_000])
-async def test_events_that_are_no_questions_or_answers_become_dead_letters(mini_batch: int) -> None:
+async def test_events_that_are_no_questions_or_answers_become_dead_letters(
+    mode: Any, mini_batch: int
+) -> None:
     """A question without features, or an answer with a label that is none, ended the job or was lost silently."""
     events: list[Record] = []
     for n in range(40):
@@ -493,7 +518,7 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mini_
     dirty.insert(12, {"id": 102, "km": 1.0})
     for number, (record, _, _) in enumerate(bad):
         dirty.insert(15 + 6 * number, record)
-    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch, mode="synchronous")
+    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch, mode=mode)
     assert sorted((step, value) for step, _, value in letters) == sorted(
         (step, orjson.dumps(record)) for record, step, _ in bad
     )
