@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import re
 import sys
@@ -76,11 +77,40 @@ async def watched(
     ) as live:
         refreshing = asyncio.create_task(_refresh(live, picture))
         try:
-            yield
+            with _log_above(console):
+                yield
         finally:
             refreshing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await refreshing
+
+
+class _AboveFigures(logging.Handler):
+    """Prints log lines above the live figures."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(Text(record.getMessage()))
+
+
+@contextlib.contextmanager
+def _log_above(console: Console) -> Iterator[None]:
+    """Print what learners log, such as that a model is compiled, unless the program has a log of its own."""
+    log = logging.getLogger("streamiter.learn")
+    if log.hasHandlers():
+        yield
+        return
+    handler, level = _AboveFigures(console), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 async def _refresh(live: Live, render: Callable[[], RenderableType]) -> None:

@@ -115,6 +115,13 @@ class Odd(Flow):
         raise KeyError("no such thing")
 
 odd = Odd("odd")
+
+def telling():
+    import logging
+    made = Flow("telling")
+    log = logging.getLogger("streamiter.learn")
+    made.from_items([1]).map(lambda x: log.info("compiling [it] for %d", x), name="learn").collect()
+    return made
 """
 
 
@@ -294,6 +301,14 @@ def test_the_output_of_steps_goes_into_the_file_of_the_shell(folder):
         code, _ = on_terminal("run", "clicks:printing", cwd=folder, stdout=results)
     assert code == 0
     assert (folder / "results").read_text().split() == ["seen", "1", "seen", "2"]
+
+
+def test_the_log_of_learners_is_printed_above_the_figures(folder):
+    """The first model took ten seconds to compile, and the figures stood still without a reason."""
+    code, printed = on_terminal("run", "clicks:telling", cwd=folder)
+    assert code == 0
+    assert "compiling [it] for 1" in printed
+    assert "compiling" not in streamiter("run", "clicks:telling", cwd=folder).stderr
 
 
 def test_epochs_of_a_loop_are_among_the_figures(folder):

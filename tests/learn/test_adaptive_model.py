@@ -476,8 +476,11 @@ def test_a_refused_row_does_not_change_what_its_field_is() -> None:
     with pytest.raises(BadRows) as caught:
         model.learn(rows, [1, 0, 1])
     assert caught.value.rows == (1,)
-    model.learn(rows[[0, 2]], [1, 1])
-    model.learn([{"a": 5.0}], [0])
+    good = AdaptiveLinearModel(bits=BITS)
+    for records, learner in ((rows[[0, 2]], model), ([{"a": 1.0}, {"a": 3.0}], good)):
+        learner.learn(records, [1, 1])
+        learner.learn([{"a": 5.0}], [0])
+    assert learned(model) == learned(good)
     other = AdaptiveLinearModel(bits=BITS)
     other.learn([{"t": math.nan}, {"t": "Rome"}], [1, 0])
     other.learn([{"t": "Rome"}], [1])
