@@ -16,7 +16,7 @@ import numpy as np
 
 from streamiter.errors import ModelError, shortened
 from streamiter.models.update import Parameters
-from streamiter.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.named_rows import HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, is_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows, sums_by
@@ -153,9 +153,8 @@ def _link(fields: Mapping[str, object], subject: str) -> Callable[[Floats], Floa
 
 # ---- standardized models
 
-# As the learner: its scores of probabilities end here, and larger numbers are missing.
+# As the learner: its scores of probabilities end here.
 _SCORE_MAX: Final = 30.0
-_HUGE: Final = 1e100
 
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
 
@@ -274,12 +273,12 @@ class _StandardizedModel:
                     score = score + self._text_weight(name, value)
                 elif name in self._columns:
                     raise self._wrong_kind(name, "a number", shortened(value))
-            elif _is_missing(value):
+            elif _is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
                 if not isinstance(value, _NUMBERS):
                     self._reader.rows([{name: value}])  # Refuses it.
-                elif abs(value) > _HUGE:
+                elif abs(value) > HUGE:
                     score = score + self._text_weight(name, value)
                 else:
                     center, limit, weight = column
@@ -351,7 +350,7 @@ class _StandardizedModel:
             rows = [self._with_vectors_as_fields(row) for row in given]
             known = self._known
             given = [
-                {name: value for name, value in row.items() if name in known or _is_missing(value)}
+                {name: value for name, value in row.items() if name in known or _is_none(value)}
                 for row in rows
             ]
         return self._reader.rows(given)
@@ -389,14 +388,15 @@ class _StandardizedModel:
         return np.where(self._places[at] == places, at, len(self._places) - 1)
 
 
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and not abs(value) <= _HUGE)
+def _is_none(value: object) -> bool:
+    """Whether the value is missing: None, or a float that is."""
+    return value is None or (isinstance(value, float) and not abs(value) <= HUGE)
 
 
 def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
     """Return the differences within their limits, 0 where a value is missing."""
     x: Floats = np.minimum(np.maximum(differences, -limits), limits)
-    x[~(np.abs(values) <= _HUGE)] = 0.0
+    x[is_missing(values)] = 0.0
     return x
 
 
