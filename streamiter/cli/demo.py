@@ -319,8 +319,8 @@ _TRANSACTIONAL_ID: Final = "streamiter demo"
 # Many times the time to write on a slow disk.
 _WRITING_TIMEOUT_S: Final = 600.0
 
-# The size of the kept updates: about 15,000, more than two runs of the demo with mini-batches of 100. Smaller
-# mini-batches make up to 327,346 updates, over a gigabyte.
+# The size of the kept updates: about 14,000, of twenty runs of the demo. Mini-batches of one event make 327,346 updates
+# in a run, over a gigabyte.
 UPDATES_BYTES: Final = 64 << 20
 
 

@@ -373,7 +373,7 @@ class _StandardizedModel:
             if name in self._columns:
                 raise self._wrong_kind(name, "a number", "a text")
         for position, name in enumerate(rows.fields):
-            if name in self._texts and not np.isnan(rows.numbers[:, position]).all():
+            if name in self._texts and not is_missing(rows.numbers[:, position]).all():
                 raise self._wrong_kind(name, "a text", "a number")
 
     def _scores_of_sparse(self, rows: SparseRows) -> Floats:
