@@ -324,10 +324,13 @@ class _StandardizedModel:
             return (rows if isinstance(rows, SparseRows) else SparseRows.from_dense(rows)), is_single
         if isinstance(x, list) and (not x or isinstance(x[0], Mapping)):
             return self._rows_of_dicts(x), False
-        if self._is_matrix and not isinstance(x, Columns):
+        if isinstance(x, (np.ndarray, list, tuple, SparseRows)):
+            table = None
+        else:
+            table = x if isinstance(x, Columns) else columns_of_table(self._subject, x, ModelError)
+        if self._is_matrix and (table is None or self._columns.keys().isdisjoint(table.names)):
             rows, is_single = rows_to_predict(self._subject, x, len(self._fields))
             return named_matrix(rows.to_dense() if isinstance(rows, SparseRows) else rows), is_single
-        table = x if isinstance(x, Columns) else columns_of_table(self._subject, x, ModelError)
         if table is None:
             raise ModelError(
                 f"{self._subject}: expected rows with the fields of the model (dicts, Columns or a table), which are "

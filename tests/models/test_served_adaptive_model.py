@@ -135,6 +135,8 @@ def test_a_matrix_and_its_rows_are_predicted(labels: str) -> None:
     np.testing.assert_allclose(
         predict(pandas.DataFrame(x[8:], columns=["x", "y", "z"])), expected[8:], **TOLERANCE
     )
+    turned = pandas.DataFrame({name: x[8:, int(name)] for name in "201"})
+    np.testing.assert_allclose(predict(turned), expected[8:], **TOLERANCE)
     np.testing.assert_allclose(predict(x[3].tolist()), expected[3], **TOLERANCE)
     np.testing.assert_allclose(predict({"0": x[7, 0], "2": x[7, 2]}), expected[7], **TOLERANCE)
     np.testing.assert_allclose(predict(SparseRows.from_dense(x[8:])), expected[8:], **TOLERANCE)
