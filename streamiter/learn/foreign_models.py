@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
+from streamiter.learn.drift import DRIFTS, DriftDetector, DriftWatch
 from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
@@ -142,7 +143,14 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     needs_epochs = False
 
-    def __init__(self, model: ForeignModel[Model], read: ReadForeign, *, publish_every: int) -> None:
+    def __init__(
+        self,
+        model: ForeignModel[Model],
+        read: ReadForeign,
+        *,
+        publish_every: int,
+        drift: DriftDetector | None = None,
+    ) -> None:
         self._functions = model
         self._model = model.make()
         self._read = read
@@ -151,6 +159,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._steps = 0
         """The number of mini-batches since a version was published."""
         self._is_started = False
+        self._drift = None if drift is None else DriftWatch(drift)
         self._classes: dict[Any, int] = {}
         """The number of each class."""
 
@@ -220,12 +229,16 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             numbers = [self._classes.setdefault(label, len(self._classes)) for label in labels]
             rows["classes"] = np.array(numbers, dtype=np.intp)
         out.emit(rows, tag=PREDICTIONS)
+        if self._drift is not None:
+            for drift in self._drift.add(rows):
+                out.emit(drift, tag=DRIFTS)
 
     def _publish(self, out: Output) -> None:
         if self._steps:
             self._steps = 0
+            metrics = {} if self._drift is None else self._drift.metrics()
             saved = np.frombuffer(self._functions.save(self._model), dtype=np.uint8)
-            out.emit(ModelSnapshot({"saved": saved}, self._records, {}, self._context.epoch), tag=MODELS)
+            out.emit(ModelSnapshot({"saved": saved}, self._records, metrics, self._context.epoch), tag=MODELS)
 
     def finish(self, out: Output) -> None:
         self._publish(out)
@@ -237,12 +250,15 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             "steps": self._steps,
             "started": self._is_started,
             "classes": list(self._classes),
+            "drift": None if self._drift is None else self._drift.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model = self._functions.load(state["model"])
         self._records, self._steps, self._is_started = state["records"], state["steps"], state["started"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
+        if self._drift is not None and (drift := state["drift"]) is not None:
+            self._drift.restore(drift)
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:

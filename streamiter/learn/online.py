@@ -355,7 +355,7 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(model, read, publish_every=shared.publish_every),
+            lambda: ForeignOwner(model, read, publish_every=shared.publish_every, drift=shared.drift),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,
@@ -363,7 +363,11 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
         )
         return IterationBodyResult(
             feedback_variable_streams=[owner],
-            output_streams=[owner.side_output(MODELS), owner.side_output(PREDICTIONS)],
+            output_streams=[
+                owner.side_output(MODELS),
+                owner.side_output(PREDICTIONS),
+                owner.side_output(DRIFTS),
+            ],
         )
 
     return body
