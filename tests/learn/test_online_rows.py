@@ -27,6 +27,7 @@ from streamiter.learn import (
     SparseRows,
     train_online,
 )
+from streamiter.learn.adaptive import RowSteps
 from streamiter.learn.validation import MeanComparison, PredictedRows
 from streamiter.models import ModelSnapshot
 from streamiter.runtime.plan import ChannelLimits
@@ -329,26 +330,37 @@ def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
     return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
 
-def delayed_by_a_loop(events: list[Record]) -> tuple[AdaptiveLinearModel, list[Any], list[Any], int]:
+def delayed_by_a_loop(
+    events: list[Record], labels_of: DelayedLabels = DELAYED, read: Any = lambda rows: chosen(rows, *FEATURES)
+) -> tuple[AdaptiveLinearModel, list[Any], list[Any], int]:
     """Return the model, the first predictions with their labels, and the number of answers without a question."""
     model, waiting, unknown = AdaptiveLinearModel(), {}, 0
     predictions, labels = [], []
+    ask, learn = (
+        RowSteps(
+            np.zeros(1, np.intp),
+            np.array([predicts]),
+            np.array([not predicts]),
+            np.ones(1),
+            np.zeros(1, np.intp),
+        )
+        for predicts in (True, False)
+    )
     for event in events:
         if "answer" not in event:
-            features = chosen([event], *FEATURES)
-            model.rows(features)
+            rows, scores = model.rows(read([event])), {}
             waiting.pop(event["id"], None)
-            prediction = None if model.records == 0 else model.predict(features)[0]
-            waiting[event["id"]] = features, prediction
-            if len(waiting) > DELAYED.waiting_max:
+            prediction = model.step(rows, ask, [None], scores)[0]
+            waiting[event["id"]] = rows, prediction, scores
+            if len(waiting) > labels_of.waiting_max:
                 del waiting[next(iter(waiting))]
         elif event["id"] not in waiting:
             unknown += 1
         else:
-            features, prediction = waiting.pop(event["id"])
+            rows, prediction, scores = waiting.pop(event["id"])
             if event["answer"] is not None:
-                model.learn(features, [event["answer"]])
-                if prediction is not None:
+                model.step(rows, learn, [event["answer"]], scores)
+                if not np.isnan(prediction).any():
                     predictions.append(prediction)
                     labels.append(event["answer"])
     return model, predictions, labels, unknown
@@ -395,10 +407,8 @@ def test_late_labels_with_a_function_of_features_equal_a_plain_loop(features: An
     events = [event for event in delayed_events(150, "late") if "km" in event]
     rows = {event["id"]: event for event in events}
     answers = [{"id": n, "answer": row["km"] > 5_000} for n, row in rows.items()]
-    model = AdaptiveLinearModel()
-    for answer in answers:
-        model.learn(features([rows[answer["id"]]]), [answer["answer"]])
     labels = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, features, DELAYED.target_of)
+    model, *_ = delayed_by_a_loop([*events, *answers], labels, features)
     result = trained([*events, *answers], labels=labels, mini_batch=20, workers=1)
     assert result.last == frozen(model.parameters())
 
