@@ -57,6 +57,7 @@ NAMES = {
         "FTRL",
         "FeatureHasher",
         "Fit",
+        "ForeignModel",
         "Gradient",
         "GradientDescent",
         "HingeLoss",

@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
+from streamiter.errors import (
+    ConfigurationError,
+    ModelError,
+    OffsetOutOfRange,
+    TopicNotFound,
+    TopicUnavailable,
+)
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, model_updates
 from streamiter.models.update import ModelUpdate, Parameters, Rank, check_model_name
@@ -69,8 +75,9 @@ class NoModel(ModelError):
 class ServedModel:
     """Follows ``model`` in ``topic`` from its newest update on, and predicts with the latest update.
 
-    ``predict(parameters, x)`` computes a prediction; without it the model must be linear (see
-    :class:`~streamiter.models.LinearPredictor`). A task follows the topic; it ends with the ``async with``.
+    ``predict(parameters, x)`` computes a prediction; or ``load(parameters)``, called once for each update, returns the
+    function that does. Without both the model must be linear (see :class:`~streamiter.models.LinearPredictor`). A task
+    follows the topic; it ends with the ``async with``.
 
     An update that cannot be read or used is counted in ``statistics()``, and the last good model continues to answer.
     While the topic does not answer, the task tries again. If following ends for good, for instance because the topic
@@ -91,12 +98,18 @@ class ServedModel:
         model: str,
         *,
         predict: Callable[[Parameters, Any], Any] | None = None,
+        load: Callable[[Parameters], Callable[[Any], Any]] | None = None,
         waiting_max: int = 1024,
         clock: Clock | None = None,
     ) -> None:
         check_model_name(model)
+        if predict is not None and load is not None:
+            raise ConfigurationError(
+                "ServedModel: expected one of predict= and load=, given both; leave one out"
+            )
         self._subject = f"model {model!r} of {topic.url}"
         self._predict = predict
+        self._load = load
         self._clock = clock or SystemClock()
         self._waiting = WaitingCalls(self._subject, waiting_max, self._clock)
         self._follower = Follower(topic, model, self._clock, self._take_over, self._following_ended)
@@ -183,6 +196,8 @@ class ServedModel:
         self._waiting.release()
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
+        if self._load is not None:
+            return self._load(update.parameters)
         if self._predict is not None:
             return functools.partial(self._predict, update.parameters)
         subject = f"{self._subject}, update {update.generation}.{update.version}"

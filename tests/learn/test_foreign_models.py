@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter import Columns, Flow
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter import Columns, Flow, topic
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.foreign_models import ForeignOwner, fields_of
+from streamiter.models import ServedModel
 from streamiter.testing import check_restore
 
 
@@ -176,6 +177,29 @@ def owner() -> ForeignOwner[Any]:
         return mini_batch, [row["y"] for row in mini_batch], None
 
     return ForeignOwner(mean(save=save), read, publish_every=10**6)
+
+
+async def test_a_published_model_is_loaded_once_and_served() -> None:
+    """The bytes of a forest were read again for each prediction, which took a second."""
+    loads: list[bytes] = []
+
+    def load(data: bytes) -> Mean:
+        loads.append(data)
+        return Mean.load(data)
+
+    model = mean(load=load)
+    updates = topic("memory://updates")
+    await updates.create()
+    flow = Flow("served")
+    train_online(flow.from_items(RECORDS), model, label="y").models.publish_model(updates, model="mean")
+    job = await flow.start()
+    await job.wait()
+    async with ServedModel(updates, "mean", load=model.predictor) as served:
+        await served.ready()
+        assert [served.predict({}).value for _ in range(3)] == [pytest.approx(2.0)] * 3
+    assert len(loads) == 1
+    with pytest.raises(ConfigurationError, match="expected one of predict= and load=, given both"):
+        ServedModel(updates, "mean", load=model.predictor, predict=lambda parameters, x: x)
 
 
 def test_rows_without_a_label_follow_the_policy() -> None:
