@@ -206,6 +206,8 @@ class FieldReader:
         flags: list[Array] = []
         missing_count = np.zeros(count, dtype=np.intp)
         for name, column in columns.items():
+            if not isinstance(name, str):
+                raise ModelError(f"{self._owner}: expected texts as names of fields, given {name!r}")
             of_numbers, of_texts, missing = self._read_column(name, column)
             if of_numbers is not None and of_numbers.ndim == 1:
                 fields.append(name)

@@ -300,7 +300,7 @@ DELAYED = DelayedLabels(
     is_answer=lambda event: "answer" in event,
     features=FEATURES,
     target_of=lambda event: event["answer"],
-    waiting_max=40,
+    waiting_max=15,
 )
 
 
@@ -320,13 +320,13 @@ def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
         question = without(record, *LABELS, "weight")
         events.append((n, question))
         answered = n + random.exponential(15)
-        if n % 9 == 4:
+        if n % 3 == 1:
             events.append((n + random.exponential(10), question | {"km": 1.0}))
         if n % 13:
             answer = None if n % 17 == 5 else record[label]
             events.append((answered, {"id": n, "answer": answer}))
-        if n % 19 == 7:
-            events.append((answered + 1, {"id": n, "answer": record[label]}))
+        if n % 4 == 3:
+            events.append((answered + random.exponential(5), {"id": n, "answer": record[label]}))
     return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
 
