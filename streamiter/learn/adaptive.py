@@ -315,9 +315,9 @@ class AdaptiveLinearModel:
     """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
 
     It predicts a probability, one for each class, or a number. ``task`` says whether labels are classes or numbers;
-    None: the first label does. ``classes`` are the labels of all classes; None: classes are found as they come, and
-    one more probability, the last, is that of a class that has not come yet. Labels that are truth values, 0 or 1 have
-    one probability, that of True or 1.
+    None: the first label does, where 0 and 1 are classes, and other numbers are numbers. ``classes`` are the labels of
+    all classes; None: classes are found as they come, and one more probability, the last, is that of a class that has
+    not come yet. Labels that are truth values, or without a ``task`` 0 and 1, have one probability, that of True or 1.
 
     Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
@@ -668,7 +668,7 @@ class AdaptiveLinearModel:
         if good.all():
             return
         if self._label_kind == "binary":
-            advice = f'give task="regression" for numbers, or {_NAME}(classes=[…]) for more than two classes'
+            advice = 'give task="regression" for numbers, task="classification" for more than two classes'
             raise self._bad_labels(~good, given, "0, 1 or a truth value, like the first label", advice)
         raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size")
 
@@ -817,11 +817,10 @@ def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> _
         return "number"
     if classes:
         return "classes"
-    if isinstance(first, str):
+    # With a task, 0 may be the first of more than two classes.
+    if isinstance(first, str) or (task == "classification" and not isinstance(first, (bool, np.bool_))):
         return "classes"
-    if first in (0, 1):
-        return "binary"
-    return "classes" if task == "classification" else "number"
+    return "binary" if first in (0, 1) else "number"
 
 
 def _class_of(label: Label) -> Label:

@@ -399,11 +399,11 @@ def test_the_first_label_says_what_is_predicted(labels: Any, link: str, classes:
 
 
 def test_classes_are_given_or_found() -> None:
-    """Equal labels of numpy and Python were two classes, and a class that came late had no probability."""
+    """Equal labels of numpy and Python were two classes; class 2 was refused, because class 0 had come first."""
     model = AdaptiveLinearModel(task="classification")
-    labels = [7, np.int64(7), 7.0, np.float32(9.0), 9]
+    labels = [0, np.int64(0), 0.0, np.float32(9.0), 9]
     found = model.learn_each([[0.0]] * 5, labels)
-    assert model.classes == [7, 9]
+    assert model.classes == [0, 9]
     assert found.shape == (5, 3)
     assert found.sum(axis=1) == pytest.approx(np.ones(5))
     given = AdaptiveLinearModel(classes=["x", "y"])
