@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
-from streamiter.learn.drift import DRIFTS, DriftDetector, DriftWatch
+from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
@@ -230,8 +230,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             rows["classes"] = np.array(numbers, dtype=np.intp)
         out.emit(rows, tag=PREDICTIONS)
         if self._drift is not None:
-            for drift in self._drift.add(rows):
-                out.emit(drift, tag=DRIFTS)
+            self._drift.tell(rows, out)
 
     def _publish(self, out: Output) -> None:
         if self._steps:
@@ -257,8 +256,8 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._model = self._functions.load(state["model"])
         self._records, self._steps, self._is_started = state["records"], state["steps"], state["started"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
-        if self._drift is not None and (drift := state["drift"]) is not None:
-            self._drift.restore(drift)
+        if self._drift is not None:
+            self._drift.restore(state.get("drift"))
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:

@@ -39,6 +39,8 @@ class LinearLoss(abc.ABC):
     """The name of the function from the prediction to the margin: "identity", "logit" or "log"."""
     task: ClassVar[Literal["classification", "regression"]] = "regression"
     """Whether targets are classes, 0 and 1, or numbers."""
+    predicts_mean: ClassVar[bool] = True
+    """Whether the best prediction is the mean of the targets; so a much worse one than the mean is a fault."""
 
     @abc.abstractmethod
     def predict(self, margins: Floats) -> Floats:
@@ -142,6 +144,7 @@ class QuantileLoss(_IdentityLoss):
     [0.9, 0.1]
     """
 
+    predicts_mean: ClassVar[bool] = False
     quantile: float = 0.5
 
     def __post_init__(self) -> None:
@@ -235,14 +238,15 @@ class LogLoss(LinearLoss):
 class HingeLoss(_IdentityLoss):
     """max(0, 1 − s · margin) with s = 1 for target 1 and −1 for target 0: the loss of support vector machines.
 
-    A prediction is the margin, a score: above 0 means target 1. Validation takes ½ (1 + score), from 0 to 1, as the
-    probability of target 1. Source: Cortes and Vapnik, "Support-Vector Networks" (1995).
+    A prediction is the margin, a score: above 0 means target 1. Validation takes 1/(1 + e^−score) as the probability of
+    target 1. Source: Cortes and Vapnik, "Support-Vector Networks" (1995).
 
     >>> HingeLoss().values(np.array([0.5, 3.0, 0.5]), np.array([1.0, 1.0, 0.0])).tolist()
     [0.5, 0.0, 1.5]
     """
 
     task = "classification"
+    predicts_mean = False
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         return np.maximum(0.0, 1.0 - (2.0 * targets - 1.0) * predictions)
@@ -256,7 +260,7 @@ class HingeLoss(_IdentityLoss):
         return -sign if sign * prediction < 1.0 else 0.0
 
     def validated(self, predictions: Floats) -> Floats:
-        return np.clip(0.5 + 0.5 * predictions, 0.0, 1.0)
+        return LogLoss().predict(predictions)
 
     def check_targets(self, owner: str, targets: Floats) -> None:
         _check_classes(owner, targets)

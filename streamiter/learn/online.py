@@ -600,6 +600,7 @@ class OnlineWorker(GradientWorker):
             "predictions": self._model.loss.validated(predictions),
             "targets": targets,
             "weights": weights,
+            "is_mean": self._model.loss.predicts_mean,
         }
         out.emit(rows, tag=PREDICTIONS)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, ModelRows, RowSteps
-from streamiter.learn.drift import DRIFTS, DriftDetector, DriftWatch
+from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -454,8 +454,7 @@ class RowOwner(Operator, IterationListener):
             rows["classes"] = classes
         out.emit(rows, tag=PREDICTIONS)
         if self._drift is not None:
-            for drift in self._drift.add(rows):
-                out.emit(drift, tag=DRIFTS)
+            self._drift.tell(rows, out)
 
     # ---- questions and answers
 
@@ -571,8 +570,8 @@ class RowOwner(Operator, IterationListener):
         self._held = list(state["held"])
         self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
         self._loss, self._weight, self._missing = state["since published"]
-        if self._drift is not None and (drift := state.get("drift")) is not None:
-            self._drift.restore(drift)
+        if self._drift is not None:
+            self._drift.restore(state.get("drift"))
 
 
 class _Asked(NamedTuple):

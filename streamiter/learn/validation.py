@@ -424,6 +424,8 @@ class PredictedRows(TypedDict):
     """The sample weights; 1 where none are given."""
     classes: NotRequired[Indices]
     """For "classes" the number of the true class of each row."""
+    is_mean: NotRequired[bool]
+    """False for predictions that are no means of targets, such as quantiles."""
 
 
 def losses_of(kind: ValidationKind, predictions: Floats, targets: Floats) -> Floats:
@@ -555,7 +557,7 @@ class Validate(Operator):
         if self._validation is None:
             self._validation = ProgressiveValidation(window=self._window, kind=rows["task"])
         self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
-        if (found := self._comparison.far_above(rows)) is not None:
+        if rows.get("is_mean", True) and (found := self._comparison.far_above(rows)) is not None:
             _log.warning(
                 "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
                 "of all labels so far. Usual reasons: labels or features belong to other rows (check label=, extract= "

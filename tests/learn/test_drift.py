@@ -15,6 +15,7 @@ from streamiter.learn import (
     BadRows,
     DelayedLabels,
     DriftWatch,
+    ForeignModel,
     LogisticRegression,
     PageHinkley,
     train_online,
@@ -220,6 +221,31 @@ def test_rows_of_weight_0_do_not_count():
     assert watch.metrics() == {"drifts": 0, "rows_since_drift": 1}
 
 
+@every_detector
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_watch_depends_neither_on_cuts_nor_on_restores(make, task):
+    """The variance of the targets was that of the mini-batch, so the drift depended on its size."""
+    random = np.random.default_rng(11)
+    targets = (
+        random.normal(size=900) * 7.0 + 100.0 if task == "regression" else random.integers(0, 2, 900) * 1.0
+    )
+    good = targets + random.normal(size=900) if task == "regression" else 0.2 + 0.6 * targets
+    predictions = np.where(np.arange(900) < 600, good, np.roll(good, 1))
+    weights = random.integers(0, 3, 900)
+    results = set()
+    for cut in (1, 37, 900):
+        watch, found = DriftWatch(make()), []
+        for start in range(0, 900, cut):
+            part = slice(start, start + cut)
+            found += watch.add(rows(task, predictions[part], targets[part], weights[part]))
+            restored = DriftWatch(make())
+            restored.restore(through_bytes(watch.state()))
+            watch = restored
+        results.add(json.dumps([found, watch.metrics()]))
+    [result] = results
+    assert json.loads(result)[1]["drifts"] == 1
+
+
 def test_another_detector_keeps_the_counts():
     """A job that was restarted with PageHinkley read the buckets of ADWIN."""
     old, new = DriftWatch(ADWIN()), DriftWatch(PageHinkley())
@@ -355,6 +381,26 @@ def test_first_predictions_of_questions_are_watched():
     before_the_first_label = 5_950 - counted
     assert before_the_first_label <= 51
     assert [3_000 < drift["row"] + before_the_first_label < 3_100 for drift in drifts] == [True]
+
+
+def test_a_model_of_another_library_is_watched():
+    """Its owner emitted no drifts, so no training of such a model could be built."""
+    last_label = ForeignModel(
+        make=lambda: [0.0],
+        learn=lambda model, features, label: model.__setitem__(0, label),
+        predict=lambda model, features: model[0],
+        save=lambda model: repr(model[0]).encode(),
+        load=lambda data: [float(data)],
+        task="regression",
+    )
+    labels = [*np.sin(np.arange(1_000) / 50), *np.random.default_rng(5).normal(size=500)]
+    flow = Flow("last")
+    records = flow.from_items([{"x": 0.0, "y": float(label)} for label in labels])
+    training = train_online(records, last_label, label="y", drift=ADWIN())
+    drifts, models = training.drifts.collect(), training.models.collect()
+    flow.run()
+    assert [1_000 < drift["row"] < 1_064 for drift in drifts.items] == [True]
+    assert models.items[-1].metrics["drifts"] == 1
 
 
 def test_options_of_drift_that_cannot_be_used_are_refused():
