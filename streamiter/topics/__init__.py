@@ -1,12 +1,13 @@
 """Topics: durable logs in partitions, and what their bytes mean.
 
 Newcomers read in this order: `topic` (the protocol), `urls` (from a URL to a connector, and passwords in URLs and
-options), `formats` (decoders and encoders), `source_and_sink` (topics as steps of a flow, dead letters), `memory`
-(topics in memory), `compacted` (the last record of a key), `connecting` (for authors of a connector). Connectors to
-servers and files are packages of their own.
+options), `formats` and `json_columns` (decoders and encoders), `source_and_sink` (topics as steps of a flow, dead
+letters), `memory` (topics in memory), `compacted` (the last record of a key), `connecting` (for authors of a
+connector). Connectors to servers and files are packages of their own.
 """
 
-from streamiter.topics.formats import Json, JsonColumns, Raw, Text, Typed, WithMetadata
+from streamiter.topics.formats import Json, Raw, Text, Typed, WithMetadata
+from streamiter.topics.json_columns import JsonColumns
 from streamiter.topics.memory import MemoryBroker, MemoryConnector, MemoryTopic
 from streamiter.topics.topic import (
     Connector,

@@ -1,17 +1,14 @@
 """Decoders and encoders: from the bytes of a topic to records, and back.
 
-Values are bytes (`Raw`), text (`Text`) or JSON: as Python objects (`Json`), as columns (`JsonColumns`), as typed
-records (`Typed`). `WithMetadata` adds keys, time stamps, headers and origins. All of them name each bad value of a
-batch, by means of `decode_each`, `decode_values` and `encode_each`.
+Values are bytes (`Raw`), text (`Text`) or JSON: as Python objects (`Json`), as typed records (`Typed`), and in
+:mod:`streamiter.topics.json_columns` as columns. `WithMetadata` adds keys, time stamps, headers and origins. All of
+them name each bad value of a batch, by means of `decode_each`, `decode_values` and `encode_each`.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, starmap
-from operator import attrgetter
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar, final
 
 import msgspec
@@ -19,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
-from streamiter.records import Batch, Columns, take
+from streamiter.errors import DecodeError, EncodeError, TopicError
+from streamiter.records import Batch, Columns
 from streamiter.tables import rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 
@@ -251,233 +248,6 @@ def _row_type(names: tuple[str, ...]) -> Callable[..., msgspec.Struct]:
     attributes = [f"field_{index}" for index in range(len(names))]  # a column's name may be any text
     fields = [(attribute, Any) for attribute in attributes]
     return msgspec.defstruct("Row", fields, rename=dict(zip(attributes, names, strict=True)), gc=False)
-
-
-# The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
-_KINDS_TAKEN: Final = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
-
-
-def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | None) -> Array:
-    """Return the column as an array of the field's type, if reading it back gives the same values.
-
-    Raises ``EncodeError``: for all records if the type or the width of the column is wrong, otherwise for the records
-    whose number the type cannot hold, or JSON cannot hold (NaN and infinity).
-
-    >>> fitting_array("x", np.array([1, 2]), np.dtype("float32"), None)
-    array([1., 2.], dtype=float32)
-    >>> fitting_array("n", np.array([1, 300]), np.dtype("uint8"), None)
-    Traceback (most recent call last):
-    ...
-    streamiter.errors.EncodeError: record 1 of the batch: field 'n': expected a number that uint8 holds, given 300
-    """
-    shape = () if width is None else (width,)
-    if array.dtype.kind not in _KINDS_TAKEN[dtype.kind] or array.shape[1:] != shape:
-        given = type_name(array.dtype, array.shape[1:])
-        reason = f"field {name!r}: expected {type_name(dtype, shape)}, given {given}"
-        raise EncodeError(dict.fromkeys(range(len(array)), reason))
-    if dtype.kind == "U":
-        return array
-    return _same_numbers(name, array, dtype)
-
-
-def type_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    """Return a type as text: ``float64[2]`` for two numbers in each record, ``str`` for text of any width."""
-    noun = "str" if dtype.kind == "U" else dtype.name
-    return noun + "".join(f"[{size}]" for size in shape)
-
-
-def _same_numbers(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    with np.errstate(over="ignore"):  # a number that becomes infinite is named below
-        converted = array.astype(dtype, copy=False)
-    if dtype.kind == "f":
-        good = np.isfinite(converted)
-    elif np.can_cast(array.dtype, dtype):
-        return converted
-    else:
-        good = converted == array  # a number that does not fit has wrapped around to another one
-    if good.all():
-        return converted
-    failures: dict[int, str] = {}
-    for place in np.argwhere(~good):
-        given = array[tuple(place)]
-        failures.setdefault(
-            int(place[0]), f"field {name!r}: expected a number that {dtype.name} holds, given {given}"
-        )
-    raise EncodeError(failures)
-
-
-FieldType = npt.DTypeLike | tuple[npt.DTypeLike, int]
-
-# The code of the struct module for each kind and size of numpy. Packing is the fastest way from Python numbers to an
-# array (10 floats: 90 ns, np.array: 250 ns, np.fromiter: 150 ns), and refuses numbers that do not fit the type.
-_PACKING_CODES: Final = {np.dtype(code).str[1:]: code for code in "?efdbhiqBHIQ"}
-_JSON_TYPES: Final = {"b": bool, "i": int, "u": int, "f": float, "U": str}
-
-
-@final
-class JsonColumns:
-    """JSON objects as `Columns`, both ways: one array for each field of the schema.
-
-    ``fields`` maps each name to a numpy type, or to a type and a width for a list of that length, whose column has
-    the shape (records, width). ``"str"`` is numpy text as wide as the longest value. Reading ignores other fields. It
-    refuses a value with a field that is missing, null, of another type, out of the type's range or of another width.
-    Reading takes about as long as `Json`, which does not make arrays. Writing takes `Columns` of exactly these
-    fields, converts numbers to the field's type, and refuses values that could not be read back.
-
-    >>> decoder = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
-    >>> values = [b'{"id": 1, "x": [0.5, 1], "name": "a"}', b'{"name": "bc", "x": [2, 3], "id": 2, "z": 0}']
-    >>> columns = decoder.decode(TopicBatch(values=values))
-    >>> columns, columns["x"].tolist()
-    (Columns(2 records: id int64, x float64[2], name <U2), [[0.5, 1.0], [2.0, 3.0]])
-    >>> decoder.decode(TopicBatch(values=[values[0], b'{"id": 1, "x": [1], "name": "a"}']))
-    Traceback (most recent call last):
-    ...
-    streamiter.errors.DecodeError: value 1 of the batch: Expected `array` of length 2 - at `$.x`
-    >>> decoder.encode(columns).values[1]
-    b'{"id":2,"x":[2.0,3.0],"name":"bc"}'
-    """
-
-    def __init__(self, fields: Mapping[str, FieldType]) -> None:
-        if not fields:
-            raise ConfigurationError("JsonColumns: expected one or more fields, given none")
-        self._fields = [_Field(name, spec, index) for index, (name, spec) in enumerate(fields.items())]
-        self._decode = msgspec.json.Decoder(_column_row_type(self._fields)).decode
-
-    def decode(self, batch: TopicBatch) -> Batch:
-        """Return the columns; raise ``DecodeError`` for values that do not fit the schema."""
-        try:
-            return self._columns(list(map(self._decode, batch.values)))  # type: ignore[arg-type]
-        except BAD_INPUT:  # one value is bad: find it
-            return self._columns(decode_values(batch.values, self._decode_one))
-
-    def encode(self, batch: Batch) -> OutgoingBatch:
-        """Return the values; raise ``EncodeError`` for records that do not fit: all of them if a column is wrong."""
-        batch = rows_to_encode(batch)
-        if not len(batch):
-            return OutgoingBatch([])
-        fitting = self._fitting(batch)
-        try:
-            return OutgoingBatch(_json_of(fitting))
-        except BAD_INPUT:  # a text with a lone surrogate: find it
-            return OutgoingBatch(
-                encode_each(range(len(fitting)), lambda index: _json_of(take(fitting, [index]))[0])
-            )
-
-    def _fitting(self, batch: Batch) -> Columns:
-        """Return the columns with the types and in the order of the schema; raise ``EncodeError``."""
-        names = [field.name for field in self._fields]
-        expected = f"expected Columns of the fields {', '.join(names)}"
-        if not isinstance(batch, Columns):
-            raise _all_refused(batch, f"{expected}, given {_kind_of(batch)}; make them with map_batch")
-        if set(batch.names) != set(names):
-            raise _all_refused(batch, f"{expected}, given {', '.join(batch.names)}")
-        arrays = {}
-        failures: dict[int, str] = {}
-        for field in self._fields:
-            try:
-                arrays[field.name] = fitting_array(field.name, batch[field.name], field.dtype, field.width)
-            except EncodeError as error:
-                failures = error.failures | failures  # keeps the first reason of each record
-        if failures:
-            raise EncodeError(dict(sorted(failures.items())))
-        return Columns(arrays)
-
-    def _decode_one(self, value: bytes) -> object:
-        row = self._decode(value)
-        self._columns([row])  # raises for a number that is too large for its type
-        return row
-
-    def _columns(self, rows: Sequence[object]) -> Columns:
-        return Columns({field.name: field.column(rows) for field in self._fields})
-
-    def __repr__(self) -> str:
-        return f"JsonColumns({{{', '.join(map(repr, self._fields))}}})"
-
-
-def _json_of(columns: Batch) -> list[bytes]:
-    assert isinstance(columns, Columns)
-    values = encode_columns(columns)
-    assert values is not None, "the types of a schema all have a form in JSON"
-    return values
-
-
-def _all_refused(batch: Batch, reason: str) -> EncodeError:
-    return EncodeError(dict.fromkeys(range(len(batch)), reason))
-
-
-def _kind_of(batch: Batch) -> str:
-    return "a numpy array" if isinstance(batch, np.ndarray) else f"a list of {type(batch[0]).__name__}"
-
-
-class _Field:
-    """One field of a schema: its type in JSON, and the conversion to a column."""
-
-    def __init__(self, name: str, spec: FieldType, index: int) -> None:
-        dtype, width = spec if isinstance(spec, tuple) else (spec, None)
-        self.name = name
-        self.width: int | None = width
-        self.attribute = f"field_{index}"  # a field may have any text as its name, an attribute may not
-        self.dtype = _supported_type(name, dtype)
-        if self.width is not None and self.width < 1:
-            raise ConfigurationError(
-                f"JsonColumns, field {name!r}: expected a width >= 1, given {self.width}"
-            )
-
-    @property
-    def json_type(self) -> object:
-        """The type that the JSON decoder checks; a tuple of fixed length checks the width."""
-        item = _JSON_TYPES[self.dtype.kind]
-        return item if self.width is None else tuple[(item,) * self.width]  # type: ignore[misc]
-
-    def column(self, rows: Sequence[object]) -> Array:
-        """Return the field of all rows; raise ``ValueError`` for a value that does not fit the type."""
-        values = list(map(attrgetter(self.attribute), rows))
-        if self.dtype.kind == "U":
-            return self._text_column(values)
-        try:
-            return self._packed_column(values)
-        except (struct.error, OverflowError) as error:
-            raise ValueError(f"out of range for {self.dtype.name} - at `$.{self.name}`") from error
-
-    def _packed_column(self, values: list[Any]) -> Array:
-        code = _PACKING_CODES[f"{self.dtype.kind}{self.dtype.itemsize}"]
-        if self.width is None:
-            packed = bytearray(struct.pack(f"={len(values)}{code}", *values))
-            return np.frombuffer(packed, self.dtype)
-        packed = bytearray().join(starmap(struct.Struct(f"={self.width}{code}").pack, values))
-        return np.frombuffer(packed, self.dtype).reshape(len(values), self.width)
-
-    def _text_column(self, values: list[Any]) -> Array:
-        texts = values if self.width is None else list(chain.from_iterable(values))
-        if "\0" in "".join(texts) and any(text.endswith("\0") for text in texts):
-            raise ValueError(f"numpy text cannot end with NUL - at `$.{self.name}`")
-        column = np.array(texts, dtype=self.dtype)
-        return column if self.width is None else column.reshape(len(values), self.width)
-
-    def __repr__(self) -> str:
-        return f"{self.name!r}: {self.dtype.name if self.width is None else (self.dtype.name, self.width)!r}"
-
-
-def _supported_type(name: str, dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        given = np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigurationError(f"JsonColumns, field {name!r}: {error}") from error
-    if given == np.dtype(str) or f"{given.kind}{given.itemsize}" in _PACKING_CODES:
-        return given.newbyteorder("=")
-    raise ConfigurationError(
-        f"JsonColumns, field {name!r}: expected bool, an int or float type of up to 8 bytes, or 'str', "
-        f"given {given}"
-    )
-
-
-def _column_row_type(fields: Sequence[_Field]) -> type[msgspec.Struct]:
-    return msgspec.defstruct(
-        "Row",
-        [(field.attribute, field.json_type) for field in fields],
-        rename={field.attribute: field.name for field in fields},
-        gc=False,  # rows hold numbers and text, never cycles, so the garbage collector can skip them
-    )
 
 
 @final

@@ -18,6 +18,7 @@ from checkpoints.plain_values import EDGES, many, some_float, some_text
 from support.examples import random_examples
 
 from streamiter import errors
+from streamiter.compiled import is_compiling
 from streamiter.records import Columns
 from streamiter.topics import (
     Decoder,
@@ -30,6 +31,7 @@ from streamiter.topics import (
     TopicBatch,
     Typed,
     WithMetadata,
+    json_columns,
 )
 from streamiter.topics.connecting import check_outgoing
 from streamiter_files import Csv
@@ -82,6 +84,20 @@ UNFIT = [
 DECODERS = [(Json(), BAD), (Typed(Click), BAD + WRONG + [None]), (POINTS, BAD + WRONG + UNFIT + [None])]
 
 
+@pytest.fixture(autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``JsonColumns`` decode with msgspec, or with compiled code from the first record on."""
+    if getattr(request, "param", "msgspec") == "compiled":
+        if not is_compiling():
+            pytest.skip("JSON is scanned only where Numba is installed")
+        monkeypatch.setattr(json_columns, "_LOADED_AFTER", 0)
+        monkeypatch.setattr(json_columns, "_SCANNED_TOGETHER", 1)
+        monkeypatch.setattr(POINTS, "_records_before_scanning", 0)
+
+
+in_both_ways = pytest.mark.parametrize("way", ["msgspec", "compiled"], indirect=True)
+
+
 def decode(decoder: Decoder, *values: bytes | None) -> Any:
     return decoder.decode(TopicBatch(values=list(values)))
 
@@ -90,6 +106,7 @@ def encode(encoder: Encoder, records: Any) -> list[bytes | None]:
     return list(encoder.encode(records).values)
 
 
+@in_both_ways
 @pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
 @random_examples(lambda random: [random.randrange(100) for _ in range(random.randint(1, 12))])
 def test_exactly_the_bad_values_of_a_batch_are_named(
@@ -107,6 +124,7 @@ def test_exactly_the_bad_values_of_a_batch_are_named(
     assert all(0 < len(reason) <= 200 for reason in caught.value.failures.values())
 
 
+@in_both_ways
 @pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
 def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | None]) -> None:
     """A value in the lists above was not bad, so the test of bad values tested nothing."""
@@ -115,6 +133,7 @@ def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | No
             decode(decoder, value)
 
 
+@in_both_ways
 @pytest.mark.parametrize("decoder", [Json(), Typed(Click), POINTS], ids=["json", "typed", "columns"])
 def test_an_empty_batch_decodes_to_an_empty_batch(decoder: Decoder) -> None:
     """A filter left no value of a batch, and the decoder failed."""
@@ -164,6 +183,7 @@ def rows(random: Random) -> list[dict[str, Any]]:
     ]
 
 
+@in_both_ways
 @random_examples(rows)
 def test_columns_have_the_values_of_the_json(records: list[dict[str, Any]]) -> None:
     """A number in a column differed by a bit from the number in the JSON."""
@@ -174,6 +194,7 @@ def test_columns_have_the_values_of_the_json(records: list[dict[str, Any]]) -> N
     assert columns["x"].shape == (len(records), 2)
 
 
+@in_both_ways
 @random_examples(rows)
 def test_columns_survive_the_round_trip_through_their_schema(records: list[dict[str, Any]]) -> None:
     """A topic that one flow had written could not be read with the same schema by the next flow.
@@ -186,6 +207,7 @@ def test_columns_survive_the_round_trip_through_their_schema(records: list[dict[
     assert encode(POINTS, shuffled) == encode(Json(), columns)
 
 
+@in_both_ways
 @pytest.mark.parametrize(
     ("field", "array", "read_back"),
     [
@@ -282,6 +304,7 @@ def test_an_empty_batch_is_encoded_as_no_values() -> None:
     assert encode(POINTS, []) == encode(POINTS, decode(POINTS)) == []
 
 
+@in_both_ways
 @pytest.mark.parametrize(
     ("dtype", "smallest", "largest"),
     [
@@ -301,6 +324,7 @@ def test_integers_are_taken_up_to_the_limits_of_their_type(dtype: str, smallest:
     assert list(caught.value.failures) == [0, 2]
 
 
+@in_both_ways
 def test_columns_of_every_supported_type() -> None:
     """Columns of one type were packed wrongly, because each type has its own code."""
     decoder = JsonColumns({"b": "bool", "f": np.float32, "h": "float16", "t": ("str", 2), "w": ("int8", 3)})
@@ -318,6 +342,7 @@ def test_columns_of_every_supported_type() -> None:
         decode(decoder, value.replace(b"0.5", b"1e300"))
 
 
+@in_both_ways
 def test_column_names_may_be_any_text() -> None:
     """The fields of another program's JSON were refused, because they are no Python identifiers."""
     columns = decode(
@@ -328,6 +353,7 @@ def test_column_names_may_be_any_text() -> None:
     assert encode(Json(), columns) == ['{"a-b":1,"class":"c","ü x":true}'.encode()]
 
 
+@in_both_ways
 def test_pretty_printed_json_is_json() -> None:
     """Values of another producer, with line feeds inside, were refused."""
     pretty = orjson.dumps({"id": 1, "x": [1.0, 2.0], "name": "n"}, option=orjson.OPT_INDENT_2)
@@ -335,6 +361,7 @@ def test_pretty_printed_json_is_json() -> None:
     assert decode(Typed(Click), pretty) == [Click(1, [1.0, 2.0], "n")]
 
 
+@in_both_ways
 def test_decoded_columns_can_be_written_to() -> None:
     """A library took a decoded array without a copy, and failed because the array was read-only."""
     columns = decode(POINTS, GOOD)
@@ -430,6 +457,7 @@ def test_text_names_bytes_of_another_encoding() -> None:
     assert list(caught.value.failures) == [1]
 
 
+@in_both_ways
 def test_metadata_goes_with_columns_too() -> None:
     """Metadata could not be combined with a decoder of columns."""
     batch = TopicBatch(partition=2, offsets=[5], keys=[None], values=[GOOD], headers=[(("h", b"1"),)])
