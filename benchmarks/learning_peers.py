@@ -21,7 +21,7 @@ from benchmarks.measuring import Stopwatch
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel, RowSteps
-from streamiter.learn.losses import PROBABILITY_FLOOR
+from streamiter.learn.linear import PROBABILITY_FLOOR
 
 __all__ = ["LEARNERS", "OURS", "Learned", "Learner", "installed_learners", "loss", "losses"]
 
@@ -37,7 +37,8 @@ class Learned:
     predictions: Floats
     """For each row, before it was learned from: the probability of True or of the true class, or the number; ½ before
     the first label."""
-    seconds: float
+    cpu_seconds: float
+    """The CPU time of this process, which other processes change less than the time by the clock."""
 
 
 Learner = Callable[[LearningStream], Learned]
@@ -76,7 +77,7 @@ def ours(stream: LearningStream) -> Learned:
     predictions = _without_flow(stream)
     for report in reports.items[-1:]:
         _check_reported(stream, report, predictions)
-    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.seconds)
+    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.cpu_seconds)
 
 
 def _check_reported(stream: LearningStream, report: Mapping[str, float], predictions: Floats) -> None:
@@ -127,7 +128,7 @@ def _without_flow(stream: LearningStream) -> Floats:
     else:
         is_answer = stream.events % 2 == 1
         rows_of_steps, counted = stream.events // 2, np.ones(len(is_answer))
-        steps = RowSteps(rows_of_steps, ~is_answer, is_answer, counted, rows_of_steps)
+        steps = RowSteps(rows_of_steps, ~is_answer, is_answer, counted, questions=rows_of_steps)
     found = model.step(rows, steps, stream.labels[steps.rows])
     if stream.task == "classes":
         return _of_true_classes(found, stream.labels)
@@ -179,7 +180,7 @@ def _by_row(stream: LearningStream, learner: RowLearner) -> Learned:
                     learner.learn(row)
                 else:
                     predictions[row] = learner.predict(row)
-    return Learned(predictions, watch.seconds)
+    return Learned(predictions, watch.cpu_seconds)
 
 
 def river(stream: LearningStream) -> Learned:

@@ -114,7 +114,7 @@ def _shipped(name: str, task: Task, data: str, label: str | None = None) -> Make
 
 
 def _libsvm(path: Path) -> tuple[list[list[int]], Array]:
-    """Return the indices of each row of a file, from 0, and the labels; all values are 1."""
+    """Return the indices of each row of a file, which begin with 1, and the labels; all values are 1."""
     if not path.exists():
         raise MissingStream(f"no file {path.name}")
     lines = [line.split() for line in path.read_text().splitlines()]
@@ -124,9 +124,9 @@ def _libsvm(path: Path) -> tuple[list[list[int]], Array]:
 
 def _a9a() -> LearningStream:
     rows, labels = _libsvm(DATA / "a9a" / "a9a_123d_train.libsvm")
-    width = max(map(max, filter(None, rows))) + 1
+    pairs = [([index - 1 for index in row], [1.0] * len(row)) for row in rows]
     return LearningStream(
-        "a9a", "binary", SparseRows.from_rows([(row, [1.0] * len(row)) for row in rows], width), labels
+        "a9a", "binary", SparseRows.from_rows(pairs, max(map(max, filter(None, rows)))), labels
     )
 
 
