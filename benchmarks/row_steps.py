@@ -13,7 +13,8 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import ProgressiveValidation, SparseRows, train_online
-from streamiter.learn.adaptive import AdaptiveLinearModel, ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
 
 __all__ = ["row_steps"]
 

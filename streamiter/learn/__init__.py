@@ -7,8 +7,11 @@ Each module imports only from the modules in the rows below it:
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
 ``online``                               ``train_online``: linear models in a flow
-``row_training``                         the operators that learn row by row: readers, and one owner of the model
+``online_workers``                       the workers of ``train_online`` that compute gradients
+``row_training``                         the owner that learns row by row
+``row_reading``                          the workers that read rows for the owner
 ``adaptive``                             ``AdaptiveLinearModel``: a linear model that needs no tuning
+``expert_weights``                       its state
 ``row_steps``                            its arithmetic, compiled with Numba; imported when a model is made
 ``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
 ``decision_tree``                        ``DecisionTree``
@@ -39,7 +42,8 @@ from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, associ
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
-from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
+from streamiter.learn.online import OnlineTraining, train_online
+from streamiter.learn.online_workers import DelayedLabels
 from streamiter.learn.regression import (
     Fit,
     LinearRegression,

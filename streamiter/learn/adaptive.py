@@ -8,17 +8,17 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import saying_that_it_compiles
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.expert_weights import ExpertWeights, LabelKind, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
-from streamiter.numbers import Floats, Indices, whole_number
+from streamiter.numbers import Floats, whole_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats, columns_of_table
@@ -27,7 +27,6 @@ _NAME: Final = "AdaptiveLinearModel"
 
 Task = Literal["classification", "regression"]
 
-_LabelKind = Literal["binary", "classes", "number"]
 
 Label = Any
 """A number, a truth value or a text; the user's value."""
@@ -51,264 +50,9 @@ _WEIGHT_MAX: Final = 1e30
 
 _EXPERTS: Final = 6
 
-# The first numeric columns have room without a copy of the state.
-_SPARE_COLUMNS: Final = 16
-
-
-class ModelRows(NamedTuple):
-    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``."""
-
-    indptr: Indices
-    indices: Indices
-    values: Floats
-
-    @property
-    def length(self) -> int:
-        """The number of rows."""
-        return len(self.indptr) - 1
-
-
-class RowSteps(NamedTuple):
-    """What is done with rows, one step after the other."""
-
-    rows: Indices
-    """The row of each step; a row may have several steps."""
-    predicts: npt.NDArray[np.bool_]
-    """Whether the step predicts its row."""
-    learns: npt.NDArray[np.bool_]
-    """Whether the step then learns from its row, if the weight is above 0."""
-    weights: Floats
-    """The weight of the row."""
-    questions: Indices
-    """For a question, and for its late label, a number that both have and no other question; else -1."""
-
-    def part(self, start: int, stop: int) -> RowSteps:
-        """Return the steps from ``start`` up to ``stop``."""
-        return RowSteps(
-            self.rows[start:stop],
-            self.predicts[start:stop],
-            self.learns[start:stop],
-            self.weights[start:stop],
-            self.questions[start:stop],
-        )
-
-    @staticmethod
-    def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:
-        """Return one step for each row: it predicts the row, and then may learn from it."""
-        each = np.ones(count, dtype=np.bool_)
-        weights = np.ones(count) if weights is None else weights
-        return RowSteps(np.arange(count), each, each & learns, weights, np.full(count, -1))
-
 
 Features = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
-
-
-class ExpertWeights:
-    """The state of the arithmetic: statistics and weights of all columns, and the mixture of the experts.
-
-    The arrays and the order of the columns are those of ``streamiter.learn.row_steps``. Hashed columns that
-    no row has had are neither stored nor published, and take no memory.
-    """
-
-    def __init__(self, task: _LabelKind, scores: int, hashed: int) -> None:
-        from streamiter.learn import (
-            row_steps,
-        )  # Imported here: it imports Numba, which takes most of a second.
-
-        self._steps = row_steps
-        self.task = task
-        self._kind = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}[
-            task
-        ]
-        self.hashed = hashed
-        self.numeric = 0
-        """The number of numeric columns in use."""
-        self.mixture: Floats = np.full(row_steps.EXPERTS, 1.0 / row_steps.EXPERTS)
-        self.totals: Floats = np.zeros(6)
-        self._columns = self._room(hashed + 1 + _SPARE_COLUMNS, scores)
-        self._is_seen = np.zeros(hashed, dtype=np.bool_)
-        """For each hashed column whether a row that was learned from has had it."""
-        with saying_that_it_compiles(f"the arithmetic of {_NAME}"):
-            self.step(
-                ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)),
-                RowSteps.one_each(0, learns=True),
-                np.zeros(0),
-            )
-
-    def _room(self, columns: int, scores: int) -> Floats:
-        return np.zeros((columns, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
-
-    @property
-    def scores(self) -> int:
-        """The number of scores of a row."""
-        return int((self._columns.shape[1] - self._steps.STATISTICS) // self._steps.NUMBERS_A_SCORE)
-
-    def _used(self) -> Indices:
-        """Return the columns that are stored: the hashed ones that rows have had, the intercept, the numeric ones."""
-        return np.concatenate([self.places(), np.arange(self.hashed, self.hashed + 1 + self.numeric)])
-
-    def places(self) -> Indices:
-        """Return the hashed columns that rows have had."""
-        return np.flatnonzero(self._is_seen)
-
-    def add_numeric(self, count: int) -> None:
-        """Use that many more numeric columns."""
-        used = self._used()
-        self.numeric += count
-        if self.hashed + 1 + self.numeric > len(self._columns):
-            # Doubled, so that fields that come one by one do not copy the state each time.
-            self._move(used, self._room(self.hashed + 1 + 2 * self.numeric, self.scores))
-
-    def split_last_score(self) -> None:
-        """Add a score that begins with the weights of the last one."""
-        used = self._used()
-        self._move(used, self._room(len(self._columns), self.scores + 1))
-        own = self._steps.NUMBERS_A_SCORE
-        self._columns[used, -own:] = self._columns[used, -2 * own : -own]
-
-    def _move(self, used: Indices, room: Floats) -> None:
-        # Only the columns in use: a copy of all would take memory for each column that could come.
-        room[used, : self._columns.shape[1]] = self._columns[used]
-        self._columns = room
-
-    def step(
-        self,
-        rows: ModelRows,
-        steps: RowSteps,
-        targets: Floats,
-        asked: Floats | None = None,
-    ) -> Floats:
-        """Predict and learn; return a prediction, with a number for each score, for each step.
-
-        ``asked`` has the scores of the experts, by question: of a question that is predicted they are put there.
-        """
-        predictions = np.zeros((len(steps.rows), self.scores))
-        actions = (
-            steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
-        )
-        indices = _plain(rows.indices, np.intp)
-        # Compiled code checks no bounds; a negative index is a large unsigned one.
-        if len(indices) and int(indices.view(np.uintp).max()) > self.hashed + self.numeric:
-            raise ModelError(
-                f"{_NAME}: expected rows of {self.hashed} hashed and {self.numeric} numeric columns, given column "
-                f"{indices.view(np.uintp).max()}"
-            )
-        self._steps.step_rows(
-            self._kind,
-            self.hashed,
-            _plain(rows.indptr, np.intp),
-            indices,
-            _plain(rows.values, np.float64),
-            _plain(steps.rows, np.intp),
-            actions.astype(np.uint8),
-            _plain(targets, np.float64),
-            _plain(steps.weights, np.float64),
-            self._columns,
-            self.mixture,
-            self.totals,
-            predictions,
-            _plain(steps.questions, np.intp),
-            np.zeros((0, self.scores, _EXPERTS)) if asked is None else asked,
-        )
-        hashed = indices[indices < self.hashed]
-        self._is_seen[hashed[self._columns[hashed, 0] > 0.0]] = True
-        return predictions
-
-    def published(self) -> dict[str, Any]:
-        """Return the one linear model that the experts make together.
-
-        Its columns are the numeric ones, then the hashed ones that rows have had. The score of a row is ``intercept +
-        sum of weights · clip(value − center, −limit, limit)``, where missing values are left out.
-        """
-        steps, places = self._steps, self.places()
-        used = self._columns[np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])]
-        weight, mean, squares = used[:, 0], used[:, 1], used[:, 2]
-        scale = np.sqrt(np.divide(squares, weight, out=np.zeros(len(used)), where=weight > 0))
-        scale[scale <= steps.ROUNDING * np.abs(mean)] = 0.0
-        inverse = np.divide(1.0, scale, out=np.zeros(len(used)), where=scale > 0)
-        mixed = self._experts(used) @ self.mixture * inverse[:, None]
-        intercept = self._experts(self._columns[self.hashed, None])[0] @ self.mixture
-        if self.task == "number":
-            intercept = intercept + self.totals[2]
-        is_one = self.task != "classes"
-        return {
-            "weights": mixed[:, 0] if is_one else mixed,
-            "intercept": float(intercept[0]) if is_one else intercept,
-            "center": mean.copy(),
-            "limit": steps.CLIP * scale,
-            "places": places,
-        }
-
-    def _experts(self, columns: Floats) -> Floats:
-        """Return the experts' weights: for each column and score."""
-        steps = self._steps
-        by_score = columns[:, steps.STATISTICS :].reshape(len(columns), self.scores, steps.NUMBERS_A_SCORE)
-        return by_score[:, :, : steps.EXPERTS]
-
-    def start_from(self, published: Mapping[str, Any]) -> None:
-        """Take on a published model: each expert begins with its weights, each column with its mean and deviation."""
-        steps, places = self._steps, np.asarray(published["places"], dtype=np.intp)
-        used = np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])
-        scale = np.asarray(published["limit"]) / steps.CLIP
-        weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
-        weights = weights * scale[:, None]
-        intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
-        self._columns[used, 0] = _ROWS_OF_A_START
-        self._columns[used, 1] = published["center"]
-        self._columns[used, 2] = _ROWS_OF_A_START * scale**2
-        if self.task == "number":
-            lowest, highest = published["lowest"], published["highest"]
-            middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
-            squares = _ROWS_OF_A_START * deviation**2
-            norm = 1.0 + np.count_nonzero(scale)
-            self.totals[:] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
-            intercept = intercept - middle
-        for score in range(self.scores):
-            first = steps.STATISTICS + steps.NUMBERS_A_SCORE * score
-            experts, sums = (
-                slice(first, first + steps.EXPERTS),
-                slice(first + steps.EXPERTS, first + steps.NUMBERS_A_SCORE),
-            )
-            self._columns[used, experts] = weights[:, score, None]
-            self._columns[self.hashed, experts] = intercept[score]
-            # The adaptive rates are as small as after these rows: the square of a slope is about 1/4.
-            self._columns[used, sums] = self._columns[self.hashed, sums] = _ROWS_OF_A_START / 4
-        self._is_seen[places] = True
-
-    def state(self) -> dict[str, Any]:
-        """Return a copy of the state as plain data, with the columns in use."""
-        return {
-            "task": self.task,
-            "hashed": self.hashed,
-            "numeric": self.numeric,
-            "places": self.places(),
-            "columns": self._columns[self._used()],
-            "mixture": self.mixture.copy(),
-            "totals": self.totals.copy(),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ExpertWeights:
-        """Return the weights that :meth:`state` was taken of."""
-        from streamiter.learn import row_steps
-
-        scores = (state["columns"].shape[1] - row_steps.STATISTICS) // row_steps.NUMBERS_A_SCORE
-        weights = cls(state["task"], scores, state["hashed"])
-        weights.add_numeric(state["numeric"])
-        weights._is_seen[state["places"]] = True
-        weights._columns[weights._used()] = state["columns"]
-        weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
-        return weights
-
-
-def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
-    return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])
-
-
-# A published model says nothing of how many rows it has learned from; it counts as so many, and is soon corrected.
-_ROWS_OF_A_START: Final = 30.0
 
 
 class AdaptiveLinearModel:
@@ -352,7 +96,7 @@ class AdaptiveLinearModel:
         self._classes: dict[Label, int] = {
             _class_of(label): number for number, label in enumerate(classes or ())
         }
-        self._label_kind: _LabelKind | None = None
+        self._label_kind: LabelKind | None = None
         """How labels are read; None before the first."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
@@ -728,7 +472,7 @@ class AdaptiveLinearModel:
 
         Raises ``ModelError`` if the model has learned already, or for parameters of another kind of model.
         """
-        kinds: dict[object, _LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
+        kinds: dict[object, LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
         kind = kinds.get(parameters.get("link"))
         if (
             kind is None
@@ -812,7 +556,7 @@ def _is_label(label: Label) -> bool:
     return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
 
 
-def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> _LabelKind:
+def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> LabelKind:
     if task == "regression":
         return "number"
     if classes:

@@ -9,14 +9,12 @@ questions, a worker keeps the questions until their answers arrive (:class:`Dela
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast
 
-import numpy as np
-
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -26,44 +24,41 @@ from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
-from streamiter.learn.row_training import (
+from streamiter.learn.online_workers import (
+    DelayedLabels,
+    DelayedLabelsWorker,
+    OnlineWorker,
+    OnlineWorkerOptions,
+    function_of_features,
+)
+from streamiter.learn.row_reading import (
     EventReader,
     NumberMiniBatches,
-    RowOwner,
     RowReader,
     extracted_rows,
     features_reader,
     labelled_rows,
     values_of,
 )
+from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import (
-    BadRows,
     Examples,
     Extract,
-    as_examples,
-    blaming_rows,
-    checked_rows,
-    of_good_rows,
     row_weights,
-    without,
 )
 from streamiter.learn.training import (
-    MINI_BATCHES_WITH_ONE_MODEL,
     MODELS,
     BroadcastSteps,
     EpochSteps,
-    GradientSum,
-    GradientWorker,
     MakeModel,
     StartedOwner,
     check_makes_model,
 )
-from streamiter.learn.validation import PREDICTIONS, PredictedRows, Validate
+from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.numbers import Floats, whole_number
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
-from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
 
@@ -79,23 +74,6 @@ class OnlineTraining:
     """``PredictedRows`` for each mini-batch with labels: its predictions, made before learning, targets and weights."""
     drifts: Stream
     """A ``DriftEvent`` for each drift that ``drift=`` finds: a dict of row, loss before and since, and detector."""
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedLabels:
-    """How to read a stream of questions and answers, in time order: predict now, learn when the answer arrives."""
-
-    key_of: Callable[[Any], Hashable]
-    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
-    is_answer: Callable[[Any], bool]
-    """Whether an event is an answer; all other events are questions."""
-    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
-    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
-    the question, only with the model that ``train_online`` makes itself."""
-    target_of: Callable[[Any], Label | None]
-    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
-    waiting_max: int = 1_000_000
-    """The largest number of questions that wait at each worker; beyond it the oldest question is forgotten."""
 
 
 @all_or_nothing
@@ -412,19 +390,6 @@ def _extract_of(
     return extract
 
 
-def function_of_features(
-    owner: str,
-    features: Sequence[str] | Callable[[Any], Any] | None,
-) -> Callable[[Any], Any]:
-    """Return the function; GraphError for names of fields, of which a model of a fixed width knows nothing."""
-    if callable(features):
-        return features
-    raise GraphError(
-        f"{owner}(features=): expected a function that returns a matrix or SparseRows, because model= has a fixed "
-        f"number of features, given {features!r}; leave out model= for a model that finds its columns"
-    )
-
-
 def _makes_adaptive(model: object) -> bool:
     """Whether ``model`` makes a model that learns row by row."""
     check_makes_model("train_online", model)
@@ -527,181 +492,3 @@ class _OneStart(Operator):
 
 
 # ---- workers
-
-
-class OnlineWorkerOptions(NamedTuple):
-    """The options that all workers of one training share."""
-
-    make_model: MakeModel
-    extract: Extract
-    synchronous: bool
-
-
-class OnlineWorker(GradientWorker):
-    """Predicts the rows of each mini-batch, then computes their gradient.
-
-    A worker begins when the first parameters have arrived. Asynchronous, it continues with these parameters until newer
-    parameters arrive, for eight mini-batches at most. Synchronous, it waits for the parameters of each epoch.
-    """
-
-    def __init__(self, options: OnlineWorkerOptions) -> None:
-        super().__init__(options.make_model, in_epochs=options.synchronous)
-        self._extract = options.extract
-        self._reported_epoch = -1
-        self._gradients_since_model = 0
-
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        if not self._in_epochs and self._gradients_since_model >= MINI_BATCHES_WITH_ONE_MODEL:
-            return ("model",)
-        return super().wanted_inputs()
-
-    def process_model(self, parameters: Any, out: Output) -> None:
-        """Continue with these parameters."""
-        self.follow(parameters)
-        self._gradients_since_model = 0
-
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        """Report an epoch without rows, too, while more examples may arrive.
-
-        All workers wait for the parameters of the next epoch, and the owner sends them when a worker has reported. When
-        no worker reports any more, the iteration ends.
-        """
-        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
-        if self._in_epochs and self._reported_epoch < epoch_watermark and not self._examples_ended:
-            self.report(GradientSum(), out)
-
-    def process_examples(self, mini_batch: Batch, out: Output) -> None:
-        """Predict the rows of a mini-batch, then report their gradient."""
-
-        def learn(rows: Batch) -> None:
-            examples = blaming_rows(self._extracted, rows, self._check_alone)
-            self.report_examples(examples, self._model.predict(examples.features), out)
-
-        of_good_rows(learn, mini_batch, out)
-
-    def _extracted(self, rows: Batch) -> Examples:
-        return as_examples("train_online(extract=)", self._extract(rows))
-
-    def _check_alone(self, row: Batch) -> None:
-        checked_rows("train", self._extracted(row).features, self._model.width)
-
-    def report_examples(self, examples: Examples, predictions: Floats, out: Output) -> None:
-        """Report the gradient of these examples, and emit the earlier predictions for them."""
-        gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
-        targets = self._model.checked_targets(examples.targets, len(predictions))
-        given = np.ones(len(targets)) if examples.weights is None else examples.weights
-        weights = row_weights("train", given, len(targets))
-        loss = float((self._model.loss.values(predictions, targets) * weights).sum())
-        self._reported_epoch = self._context.epoch or 0
-        self._gradients_since_model += 1
-        self.report(GradientSum(gradient, loss), out)
-        rows: PredictedRows = {
-            "task": self._model.loss.task,
-            "predictions": self._model.loss.validated(predictions),
-            "targets": targets,
-            "weights": weights,
-            "is_mean": self._model.loss.predicts_mean,
-        }
-        out.emit(rows, tag=PREDICTIONS)
-
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {
-            "reported epoch": self._reported_epoch,
-            "gradients since model": self._gradients_since_model,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._reported_epoch = state["reported epoch"]
-        self._gradients_since_model = state["gradients since model"]
-
-
-# Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
-_Row = tuple[list[int], list[float]]
-_Answered = tuple[Any, _Row, float, float]
-"""The answer, the features and prediction of its question, the target."""
-
-
-class DelayedLabelsWorker(OnlineWorker):
-    """Predicts each question when it arrives, and learns from it when its answer arrives.
-
-    Validation counts that first prediction.
-    """
-
-    def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels) -> None:
-        super().__init__(options)
-        self._labels = labels
-        self._features = function_of_features("DelayedLabels", labels.features)
-        self._waiting: dict[Hashable, tuple[_Row, float]] = {}
-        """Features and prediction of the questions without an answer, the oldest first."""
-
-    def process_examples(self, mini_batch: Batch, out: Output) -> None:
-        """Predict all questions together, then match the events in order; learn from all answers together."""
-        predicted = self._predict_questions(
-            [event for event in mini_batch if not self._labels.is_answer(event)], out
-        )
-        answered: list[_Answered] = []
-        for event in mini_batch:
-            if not self._labels.is_answer(event):
-                question = next(predicted)
-                if question is not None:
-                    self._wait(event, *question)
-            elif (answer := self._answered(event, out)) is not None:
-                answered.append(answer)
-        self._learn_from(answered, out)
-
-    def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
-        """Yield features and prediction of each question, None for a question without features."""
-        if not questions:
-            return iter(())
-        try:
-            rows, predictions = blaming_rows(self._predicted, questions, self._features)
-        except BadRows as bad:
-            good = iter(self._predict_questions(list(without(questions, bad, out)), out))
-            return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return zip(rows.rows(), predictions, strict=True)
-
-    def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
-        rows: SparseRows = self._features(questions)
-        return rows, self._model.predict(rows).tolist()
-
-    def _wait(self, question: Any, row: _Row, prediction: float) -> None:
-        key = self._labels.key_of(question)
-        self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
-        self._waiting[key] = (row, prediction)
-        if len(self._waiting) > self._labels.waiting_max:
-            del self._waiting[next(iter(self._waiting))]
-
-    def _answered(self, answer: Any, out: Output) -> _Answered | None:
-        waiting = self._waiting.pop(self._labels.key_of(answer), None)
-        if waiting is None:
-            out.reject(answer, ModelError("an answer without a question that waits for it"))
-            return None
-        try:
-            target = self._labels.target_of(answer)
-            return None if target is None else (answer, *waiting, float(target))
-        except Exception as error:
-            out.reject(answer, error)
-            return None
-
-    def _learn_from(self, answered: list[_Answered], out: Output) -> None:
-        while answered:
-            events, rows, predictions, targets = zip(*answered, strict=True)
-            try:
-                examples = Examples(SparseRows.from_rows(rows, self._model.width), np.array(targets))
-                self.report_examples(examples, np.array(predictions), out)
-            except BadRows as bad:
-                without(list(events), bad, out)
-                answered = [entry for row, entry in enumerate(answered) if row not in bad.rows]
-            else:
-                return
-
-    def snapshot(self) -> dict[str, object]:
-        waiting = [(key, *row, prediction) for key, (row, prediction) in self._waiting.items()]
-        return super().snapshot() | {"waiting": waiting}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._waiting = {
-            key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]
-        }

@@ -18,7 +18,7 @@ from support.processes import LIMIT_S
 from streamiter import Columns
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
-from streamiter.learn.adaptive import RowSteps
+from streamiter.learn.expert_weights import RowSteps
 from streamiter.named_rows import ABSENT, FieldReader
 
 BITS = 5

@@ -27,7 +27,7 @@ from streamiter.learn import (
     SparseRows,
     train_online,
 )
-from streamiter.learn.adaptive import RowSteps
+from streamiter.learn.expert_weights import RowSteps
 from streamiter.learn.validation import MeanComparison, PredictedRows
 from streamiter.models import ModelSnapshot
 from streamiter.runtime.plan import ChannelLimits

@@ -41,13 +41,15 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.adaptive import ExpertWeights
 from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
+from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.online import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, _OneStart
+from streamiter.learn.online import _OneStart
+from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.regression import KeptExamples, OfflineWorker, ReplayedExamples
-from streamiter.learn.row_training import NumberMiniBatches, RowOwner
+from streamiter.learn.row_reading import NumberMiniBatches
+from streamiter.learn.row_training import RowOwner
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     BroadcastSteps,

@@ -1,0 +1,311 @@
+"""The workers of training row by row: they number mini-batches, and read features, labels and weights for the owner.
+
+Records of all kinds become plain data that travels to the owner: named rows or sparse rows, with labels and weights;
+or, where labels come later, the questions and answers of a mini-batch in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, TypedDict, final
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError
+from streamiter.learn.adaptive import Label
+from streamiter.learn.rows import (
+    BadRows,
+    Examples,
+    SparseRecord,
+    as_examples,
+    blaming_rows,
+    of_good_rows,
+    row_weights,
+)
+from streamiter.named_rows import FieldReader, NamedRows, is_missing, named_matrix
+from streamiter.numbers import Floats, Indices
+from streamiter.operators.operator import Context, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Batch, Columns, take
+from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
+
+_TRAINING: Final = "train_online"
+
+
+Position = tuple[int, int]
+"""The place of a mini-batch in its epoch: the subtask that made it, and its number there."""
+
+
+class NumberedBatch(TypedDict):
+    """A mini-batch with its place in the stream."""
+
+    position: Position
+    records: Batch
+
+
+class NamedRecord(TypedDict):
+    """The fields of ``NamedRows``, as plain data."""
+
+    fields: tuple[str, ...]
+    numbers: Floats
+    text_fields: tuple[str, ...]
+    places: Indices
+    missing: Indices
+
+
+@final
+class RowsToLearn(TypedDict):
+    """The rows of a mini-batch, as a worker read them: plain data, from a worker to the owner."""
+
+    position: Position
+    records: Batch
+    """The records that the rows were read from, for those that the owner refuses."""
+    features: NamedRecord | SparseRecord
+    labels: Sequence[Label]
+    weights: Floats | None
+
+
+@final
+class EventsToLearn(TypedDict):
+    """Questions and answers, as a worker read them: plain data, from a worker to the owner."""
+
+    position: Position
+    records: Batch
+    keys: list[Hashable]
+    """For each event the key that an answer shares with its question."""
+    is_answer: list[bool]
+    labels: list[Label]
+    """For each event the label; None for a question, and for an answer after which there will be no label."""
+    features: NamedRecord | SparseRecord
+    """A row for each question."""
+
+
+def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
+    if isinstance(rows, NamedRows):
+        return {
+            "fields": rows.fields,
+            "numbers": rows.numbers,
+            "text_fields": rows.text_fields,
+            "places": rows.places,
+            "missing": rows.missing,
+        }
+    return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
+
+
+def features_of_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
+    return SparseRows(**record) if "width" in record else NamedRows(**record)
+
+
+def missing_values_of(rows: NamedRows | SparseRows) -> int:
+    if isinstance(rows, NamedRows):
+        return int(rows.missing.sum())
+    return int(np.count_nonzero(is_missing(rows.values)))
+
+
+class RowsRead(Protocol):
+    """Returns features, labels and weights of a mini-batch; raises ``BadRows`` for records that are no rows."""
+
+    def __call__(self, mini_batch: Batch, /) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        """Read the mini-batch."""
+        ...
+
+
+ReadFeatures = Callable[[Batch], NamedRows | SparseRows]
+
+
+def features_reader(
+    features: Sequence[str] | Callable[[Any], Any] | None, without: Sequence[str], bits: int
+) -> ReadFeatures:
+    """Return the function that reads features: those fields, all fields, or those of the user's function."""
+    if features is None or not callable(features):
+        reader = FieldReader(
+            features, without=without, bits=bits, refuse=BadRows, owner=f"{_TRAINING}(features=)"
+        )
+        return reader.rows
+    read = features
+
+    def of_function(mini_batch: Batch) -> NamedRows | SparseRows:
+        found = read(mini_batch)
+        if isinstance(found, (NamedRows, SparseRows)):
+            rows: NamedRows | SparseRows = found
+        else:
+            rows = named_matrix(as_floats(f"{_TRAINING}(features=)", "features", found))
+        _check_one_each(f"{_TRAINING}(features=)", rows, mini_batch)
+        return rows
+
+    return of_function
+
+
+def _check_one_each(owner: str, rows: NamedRows | SparseRows, mini_batch: Batch) -> None:
+    if len(rows) != len(mini_batch):
+        raise ConfigurationError(
+            f"{owner}: expected a row for each of {len(mini_batch)} records, given {len(rows)}"
+        )
+
+
+def labelled_rows(
+    read: ReadFeatures, label: str | Callable[[Any], Label], weight: str | Callable[[Any], float] | None
+) -> RowsRead:
+    """Return the function that reads rows of records that have their label."""
+
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        labels = values_of(mini_batch, label, "label")
+        if weight is None:
+            return read(mini_batch), labels, None
+        weights = row_weights(_TRAINING, values_of(mini_batch, weight, "weight"), len(mini_batch))
+        return read(mini_batch), labels, weights
+
+    return read_rows
+
+
+def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
+    """Return the function that reads rows with the user's ``extract``."""
+    owner = f"{_TRAINING}(extract=)"
+
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+        examples = as_examples(owner, extract(mini_batch))
+        features = examples.features
+        rows = (
+            features
+            if isinstance(features, SparseRows)
+            else named_matrix(as_floats(owner, "features", features))
+        )
+        _check_one_each(owner, rows, mini_batch)
+        weights = None if examples.weights is None else row_weights(owner, examples.weights, len(rows))
+        return rows, np.asarray(examples.targets).tolist(), weights
+
+    return read_rows
+
+
+def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any]:
+    """Return the value of a field, or of a function, for each record."""
+    if callable(field):
+        return [field(record) for record in mini_batch]
+    if isinstance(mini_batch, Columns):
+        if field not in mini_batch:
+            raise ConfigurationError(
+                f"{_TRAINING}({what}=): expected a field {field!r}, given {', '.join(mini_batch.names)}"
+            )
+        values: list[Any] = mini_batch[field].tolist()
+        return values
+    try:
+        return [record[field] for record in mini_batch]
+    except (KeyError, TypeError, IndexError):
+        bad = [row for row, record in enumerate(mini_batch) if not _has(record, field)]
+        raise BadRows(
+            bad, f"{_TRAINING}({what}=): expected a field {field!r}, given a record without"
+        ) from None
+
+
+def _has(record: Any, field: str) -> bool:
+    try:
+        record[field]
+    except (KeyError, TypeError, IndexError):
+        return False
+    return True
+
+
+class NumberMiniBatches(Operator):
+    """Numbers the mini-batches of a subtask, so that the owner can learn from them in the order of the stream."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def open(self, context: Context) -> None:
+        self._subtask = context.subtask_index
+
+    def process(self, mini_batch: Batch, out: Output) -> None:
+        """Emit the mini-batch with its number."""
+        out.emit({"position": (self._subtask, self._next), "records": mini_batch})
+        self._next += 1
+
+    def snapshot(self) -> int:
+        return self._next
+
+    def restore(self, state: int) -> None:
+        self._next = state
+
+
+class RowReader(Operator):
+    """Reads the rows of mini-batches that have their labels, for the owner."""
+
+    def __init__(self, read: RowsRead) -> None:
+        self._read = read
+
+    def process(self, given: NumberedBatch, out: Output) -> None:
+        """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
+
+        def emit(records: Batch) -> None:
+            features, labels, weights = blaming_rows(self._read, records, self._read)
+            rows: RowsToLearn = {
+                "position": given["position"],
+                "records": records,
+                "features": record_of_features(features),
+                "labels": labels,
+                "weights": weights,
+            }
+            out.emit(rows)
+
+        of_good_rows(emit, given["records"], out)
+
+
+class EventReading(Protocol):
+    """How to read a stream of questions and answers; ``DelayedLabels`` is one."""
+
+    @property
+    def key_of(self) -> Callable[[Any], Hashable]:
+        """Returns the key that an answer shares with its question."""
+
+    @property
+    def is_answer(self) -> Callable[[Any], bool]:
+        """Whether an event is an answer."""
+
+    @property
+    def target_of(self) -> Callable[[Any], Label | None]:
+        """Returns the label of an answer; None if there will be none."""
+
+
+class EventReader(Operator):
+    """Reads questions and answers, for the owner."""
+
+    def __init__(self, events: EventReading, read: ReadFeatures) -> None:
+        self._events = events
+        self._read = read
+
+    def process(self, given: NumberedBatch, out: Output) -> None:
+        """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
+        of_good_rows(
+            lambda records: out.emit(self._read_events(given["position"], records)), given["records"], out
+        )
+
+    def _read_events(self, position: Position, records: Batch) -> EventsToLearn:
+        events = [self._read_event(row, event) for row, event in enumerate(records)]
+        asked = [row for row, (_, is_answer, _) in enumerate(events) if not is_answer]
+        return {
+            "position": position,
+            "records": records,
+            "keys": [key for key, _, _ in events],
+            "is_answer": [is_answer for _, is_answer, _ in events],
+            "labels": [label for _, _, label in events],
+            "features": record_of_features(self._read_questions(records, asked)),
+        }
+
+    def _read_event(self, row: int, event: Any) -> tuple[Hashable, bool, Label]:
+        try:
+            is_answer = bool(self._events.is_answer(event))
+            label = self._events.target_of(event) if is_answer else None
+            key = self._events.key_of(event)
+            hash(key)  # A TypeError here refuses this event only.
+            return key, is_answer, label
+        except Exception as error:
+            raise BadRows([row], f"{type(error).__name__}: {error}") from error
+
+    def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
+        if not asked:
+            return named_matrix(np.empty((0, 0)))
+        try:
+            return blaming_rows(self._read, take(records, asked), self._read)
+        except BadRows as bad:
+            reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
+            raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad
