@@ -142,7 +142,7 @@ def test_random_streams_equal_the_reference(reference: ModuleType, kind: str, fo
     x[random.random(x.shape) < 0.01] = 1e101
     score = np.nan_to_num(x[:, 0] / np.nanstd(x[:200, 0]), posinf=0.0) % 3.0 + random.normal(size=len(x))
     labels = {"binary": score > 1, "softmax": np.clip(score, 0, 2) // 1, "regression": 50 * score + 1e4}[kind]
-    weights = random.choice([0.5, 1.0, 2.0, 17.0, 100.0], len(x))
+    weights = random.choice([0.5, 2.0, 100.0, 100.0], len(x))  # Above the memory of 10,000.
     kinds = {"binary": reference.BINARY, "softmax": reference.SOFTMAX, "regression": reference.REGRESSION}
     learner = reference.Learner(kinds[kind], 6, 6 if form == "dense" else 0, classes=3)
     model = new_model(kind)
