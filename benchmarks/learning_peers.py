@@ -22,7 +22,7 @@ from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.expert_weights import RowSteps
-from streamiter.learn.linear import PROBABILITY_FLOOR
+from streamiter.learn.losses import PROBABILITY_FLOOR
 
 __all__ = ["LEARNERS", "OURS", "Learned", "Learner", "installed_learners", "loss", "losses"]
 
