@@ -26,7 +26,7 @@ from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, 
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
 if TYPE_CHECKING:
-    from streamiter.topics.json_scanner import ColumnScanner
+    from streamiter.topics.json_scanner import Fields
 
 # Compiled code decodes several times as fast, but takes a second to load, as long as a million records take without it.
 # Short streams are decoded without it.
@@ -146,8 +146,6 @@ class JsonColumns:
         if self._records_before_scanning > 0:
             return None
         if self._scanner is None:
-            from streamiter.topics.json_scanner import ColumnScanner
-
             self._scanner = ColumnScanner([(field.name, field.dtype, field.width) for field in self._fields])
         scanned = self._scanner.scan(values)
         if scanned is None or 2 * len(scanned[1]) > len(values):
@@ -204,6 +202,78 @@ class JsonColumns:
 
     def __repr__(self) -> str:
         return f"JsonColumns({{{', '.join(map(repr, self._fields))}}})"
+
+
+class ColumnScanner:
+    """Turns JSON objects into columns with compiled code.
+
+    >>> scanner = ColumnScanner([("town", np.dtype(str), None), ("km", np.dtype(int), None)])
+    >>> scanner.scan([b'{"town": "Rom", "id": [7], "km": 12}', b'{"town": "Rom", "km": null}'])
+    ({'town': array(['Rom', ''], dtype='<U3'), 'km': array([12,  0])}, array([1]))
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        from streamiter.topics import json_scanner  # imports Numba
+
+        self._compiled = json_scanner
+        self._fields = [(name, dtype, width, width or 1) for name, dtype, width in fields]
+        self._keys, self._schema = json_scanner.schema_of(fields)
+        self._slots = sum(
+            (2 if dtype.kind == "U" else 1) * items for _name, dtype, _width, items in self._fields
+        )
+
+    def scan(self, values: Sequence[bytes | None]) -> tuple[dict[str, Array], Indices] | None:
+        """Return the columns and the indices of the odd records, whose entries are zeros and empty texts.
+
+        Returns None for values that cannot be scanned together: one contains a line feed, is not bytes, or has a number
+        that is too large for the type of its field.
+        """
+        records = len(values)
+        try:
+            joined = b"\n".join([*values, b""])  # type: ignore[list-item]
+        except TypeError:
+            return None
+        data = np.frombuffer(joined, np.uint8)
+        schema = self._schema.copy()
+        schema[:, self._compiled.FIRST_SLOT] *= records
+        slots = np.empty(records * self._slots, np.int64)
+        is_odd = np.zeros(records, np.bool_)
+        end = self._compiled.scan_records(
+            data, self._keys, schema.reshape(-1), slots, slots.view(np.float64), is_odd
+        )
+        if end < len(data):
+            return None
+        odd = is_odd.nonzero()[0]
+        columns, start = {}, 0
+        for name, dtype, width, items in self._fields:
+            is_text = dtype.kind == "U"
+            stop = start + records * items * (2 if is_text else 1)
+            own, start = slots[start:stop], stop
+            if len(odd):
+                own.reshape(records, -1)[odd] = 0
+            column = self._texts(data, own) if is_text else _numbers(own, dtype)
+            if column is None:
+                return None
+            columns[name] = column if width is None else column.reshape(records, width)
+        return columns, odd
+
+    def _texts(self, data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> Array:
+        """Return an array of the texts at these places."""
+        width = max(int(places[1::2].max()), 1)
+        characters = np.zeros((len(places) // 2, width), np.uint32)
+        self._compiled.write_texts(data, places, characters)
+        return characters.view(f"U{width}")[:, 0]
+
+
+def _numbers(slots: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> Array | None:
+    """Return the slots as an array of this type; None where a float is too large for it."""
+    if dtype.kind != "f":
+        return slots.astype(dtype)
+    if dtype.itemsize == 8:
+        return slots.view(dtype).copy()
+    with np.errstate(over="ignore"):
+        column = slots.view(np.float64).astype(dtype)
+    return column if np.isfinite(column).all() else None
 
 
 def _replaced(array: Array, indices: Indices, entries: Array) -> Array:

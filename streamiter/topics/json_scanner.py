@@ -24,14 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import compiled, pointer_function
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import Floats
 
 pointer_to = pointer_function()
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Slots = npt.NDArray[np.int64]
 """The numbers of a batch, eight bytes each: field by field and, within a field, record by record."""
+
+Fields = Sequence[tuple[str, np.dtype[Any], int | None]]
+"""The names, types, and widths of lists of a schema; no name contains a quote, backslash or control character."""
 
 ODD: Final = -1
 """Instead of an index: the record is odd."""
@@ -41,7 +43,7 @@ _KIND: Final = 0
 _ITEMS: Final = 1  # the values of a record
 _IS_LIST: Final = 2
 _SLOTS: Final = 3  # the slots of a record
-_FIRST_SLOT: Final = 4
+FIRST_SLOT: Final = 4
 _LOWEST: Final = 5
 _HIGHEST: Final = 6
 _KEY_START: Final = 7
@@ -354,7 +356,7 @@ def _character_at(data: Bytes, at: int) -> tuple[int, int]:
 
 
 @compiled
-def _write_texts(data: Bytes, places: Slots, characters: npt.NDArray[np.uint32]) -> None:
+def write_texts(data: Bytes, places: Slots, characters: npt.NDArray[np.uint32]) -> None:
     """Write each text, given by the index of its first byte and its characters, into a row."""
     text = pointer_to(data)
     for row in range(len(characters)):
@@ -531,7 +533,7 @@ def _scan_record(
             fields[previous + _NEXT_FIELD] = field
             previous = row
             found += 1
-            slot = fields[row + _FIRST_SLOT] + fields[row + _SLOTS] * record
+            slot = fields[row + FIRST_SLOT] + fields[row + _SLOTS] * record
             if fields[row + _IS_LIST]:
                 at = _scan_list(data, at, fields, row, slot, ints, floats)
             else:
@@ -547,7 +549,7 @@ def _scan_record(
 
 
 @compiled
-def _scan_records(
+def scan_records(
     data: Bytes, keys: Bytes, fields: Slots, ints: Slots, floats: Floats, is_odd: npt.NDArray[np.bool_]
 ) -> int:
     """Put the fields of all records into their slots, and mark the odd records; return the index after them."""
@@ -570,84 +572,19 @@ def _scan_records(
     return at
 
 
-# -- Columns ---------------------------------------------------------------------------------------------------
-
-
-class ColumnScanner:
-    """Turns JSON objects into columns of the given names, types, and widths of lists.
-
-    The names contain no quote, backslash or control character.
-
-    >>> scanner = ColumnScanner([("town", np.dtype(str), None), ("km", np.dtype(int), None)])
-    >>> scanner.scan([b'{"town": "Rom", "id": [7], "km": 12}', b'{"town": "Rom", "km": null}'])
-    ({'town': array(['Rom', ''], dtype='<U3'), 'km': array([12,  0])}, array([1]))
-    """
-
-    def __init__(self, fields: Sequence[tuple[str, np.dtype[Any], int | None]]) -> None:
-        keys = [f'{name}"'.encode() for name, _dtype, _width in fields]
-        self._keys: Bytes = np.frombuffer(b"".join(keys), np.uint8)
-        self._fields = fields
-        self._schema: Slots = np.zeros((len(fields) + 1, _ATTRIBUTES), np.int64)
-        self._schema[:, [_LAST_RECORD, _NEXT_FIELD]] = -1
-        self._slots = key_start = 0
-        for row, (_name, dtype, width), key in zip(self._schema, fields, keys, strict=False):
-            kind, items = _KINDS[dtype.kind], width or 1
-            limits = np.iinfo(dtype) if kind == _INTEGER else np.iinfo(np.uint8)
-            row[_KIND], row[_ITEMS], row[_IS_LIST] = kind, items, width is not None
-            row[_SLOTS], row[_FIRST_SLOT] = (2 * items if kind == _TEXT else items), self._slots
-            row[_LOWEST], row[_HIGHEST] = limits.min, min(limits.max, np.iinfo(np.int64).max)
-            row[_KEY_START], row[_KEY_SIZE] = key_start, len(key)
-            self._slots += int(row[_SLOTS])
-            key_start += len(key)
-
-    def scan(self, values: Sequence[bytes | None]) -> tuple[dict[str, Array], Indices] | None:
-        """Return the columns and the indices of the odd records, whose entries are zeros and empty texts.
-
-        Returns None for values that cannot be scanned together: one contains a line feed, is not bytes, or has a number
-        that is too large for the type of its field.
-        """
-        records = len(values)
-        try:
-            joined = b"\n".join([*values, b""])  # type: ignore[list-item]
-        except TypeError:
-            return None
-        data = np.frombuffer(joined, np.uint8)
-        schema = self._schema.copy()
-        schema[:, _FIRST_SLOT] *= records
-        slots = np.empty(records * self._slots, np.int64)
-        is_odd = np.zeros(records, np.bool_)
-        end = _scan_records(data, self._keys, schema.reshape(-1), slots, slots.view(np.float64), is_odd)
-        if end < len(data):
-            return None
-        odd = is_odd.nonzero()[0]
-        columns, start = {}, 0
-        for name, dtype, width in self._fields:
-            is_text = dtype.kind == "U"
-            stop = start + records * (width or 1) * (2 if is_text else 1)
-            own, start = slots[start:stop], stop
-            if len(odd):
-                own.reshape(records, -1)[odd] = 0
-            column = _texts(data, own) if is_text else _numbers(own, dtype)
-            if column is None:
-                return None
-            columns[name] = column if width is None else column.reshape(records, width)
-        return columns, odd
-
-
-def _texts(data: Bytes, places: Slots) -> Array:
-    """Return an array of the texts at these places."""
-    width = max(int(places[1::2].max()), 1)
-    characters = np.zeros((len(places) // 2, width), np.uint32)
-    _write_texts(data, places, characters)
-    return characters.view(f"U{width}")[:, 0]
-
-
-def _numbers(slots: Slots, dtype: np.dtype[Any]) -> Array | None:
-    """Return the slots as an array of this type; None where a float is too large for it."""
-    if dtype.kind != "f":
-        return slots.astype(dtype)
-    if dtype.itemsize == 8:
-        return slots.view(dtype).copy()
-    with np.errstate(over="ignore"):
-        column = slots.view(np.float64).astype(dtype)
-    return column if np.isfinite(column).all() else None
+def schema_of(fields: Fields) -> tuple[Bytes, Slots]:
+    """Return the keys of the fields, and their schema as :func:`scan_records` takes it, for one record."""
+    keys = [f'{name}"'.encode() for name, _dtype, _width in fields]
+    schema: Slots = np.zeros((len(fields) + 1, _ATTRIBUTES), np.int64)
+    schema[:, [_LAST_RECORD, _NEXT_FIELD]] = -1
+    slots = key_start = 0
+    for row, (_name, dtype, width), key in zip(schema, fields, keys, strict=False):
+        kind, items = _KINDS[dtype.kind], width or 1
+        limits = np.iinfo(dtype) if kind == _INTEGER else np.iinfo(np.uint8)
+        row[_KIND], row[_ITEMS], row[_IS_LIST] = kind, items, width is not None
+        row[_SLOTS], row[FIRST_SLOT] = (2 * items if kind == _TEXT else items), slots
+        row[_LOWEST], row[_HIGHEST] = limits.min, min(limits.max, np.iinfo(np.int64).max)
+        row[_KEY_START], row[_KEY_SIZE] = key_start, len(key)
+        slots += int(row[_SLOTS])
+        key_start += len(key)
+    return np.frombuffer(b"".join(keys), np.uint8), schema

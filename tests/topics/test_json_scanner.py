@@ -16,7 +16,8 @@ from streamiter import errors
 from streamiter.compiled import is_compiling
 from streamiter.records import Columns
 from streamiter.topics import JsonColumns, TopicBatch, json_columns
-from streamiter.topics.json_scanner import ColumnScanner, nearest_float
+from streamiter.topics.json_columns import ColumnScanner
+from streamiter.topics.json_scanner import nearest_float
 
 FIELDS: dict[str, Any] = {
     "id": "int64",
@@ -210,11 +211,11 @@ def test_any_bytes_give_the_columns_and_the_errors_of_msgspec(
     check_same(*example)
 
 
-@random_examples(lambda random: [number(random) for _ in range(8)])
-def test_every_number_has_the_bits_of_msgspec(numbers: list[str]) -> None:
+@random_examples(number)
+def test_every_number_has_the_bits_of_msgspec(number: str) -> None:
     """A weight differed in its last bit between two machines, of which one had Numba."""
     for kind in ("float64", "float32", "float16", "int64", "uint64", "int8"):
-        check_same({"n": kind}, [b'{"n":%s}' % number.encode() for number in numbers])
+        check_same({"n": kind}, [b'{"n":1}', b'{"n":%s}' % number.encode()])
 
 
 @random_examples(lambda random: [(random.randrange(1, 10**18), random.randint(-64, 64)) for _ in range(50)])
