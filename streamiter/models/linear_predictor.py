@@ -260,7 +260,9 @@ class _StandardizedModel:
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
         if self.classes is not None:
-            return self._linked(self._score(row, self._intercept)[None])[0]
+            scores = self._score(row, self._intercept)
+            raised = np.exp(scores - scores.max())
+            return raised / raised.sum()
         score = self._score(row, float(self._intercept[0]))
         if self._link == "clipped":
             return min(max(score, self._lowest), self._highest)
