@@ -54,6 +54,9 @@ ELSEWHERE = {
     "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
+    "streamiter.learn.drift.ADWIN": "tests/learn/test_drift.py",
+    "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",
+    "streamiter.learn.drift.PageHinkley": "tests/learn/test_drift.py",
     "streamiter.learn.foreign_models.ForeignOwner": "tests/learn/test_foreign_models.py",
 }
 """Classes whose case needs a file or a server, or no flow; each names the test with that case."""
@@ -61,6 +64,7 @@ ELSEWHERE = {
 NO_STATE = {
     "streamiter.operators.operator.Operator": "the base of operators",
     "streamiter.operators.source.Source": "the base of sources",
+    "streamiter.learn.drift.DriftDetector": "the base of detectors",
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
