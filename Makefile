@@ -11,7 +11,7 @@ WORKERS ?= 3
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak mutate kafka check format bench bench-learning bench-networks clean
+.PHONY: help demo test soak mutate kafka compiled check format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
@@ -33,7 +33,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/streamiter demo
 
-test: $(VENV)/installed kafka
+test: $(VENV)/installed kafka compiled
 	$(PYTEST)
 
 # Other seeds every time, unless one is given; the seed of a failure is in its message.
@@ -50,6 +50,10 @@ mutate: $(VENV)/installed
 # Kafka is fetched before the tests, whose time limits a slow line would break; where it fails, the tests say why.
 kafka: $(VENV)/installed
 	-@PYTHONPATH=tests $(BIN)/python -m support.kafka_classes
+
+# Numba stores what it compiles. Without this, each of the tests' processes would compile the same at the same time.
+compiled: $(VENV)/installed
+	-@$(BIN)/python -c "from streamiter.learn import AdaptiveLinearModel; AdaptiveLinearModel().learn([[0.0]], [1])"
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .
