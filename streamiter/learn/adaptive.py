@@ -120,6 +120,11 @@ class AdaptiveLinearModel:
         return self._version
 
     @property
+    def columns(self) -> int:
+        """The number of columns that a published version has."""
+        return 0 if self._weights is None else self._weights.used
+
+    @property
     def task(self) -> Task | None:
         """What is predicted; None before the first label, if it was not given."""
         if self._weights is None:

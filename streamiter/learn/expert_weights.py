@@ -111,6 +111,11 @@ class ExpertWeights:
         """Return the columns that are stored: the hashed ones that rows have had, the intercept, the numeric ones."""
         return np.concatenate([self.places(), np.arange(self.hashed, self.hashed + 1 + self.numeric)])
 
+    @property
+    def used(self) -> int:
+        """The number of columns that rows have had."""
+        return self.numeric + int(np.count_nonzero(self._is_seen))
+
     def places(self) -> Indices:
         """Return the hashed columns that rows have had."""
         return np.flatnonzero(self._is_seen)

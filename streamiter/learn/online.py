@@ -91,7 +91,7 @@ def train_online(
     mode: Literal["asynchronous", "synchronous"] = "asynchronous",
     initial: Stream | None = None,
     drift: DriftDetector | None = None,
-    publish_every: int = 1,
+    publish_every: int | None = None,
     window: int = 10_000,
     report_every: int = 10_000,
     workers: int | None = None,
@@ -123,10 +123,12 @@ def train_online(
     ``mini_batch`` records of each subtask of ``examples``. A subtask that has partitions but receives no records blocks
     the others, so read a topic with quiet partitions with ``parallelism=1``.
 
-    A version is published after every ``publish_every`` mini-batches or epochs; where rows are learned one by one its
-    metrics are the ``loss`` of the rows since the last version, and their ``missing_values``. Validation counts each
-    prediction before the model learns from its row, over the last ``window`` rows too, and reports every
-    ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse than the mean.
+    A version is published after every ``publish_every`` mini-batches or epochs. None: after each of them; but an
+    asynchronous version of many columns waits for a quarter as many rows, or for a second. Where rows are learned one
+    by one, the metrics of a version are the ``loss`` of the rows since the last one, and their ``missing_values``.
+    Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
+    reports every ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse
+    than the mean.
     ``drift`` is a detector, :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for the model that learns row by
     row: it watches the loss of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``.
     Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of
@@ -143,7 +145,8 @@ def train_online(
     """
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
-    publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
+    if publish_every is not None:
+        publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
@@ -225,7 +228,7 @@ class _TrainingOptions(NamedTuple):
 
     mini_batch: int
     synchronous: bool
-    publish_every: int
+    publish_every: int | None
     workers: int | None
     on_error: RejectionPolicy
     dead_letter: Topic | None
@@ -244,7 +247,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
 
     def make_owner() -> StartedOwner:
         rule = EpochSteps(requires_examples=False) if shared.synchronous else BroadcastSteps()
-        return StartedOwner(model, rule, shared.publish_every)
+        return StartedOwner(model, rule, shared.publish_every or 1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else data[0].key_by(labels.key_of)
@@ -333,7 +336,7 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(model, read, publish_every=shared.publish_every, drift=shared.drift),
+            lambda: ForeignOwner(model, read, publish_every=shared.publish_every or 1, drift=shared.drift),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,

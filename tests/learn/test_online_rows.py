@@ -15,6 +15,7 @@ from iteration.iteration_support import cut_items, run
 from learn.test_adaptive_model import frozen
 
 from streamiter import Columns, Flow
+from streamiter.clock import SystemClock
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     SGD,
@@ -399,6 +400,38 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
             validation = ProgressiveValidation(kind=kind)
             validation.update(predictions, labels)
             assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+
+
+class StoppedClock(SystemClock):
+    """A clock whose time never changes; timers fire as always."""
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "versions"),
+    [({}, 20, 20), ({}, 4_000, 1), ({"publish_every": 1}, 4_000, 20), ({"publish_every": 5}, 20, 4)],
+    ids=["few columns", "many columns", "many columns, each", "few columns, each fifth"],
+)
+async def test_a_version_of_many_columns_waits_for_more_rows(
+    options: Record, columns: int, versions: int
+) -> None:
+    """A model of hashed features was published after each mini-batch, which took four fifths of the time."""
+
+    def many(rows: list[Record]) -> SparseRows:
+        places = [(20 * row["n"] + np.arange(20)) % columns for row in rows]
+        return SparseRows.from_rows([(row.tolist(), [1.0] * 20) for row in places], columns)
+
+    records = [{"n": n, "late": n % 2} for n in range(200)]
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(records, parallelism=1), label="late", features=many, mini_batch=10, **options
+    )
+    models = training.models.collect()
+    await (await flow.start(clock=StoppedClock())).wait()
+    assert len(models.items) == versions
+    assert models.items[-1].records == 200
 
 
 @pytest.mark.parametrize("features", [sparse_km, matrix_km], ids=["sparse", "matrix"])
