@@ -109,7 +109,7 @@ def train_online(
     both. ``task`` says whether labels are classes or numbers; None: the first label does.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`, which needs no tuning
-    and learns row by row: ``mini_batch`` (1,000 rows, or those of a tenth of a second) and ``mode`` decide how often a
+    and learns row by row: ``mini_batch`` (4,000 rows, or those of a tenth of a second) and ``mode`` decide how often a
     version is published, and have no influence on the quality. One owner learns, the workers read the rows.
 
     ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width, optimizer=SGD(0.1))``. It
@@ -151,7 +151,7 @@ def train_online(
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
-        mini_batch = _ROWS_A_VERSION if is_by_row else _ROWS_A_STEP
+        mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=mode == "synchronous")
     synchronous = mode == "synchronous"
     flow = examples.flow
     named = step_names(flow, name)
@@ -215,9 +215,10 @@ def train_online(
 # A step with the mean gradient of more rows would be one step for all of them.
 _ROWS_A_STEP: Final = 100
 
-# Publishing a version costs about as much as learning from a few hundred rows. On a slow stream a version is published
-# when rows have waited for so long.
-_ROWS_A_VERSION: Final = 1_000
+# A mini-batch and its version cost as much time as some hundred rows. On a slow stream a version is published when rows
+# have waited for so long; in an epoch they wait until the epoch is full.
+_ROWS_A_VERSION: Final = 4_000
+_ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_VERSION: Final = 0.1
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
@@ -235,6 +236,13 @@ class _TrainingOptions(NamedTuple):
     labels: DelayedLabels | None
     drift: DriftDetector | None
     named: Callable[[str], str]
+
+
+def _rows_of_mini_batch(model: object, *, is_by_row: bool, synchronous: bool) -> int:
+    """Return how many rows a mini-batch has if the user does not say."""
+    if not is_by_row or (isinstance(model, ForeignModel) and model.by == "mini-batch"):
+        return _ROWS_A_STEP
+    return _ROWS_AN_EPOCH if synchronous else _ROWS_A_VERSION
 
 
 def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> Body:

@@ -37,6 +37,7 @@ from streamiter.records import Batch
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
 _ROWS_FOR_A_COLUMN: Final = 0.25
+_MANY_COLUMNS: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
 
 
@@ -253,8 +254,8 @@ class RowOwner(Operator, IterationListener):
         """Whether a version would cost too much now: a large part of the learning since the last one."""
         if self._publish_every is not None or self._in_epochs:
             return False
-        rows = self._model.records - self._records_published
-        if rows >= _ROWS_FOR_A_COLUMN * self._model.columns:
+        columns, rows = self._model.columns, self._model.records - self._records_published
+        if columns < _MANY_COLUMNS or rows >= _ROWS_FOR_A_COLUMN * columns:
             return False
         return self._context.clock.monotonic_s() - self._published_at_s < _PUBLISHED_AFTER_S
 

@@ -411,7 +411,7 @@ class StoppedClock(SystemClock):
 
 @pytest.mark.parametrize(
     ("options", "columns", "versions"),
-    [({}, 20, 20), ({}, 4_000, 1), ({"publish_every": 1}, 4_000, 20), ({"publish_every": 5}, 20, 4)],
+    [({}, 20, 20), ({}, 4_000, 5), ({"publish_every": 1}, 4_000, 20), ({"publish_every": 5}, 20, 4)],
     ids=["few columns", "many columns", "many columns, each", "few columns, each fifth"],
 )
 async def test_a_version_of_many_columns_waits_for_more_rows(
