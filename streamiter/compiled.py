@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-_log = logging.getLogger("streamiter.learn")
+_log = logging.getLogger("streamiter.compiled")
 
 AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

@@ -273,7 +273,7 @@ class FieldReader:
         """Return the numbers of a field, the places of its texts, and which of its values are missing."""
         if isinstance(column, np.ndarray):
             if column.dtype.kind in "biuf" and column.ndim <= 2:
-                floats = column.astype(np.float64)
+                floats = column.astype(np.float64, copy=False)
                 return floats, None, is_missing(floats) if floats.ndim == 1 else None
             if column.dtype.kind != "U" and not column.dtype.hasobject:
                 raise ModelError(

@@ -21,6 +21,7 @@ __all__ = [
     "is_number",
     "not_negative",
     "plain_float",
+    "plain_scalar",
     "positive",
     "whole_number",
     "whole_number_in",
@@ -88,6 +89,15 @@ def fraction(option: str, value: object) -> float:
 def is_number(value: object) -> TypeGuard[float | np.number[Any]]:
     """Whether the value is a single number, of Python or of numpy."""
     return isinstance(value, (int, float, np.integer, np.floating))
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return a scalar of numpy as the same value of Python; any other value as it is.
+
+    >>> plain_scalar(np.int64(3)), plain_scalar("x")
+    (3, 'x')
+    """
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def plain_float(value: object) -> float:

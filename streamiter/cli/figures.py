@@ -98,19 +98,22 @@ class _AboveFigures(logging.Handler):
 
 @contextlib.contextmanager
 def _log_above(console: Console) -> Iterator[None]:
-    """Print what learners log, such as that a model is compiled, unless the program has a log of its own."""
-    log = logging.getLogger("streamiter.learn")
-    if log.hasHandlers():
-        yield
-        return
-    handler, level = _AboveFigures(console), log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    """Print that code is compiled, and what learners log, unless the program has a log of its own."""
+    logs = [
+        log
+        for log in map(logging.getLogger, ("streamiter.compiled", "streamiter.learn"))
+        if not log.hasHandlers()
+    ]
+    handler, levels = _AboveFigures(console), [log.level for log in logs]
+    for log in logs:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)
 
 
 async def _refresh(live: Live, render: Callable[[], RenderableType]) -> None:

@@ -43,7 +43,6 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import OnlineTraining, train_online
-from streamiter.learn.online_workers import DelayedLabels
 from streamiter.learn.regression import (
     Fit,
     LinearRegression,
@@ -51,6 +50,7 @@ from streamiter.learn.regression import (
     OfflineTraining,
     train_offline,
 )
+from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import BadRows, Examples, Gradient
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation

@@ -18,7 +18,7 @@ from streamiter.learn.expert_weights import ExpertWeights, LabelKind, ModelRows,
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
-from streamiter.numbers import Floats, whole_number
+from streamiter.numbers import Floats, plain_scalar, whole_number
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats, columns_of_table
@@ -47,9 +47,6 @@ _PROBABILITY_MIN: Final = 1e-300
 
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
-
-_EXPERTS: Final = 6
-
 
 Features = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
@@ -209,7 +206,7 @@ class AdaptiveLinearModel:
             self._weights.add_numeric(len(self._columns))
         final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
-        by_question = _scores_of_questions(asked or {}, 1 + max(questions, default=-1), final)
+        by_question = self._weights.scores_of_questions(asked or {}, 1 + max(questions, default=-1), final)
         if self._label_kind == "classes":
             predictions = self._step_classes(self._weights, rows, steps, targets, by_question)
         else:
@@ -381,6 +378,16 @@ class AdaptiveLinearModel:
         """Return the label of each step as a number: 0 or 1, the number of its class, or the number itself."""
         if len(labels) != len(learns):
             raise ModelError(f"{_NAME}: expected {len(learns)} labels, one for each row, given {len(labels)}")
+        are_numbers = self._label_kind in ("binary", "number") and learns.all()
+        if (
+            are_numbers
+            and isinstance(labels, np.ndarray)
+            and labels.dtype.kind in "biuf"
+            and labels.ndim == 1
+        ):
+            targets = labels.astype(np.float64)
+            if self._are_targets(targets).all():
+                return targets
         given = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
         if not learns.all():
             given = [label if learn else None for label, learn in zip(given, learns, strict=True)]
@@ -408,10 +415,12 @@ class AdaptiveLinearModel:
             # Integers above 2**64 are numbers, too.
             targets = np.array([float(label or 0) for label in given])
         targets = targets.astype(np.float64)
-        is_binary = self._label_kind == "binary"
-        good = (targets == 0.0) | (targets == 1.0) if is_binary else ~is_missing(targets)
-        self._check_labels(~learns | good, given)
+        self._check_labels(~learns | self._are_targets(targets), given)
         return targets
+
+    def _are_targets(self, targets: Floats) -> npt.NDArray[np.bool_]:
+        """Return which numbers fit the task: 0 and 1, or all that are not missing."""
+        return (targets == 0.0) | (targets == 1.0) if self._label_kind == "binary" else ~is_missing(targets)
 
     def _check_labels(self, good: npt.NDArray[np.bool_], given: list[Label]) -> None:
         if good.all():
@@ -544,20 +553,9 @@ def _first(rows: npt.NDArray[np.bool_]) -> int:
     return int(np.argmax(rows)) if rows.any() else len(rows)
 
 
-def _scores_of_questions(asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
-    """Return the experts' scores by question; of a class that has come since they are those of the open class."""
-    by_question = np.zeros((questions, scores, _EXPERTS))
-    for question, given in asked.items():
-        if given:
-            known = np.reshape(given, (-1, _EXPERTS))
-            by_question[question, : len(known)] = known
-            by_question[question, len(known) :] = known[-1]
-    return by_question
-
-
 def _is_label(label: Label) -> bool:
     """Whether a label can be one: a text, a truth value or a number that is not too large; not None, not NaN."""
-    plain = label.item() if isinstance(label, np.generic) else label
+    plain = plain_scalar(label)
     return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
 
 
@@ -574,5 +572,5 @@ def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> L
 
 def _class_of(label: Label) -> Label:
     """Return the label as plain Python data, so that equal labels of numpy and Python are one class."""
-    plain = label.item() if isinstance(label, np.generic) else label
+    plain = plain_scalar(label)
     return int(plain) if isinstance(plain, float) and plain.is_integer() else plain

@@ -70,20 +70,18 @@ class RowSteps(NamedTuple):
 class ExpertWeights:
     """The state of the arithmetic: statistics and weights of all columns, and the mixture of the experts.
 
-    The arrays and the order of the columns are those of ``streamiter.learn.row_steps``. Hashed columns that
-    no row has had are neither stored nor published, and take no memory.
+    The arrays and the order of the columns are those of ``streamiter.learn.row_steps``. Hashed columns that no row
+    has had are neither stored nor published, and take no memory.
     """
 
     def __init__(self, task: LabelKind, scores: int, hashed: int) -> None:
-        from streamiter.learn import (
-            row_steps,
-        )  # Imported here: it imports Numba, which takes most of a second.
+        # Imported here: it imports Numba, which takes most of a second.
+        from streamiter.learn import row_steps
 
         self._steps = row_steps
         self.task = task
-        self._kind = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}[
-            task
-        ]
+        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
+        self._kind = kinds[task]
         self.hashed = hashed
         self.numeric = 0
         """The number of numeric columns in use."""
@@ -182,6 +180,16 @@ class ExpertWeights:
         hashed = indices[indices < self.hashed]
         self._is_seen[hashed[self._columns[hashed, 0] > 0.0]] = True
         return predictions
+
+    def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
+        """Return the experts' scores by question; of a class that has come since they are those of the open class."""
+        by_question = np.zeros((questions, scores, self._steps.EXPERTS))
+        for question, given in asked.items():
+            if given:
+                known = np.reshape(given, (-1, self._steps.EXPERTS))
+                by_question[question, : len(known)] = known
+                by_question[question, len(known) :] = known[-1]
+        return by_question
 
     def published(self) -> dict[str, Any]:
         """Return the one linear model that the experts make together.

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.online_workers import DelayedLabels
+from streamiter.learn.row_reading import DelayedLabels
 from streamiter.records import Columns
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch

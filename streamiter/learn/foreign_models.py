@@ -20,7 +20,7 @@ from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats
+from streamiter.numbers import Floats, plain_scalar
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -111,13 +111,9 @@ def fields_of(
             raise BadRows([row], f"{_NAME}: expected records with named fields, given {shortened(record)}")
         names = record if fields is None else fields
         features.append(
-            {name: _plain(record[name]) for name in names if name in record and name not in left_out}
+            {name: plain_scalar(record[name]) for name in names if name in record and name not in left_out}
         )
     return features
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def checked_labels(labels: list[Any]) -> list[Any]:
@@ -129,7 +125,7 @@ def checked_labels(labels: list[Any]) -> list[Any]:
     ]
     if bad:
         raise BadRows(bad, f"{_NAME}: expected a label, given {labels[bad[0]]}")
-    return [_plain(label) for label in labels]
+    return [plain_scalar(label) for label in labels]
 
 
 # ---- the owner
@@ -156,6 +152,8 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._read = read
         self._publish_every = publish_every
         self._records = 0
+        self._may_predict = False
+        """Whether the model has learned: many libraries refuse to predict before."""
         self._steps = 0
         """The number of mini-batches since a version was published."""
         self._is_started = False
@@ -175,7 +173,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._is_started = True
         if parameters is not None:
             self._model = self._functions.load(_bytes_of(parameters))
-            self._records = max(self._records, 1)
+            self._may_predict = True
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
@@ -198,13 +196,14 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
         if self._functions.by == "mini-batch":
-            if self._records:
+            if self._may_predict:
                 predictions = list(predict(self._model, features))
             learn(self._model, features, labels, *([] if weights is None else [weights]))
             self._records += len(labels)
+            self._may_predict = True
             return predictions
         for row, (one, label) in enumerate(zip(features, labels, strict=True)):
-            if self._records:
+            if self._may_predict:
                 predictions.append(predict(self._model, one))
             if weights is None:
                 learn(self._model, one, label)
@@ -213,6 +212,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             else:
                 continue
             self._records += 1
+            self._may_predict = True
         return predictions
 
     def _emit(self, predictions: list[Any], labels: list[Any], weights: Floats | None, out: Output) -> None:
@@ -246,6 +246,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         return {
             "model": self._functions.save(self._model),
             "records": self._records,
+            "may predict": self._may_predict,
             "steps": self._steps,
             "started": self._is_started,
             "classes": list(self._classes),
@@ -254,10 +255,11 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model = self._functions.load(state["model"])
-        self._records, self._steps, self._is_started = state["records"], state["steps"], state["started"]
+        self._records, self._may_predict = state["records"], state["may predict"]
+        self._steps, self._is_started = state["steps"], state["started"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         if self._drift is not None:
-            self._drift.restore(state.get("drift"))
+            self._drift.restore(state["drift"])
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:
@@ -269,7 +271,7 @@ def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[Validatio
     if all(isinstance(prediction, (float, np.floating)) for prediction in predictions):
         return "classification", np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
     of_label = [
-        prediction if isinstance(prediction, Mapping) else {_plain(prediction): 1.0}
+        prediction if isinstance(prediction, Mapping) else {plain_scalar(prediction): 1.0}
         for prediction in predictions
     ]
     if all(isinstance(label, (bool, np.bool_)) for label in labels):

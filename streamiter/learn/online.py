@@ -1,10 +1,9 @@
-"""Online training of linear models: ``train_online`` learns while a stream flows.
+"""Online training: ``train_online`` learns while a stream flows.
 
-Online training is an unbounded iteration. The variable stream carries the parameters of the model: first the initial
-parameters, then the parameters that the owner feeds back. Workers predict each mini-batch with the parameters they
-have, then send its gradient to the owner. *Synchronous* training makes one step for each epoch, with the gradients of
-all workers; *asynchronous* training makes a step for each gradient as it arrives. Where labels come later than the
-questions, a worker keeps the questions until their answers arrive (:class:`DelayedLabels`).
+Online training is an unbounded iteration of workers and one *owner*, which has the model. There are three ways. The
+ready-made model learns row by row: workers read the rows, and the owner learns. A model of another library learns in
+the owner alone. For a linear model with a learning rate of its own, workers predict each mini-batch with the parameters
+they have, and send its gradient to the owner; the parameters go back to the workers on the variable stream.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.online_workers import (
-    DelayedLabels,
     DelayedLabelsWorker,
     OnlineWorker,
     OnlineWorkerOptions,
     function_of_features,
 )
 from streamiter.learn.row_reading import (
+    DelayedLabels,
     EventReader,
     NumberMiniBatches,
     RowReader,
@@ -41,11 +40,7 @@ from streamiter.learn.row_reading import (
     values_of,
 )
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.rows import (
-    Examples,
-    Extract,
-    row_weights,
-)
+from streamiter.learn.rows import Examples, Extract, row_weights
 from streamiter.learn.training import (
     MODELS,
     BroadcastSteps,
@@ -128,11 +123,10 @@ def train_online(
     by one, the metrics of a version are the ``loss`` of the rows since the last one, and their ``missing_values``.
     Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
     reports every ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse
-    than the mean.
-    ``drift`` is a detector, :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for the model that learns row by
-    row: it watches the loss of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``.
-    Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of
-    the steps, for a flow with more than one training.
+    than the mean. ``drift`` is a detector, :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for a model that
+    learns in the owner: it watches the loss of each row, and updates have the metrics ``drifts`` and
+    ``rows_since_drift``. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in
+    front of the names of the steps, for a flow with more than one training.
 
     Raises GraphError for options that cannot be used.
 
@@ -149,10 +143,10 @@ def train_online(
         publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
+    synchronous = mode == "synchronous"
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
-        mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=mode == "synchronous")
-    synchronous = mode == "synchronous"
+        mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=synchronous)
     flow = examples.flow
     named = step_names(flow, name)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
@@ -225,7 +219,7 @@ Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
 
 class _TrainingOptions(NamedTuple):
-    """The options that both ways of training share."""
+    """The options that all ways of training share."""
 
     mini_batch: int
     synchronous: bool
@@ -243,6 +237,18 @@ def _rows_of_mini_batch(model: object, *, is_by_row: bool, synchronous: bool) ->
     if not is_by_row or (isinstance(model, ForeignModel) and model.by == "mini-batch"):
         return _ROWS_A_STEP
     return _ROWS_AN_EPOCH if synchronous else _ROWS_A_VERSION
+
+
+def _outputs(owner: Stream, predicted: Stream) -> IterationBodyResult:
+    """Return the feedback and the outputs of a loop; ``predicted`` is the step that predicts, owner or workers."""
+    return IterationBodyResult(
+        feedback_variable_streams=[owner],
+        output_streams=[
+            owner.side_output(MODELS),
+            predicted.side_output(PREDICTIONS),
+            owner.side_output(DRIFTS),
+        ],
+    )
 
 
 def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> Body:
@@ -266,14 +272,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         parameters = connect(start=variables[0], gradients=gradients.rebalance()).process(
             make_owner, name=named("parameters"), parallelism=1
         )
-        return IterationBodyResult(
-            feedback_variable_streams=[parameters],
-            output_streams=[
-                parameters.side_output(MODELS),
-                gradients.side_output(PREDICTIONS),
-                parameters.side_output(DRIFTS),
-            ],
-        )
+        return _outputs(parameters, predicted=gradients)
 
     return body
 
@@ -324,14 +323,7 @@ def _by_rows(
             on_error=shared.on_error,
             dead_letter=shared.dead_letter,
         )
-        return IterationBodyResult(
-            feedback_variable_streams=[owner],
-            output_streams=[
-                owner.side_output(MODELS),
-                owner.side_output(PREDICTIONS),
-                owner.side_output(DRIFTS),
-            ],
-        )
+        return _outputs(owner, predicted=owner)
 
     return body
 
@@ -339,10 +331,9 @@ def _by_rows(
 def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign) -> Body:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
-    timeout_s = None if shared.synchronous else _SECONDS_A_VERSION
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
+        mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_VERSION, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
             lambda: ForeignOwner(model, read, publish_every=shared.publish_every or 1, drift=shared.drift),
             name=named("learn"),
@@ -350,14 +341,7 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
             on_error=shared.on_error,
             dead_letter=shared.dead_letter,
         )
-        return IterationBodyResult(
-            feedback_variable_streams=[owner],
-            output_streams=[
-                owner.side_output(MODELS),
-                owner.side_output(PREDICTIONS),
-                owner.side_output(DRIFTS),
-            ],
-        )
+        return _outputs(owner, predicted=owner)
 
     return body
 
@@ -375,7 +359,7 @@ def _foreign_reader(
     without = [field for field in (label, weight) if isinstance(field, str)]
 
     def read(mini_batch: Batch) -> tuple[Any, list[Any], Floats | None]:
-        labels = checked_labels(values_of(mini_batch, label, "label"))
+        labels = checked_labels(list(values_of(mini_batch, label, "label")))
         weights = None
         if weight is not None:
             weights = row_weights("train_online", values_of(mini_batch, weight, "weight"), len(mini_batch))
@@ -500,6 +484,3 @@ class _OneStart(Operator):
 
     def restore(self, state: int) -> None:
         self._passed = state
-
-
-# ---- workers

@@ -1,18 +1,14 @@
-"""The workers of online training by gradients: they predict mini-batches, and compute gradients for the owner.
-
-:class:`DelayedLabels` says how to read a stream in which labels come later than the questions.
-"""
+"""The workers of online training by gradients: they predict mini-batches, and compute gradients for the owner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamiter.errors import GraphError, ModelError
-from streamiter.learn.adaptive import Label
+from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -36,23 +32,6 @@ from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedLabels:
-    """How to read a stream of questions and answers, in time order: predict now, learn when the answer arrives."""
-
-    key_of: Callable[[Any], Hashable]
-    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
-    is_answer: Callable[[Any], bool]
-    """Whether an event is an answer; all other events are questions."""
-    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
-    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
-    the question, only with the model that ``train_online`` makes itself."""
-    target_of: Callable[[Any], Label | None]
-    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
-    waiting_max: int = 1_000_000
-    """The largest number of questions that wait at each worker; beyond it the oldest question is forgotten."""
 
 
 def function_of_features(

@@ -7,12 +7,14 @@ or, where labels come later, the questions and answers of a mini-batch in their 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypedDict, final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.adaptive import Label
+from streamiter.learn.adaptive import Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -62,7 +64,7 @@ class RowsToLearn(TypedDict):
     records: Batch
     """The records that the rows were read from, for those that the owner refuses."""
     features: NamedRecord | SparseRecord
-    labels: Sequence[Label]
+    labels: Labels
     weights: Floats | None
 
 
@@ -82,6 +84,7 @@ class EventsToLearn(TypedDict):
 
 
 def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
+    """Return rows as plain data."""
     if isinstance(rows, NamedRows):
         return {
             "fields": rows.fields,
@@ -94,10 +97,12 @@ def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseReco
 
 
 def features_of_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
+    """Return the rows that :func:`record_of_features` turned into plain data."""
     return SparseRows(**record) if "width" in record else NamedRows(**record)
 
 
 def missing_values_of(rows: NamedRows | SparseRows) -> int:
+    """Return how many values of the rows are missing."""
     if isinstance(rows, NamedRows):
         return int(rows.missing.sum())
     return int(np.count_nonzero(is_missing(rows.values)))
@@ -106,7 +111,7 @@ def missing_values_of(rows: NamedRows | SparseRows) -> int:
 class RowsRead(Protocol):
     """Returns features, labels and weights of a mini-batch; raises ``BadRows`` for records that are no rows."""
 
-    def __call__(self, mini_batch: Batch, /) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+    def __call__(self, mini_batch: Batch, /) -> tuple[NamedRows | SparseRows, Labels, Floats | None]:
         """Read the mini-batch."""
         ...
 
@@ -126,22 +131,23 @@ def features_reader(
     read = features
 
     def of_function(mini_batch: Batch) -> NamedRows | SparseRows:
-        found = read(mini_batch)
-        if isinstance(found, (NamedRows, SparseRows)):
-            rows: NamedRows | SparseRows = found
-        else:
-            rows = named_matrix(as_floats(f"{_TRAINING}(features=)", "features", found))
-        _check_one_each(f"{_TRAINING}(features=)", rows, mini_batch)
-        return rows
+        return _as_rows(f"{_TRAINING}(features=)", read(mini_batch), mini_batch)
 
     return of_function
 
 
-def _check_one_each(owner: str, rows: NamedRows | SparseRows, mini_batch: Batch) -> None:
+def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | SparseRows:
+    """Return the features that a user's function returned for the mini-batch: sparse rows, or those of a matrix."""
+    rows: NamedRows | SparseRows
+    if isinstance(features, (NamedRows, SparseRows)):
+        rows = features
+    else:
+        rows = named_matrix(as_floats(owner, "features", features))
     if len(rows) != len(mini_batch):
         raise ConfigurationError(
             f"{owner}: expected a row for each of {len(mini_batch)} records, given {len(rows)}"
         )
+    return rows
 
 
 def labelled_rows(
@@ -149,7 +155,7 @@ def labelled_rows(
 ) -> RowsRead:
     """Return the function that reads rows of records that have their label."""
 
-    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Labels, Floats | None]:
         labels = values_of(mini_batch, label, "label")
         if weight is None:
             return read(mini_batch), labels, None
@@ -163,23 +169,20 @@ def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
     """Return the function that reads rows with the user's ``extract``."""
     owner = f"{_TRAINING}(extract=)"
 
-    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Sequence[Label], Floats | None]:
+    def read_rows(mini_batch: Batch) -> tuple[NamedRows | SparseRows, Labels, Floats | None]:
         examples = as_examples(owner, extract(mini_batch))
         features = examples.features
-        rows = (
-            features
-            if isinstance(features, SparseRows)
-            else named_matrix(as_floats(owner, "features", features))
-        )
-        _check_one_each(owner, rows, mini_batch)
+        rows = _as_rows(owner, features, mini_batch)
         weights = None if examples.weights is None else row_weights(owner, examples.weights, len(rows))
-        return rows, np.asarray(examples.targets).tolist(), weights
+        return rows, np.asarray(examples.targets), weights
 
     return read_rows
 
 
-def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any]:
-    """Return the value of a field, or of a function, for each record."""
+def values_of(
+    mini_batch: Batch, field: str | Callable[[Any], Any], what: str
+) -> list[Any] | npt.NDArray[Any]:
+    """Return the value of a field, or of a function, for each record; the column of ``Columns`` as it is."""
     if callable(field):
         return [field(record) for record in mini_batch]
     if isinstance(mini_batch, Columns):
@@ -187,8 +190,7 @@ def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -
             raise ConfigurationError(
                 f"{_TRAINING}({what}=): expected a field {field!r}, given {', '.join(mini_batch.names)}"
             )
-        values: list[Any] = mini_batch[field].tolist()
-        return values
+        return mini_batch[field]
     try:
         return [record[field] for record in mini_batch]
     except (KeyError, TypeError, IndexError):
@@ -250,26 +252,27 @@ class RowReader(Operator):
         of_good_rows(emit, given["records"], out)
 
 
-class EventReading(Protocol):
-    """How to read a stream of questions and answers; ``DelayedLabels`` is one."""
+@dataclass(frozen=True, slots=True)
+class DelayedLabels:
+    """How to read a stream of questions and answers, in time order: predict now, learn when the answer arrives."""
 
-    @property
-    def key_of(self) -> Callable[[Any], Hashable]:
-        """Returns the key that an answer shares with its question."""
-
-    @property
-    def is_answer(self) -> Callable[[Any], bool]:
-        """Whether an event is an answer."""
-
-    @property
-    def target_of(self) -> Callable[[Any], Label | None]:
-        """Returns the label of an answer; None if there will be none."""
+    key_of: Callable[[Any], Hashable]
+    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
+    is_answer: Callable[[Any], bool]
+    """Whether an event is an answer; all other events are questions."""
+    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
+    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
+    the question, only with the model that ``train_online`` makes itself."""
+    target_of: Callable[[Any], Label | None]
+    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
+    waiting_max: int = 1_000_000
+    """The largest number of questions that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
 
 
 class EventReader(Operator):
     """Reads questions and answers, for the owner."""
 
-    def __init__(self, events: EventReading, read: ReadFeatures) -> None:
+    def __init__(self, events: DelayedLabels, read: ReadFeatures) -> None:
         self._events = events
         self._read = read
 

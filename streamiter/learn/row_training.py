@@ -23,10 +23,7 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.expert_weights import ModelRows, RowSteps
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
-from streamiter.learn.rows import (
-    BadRows,
-    without,
-)
+from streamiter.learn.rows import BadRows, without
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, losses_of
 from streamiter.named_rows import is_missing
@@ -113,14 +110,17 @@ class RowOwner(Operator, IterationListener):
             self._publish_sometimes(out)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        self._learn_held(out)
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        self._learn_held(out)
+
+    def _learn_held(self, out: Output) -> None:
         if self._held:
             held, self._held = sorted(self._held, key=itemgetter("position")), []
             for given in held:
                 self._learn(given, out)
             self._publish_sometimes(out)
-
-    def on_iteration_terminated(self, context: Context, out: Output) -> None:
-        self.on_epoch_watermark_incremented(-1, context, out)
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         if "is_answer" in given:
@@ -274,7 +274,7 @@ class RowOwner(Operator, IterationListener):
             out.emit(msgspec.structs.replace(update, epoch=self._context.epoch, metrics=metrics), tag=MODELS)
 
     def finish(self, out: Output) -> None:
-        self.on_epoch_watermark_incremented(-1, self._context, out)
+        self._learn_held(out)
         self._publish(out)
 
     def snapshot(self) -> dict[str, object]:
@@ -298,7 +298,7 @@ class RowOwner(Operator, IterationListener):
         self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
         self._loss, self._weight, self._missing = state["since published"]
         if self._drift is not None:
-            self._drift.restore(state.get("drift"))
+            self._drift.restore(state["drift"])
 
 
 class _Asked(NamedTuple):

@@ -20,7 +20,7 @@ from streamiter.errors import (
     RowsInDifferentBlocks,
     UnknownMatrix,
 )
-from streamiter.numbers import is_number, plain_float, whole_number
+from streamiter.numbers import is_number, plain_float, plain_scalar, whole_number
 from streamiter.parameter_server.consistency import ASP, Consistency
 
 DType = Literal["float32", "float64", "int64"]
@@ -395,7 +395,7 @@ def _missing_column(columns: npt.NDArray[Any], matrix: Matrix) -> OutOfRange:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    shown = repr(plain_scalar(value))
     return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import is_compiling
+from streamiter.compiled import is_compiling, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.numbers import Indices
 from streamiter.records import Array, Batch, Columns, take
@@ -221,6 +221,8 @@ class ColumnScanner:
         self._slots = sum(
             (2 if dtype.kind == "U" else 1) * items for _name, dtype, _width, items in self._fields
         )
+        with saying_that_it_compiles("the decoder of JsonColumns"):
+            self.scan([b"{}"])
 
     def scan(self, values: Sequence[bytes | None]) -> tuple[dict[str, Array], Indices] | None:
         """Return the columns and the indices of the odd records, whose entries are zeros and empty texts.

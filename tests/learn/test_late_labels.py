@@ -5,12 +5,36 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
+from iteration.iteration_support import cut_items, run
+from learn.online_support import (
+    BINARY,
+    DELAYED,
+    FEATURES,
+    LABELS,
+    Record,
+    Result,
+    chosen,
+    letters_of,
+    trained,
+    trips,
+    without,
+)
+from learn.test_adaptive_model import frozen
 
 from streamiter import Flow
-from streamiter.learn import DelayedLabels, train_online
+from streamiter.learn import (
+    AdaptiveLinearModel,
+    DelayedLabels,
+    ProgressiveValidation,
+    SparseRows,
+    train_online,
+)
+from streamiter.learn.expert_weights import RowSteps
 
-LABELS = DelayedLabels(
+COIN = DelayedLabels(
     key_of=lambda event: event["id"],
     is_answer=lambda event: "label" in event,
     features=["sky", "km"],
@@ -18,11 +42,11 @@ LABELS = DelayedLabels(
 )
 
 
-def trained(events: list[dict[str, Any]], mini_batch: int) -> tuple[list[Any], list[Any]]:
+def trained_in_epochs(events: list[dict[str, Any]], mini_batch: int) -> tuple[list[Any], list[Any]]:
     """Return the last version, and the metrics."""
     flow = Flow("late")
     training = train_online(
-        flow.from_items(events), labels=LABELS, mini_batch=mini_batch, mode="synchronous", report_every=100
+        flow.from_items(events), labels=COIN, mini_batch=mini_batch, mode="synchronous", report_every=100
     )
     models, metrics = training.models.collect(), training.validation.collect()
     flow.run()
@@ -43,7 +67,7 @@ def groups(count: int, size: int) -> list[dict[str, Any]]:
 
 def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
     """The expert that learns the label of a group from its first answers had the best loss; it predicted no group."""
-    _, metrics = trained(groups(400, 10), 1_000)
+    _, metrics = trained_in_epochs(groups(400, 10), 1_000)
     # That of a coin is 0.69; judged when the answers come, it is above 2.
     assert metrics[-1]["loss"] < 0.9
 
@@ -63,9 +87,173 @@ def test_where_mini_batches_are_cut_does_not_matter(label_of: Any) -> None:
     for n, answer in enumerate(answers):
         events += rows[n + late : n + late + 1]
         events.append(answer)
-    [first, *others] = [trained(events, size) for size in (2_000, 100, 13, 1)]
+    [first, *others] = [trained_in_epochs(events, size) for size in (2_000, 100, 13, 1)]
     for models, metrics in others:
         assert metrics[-1] == pytest.approx(first[1][-1], rel=1e-9)
         assert models[-1].parameters.keys() == first[0][-1].parameters.keys()
         for name, value in models[-1].parameters.items():
             assert str(value) == str(first[0][-1].parameters[name]), name
+
+
+# ---- compared with a plain loop
+
+
+def matrix_km(rows: Any) -> Any:
+    return [[row["km"], row["id"] % 5] for row in rows]
+
+
+def sparse_km(rows: Any) -> SparseRows:
+    return SparseRows.from_dense(matrix_km(rows), keep_zeros=True)
+
+
+def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
+    """Return questions and answers: some asked again, never answered, answered with None, or without a question."""
+    random = np.random.default_rng(seed)
+    events: list[tuple[float, Record]] = []
+    for n, record in enumerate(trips(count, seed)):
+        question = without(record, *LABELS, "weight")
+        events.append((n, question))
+        answered = n + random.exponential(15)
+        if n % 3 == 1:
+            events.append((n + random.exponential(10), question | {"km": 1.0}))
+        if n % 13:
+            answer = None if n % 17 == 5 else record[label]
+            events.append((answered, {"id": n, "answer": answer}))
+        if n % 4 == 3:
+            events.append((answered + random.exponential(5), {"id": n, "answer": record[label]}))
+    return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def delayed_by_a_loop(
+    events: list[Record], labels_of: DelayedLabels = DELAYED, read: Any = lambda rows: chosen(rows, *FEATURES)
+) -> tuple[AdaptiveLinearModel, list[Any], list[Any], int]:
+    """Return the model, the first predictions with their labels, and the number of answers without a question."""
+    model, waiting, unknown = AdaptiveLinearModel(), {}, 0
+    predictions, labels = [], []
+    ask, learn = (
+        RowSteps(
+            np.zeros(1, np.intp),
+            np.array([predicts]),
+            np.array([not predicts]),
+            np.ones(1),
+            np.zeros(1, np.intp),
+        )
+        for predicts in (True, False)
+    )
+    for event in events:
+        if "answer" not in event:
+            rows, scores = model.rows(read([event])), {}
+            waiting.pop(event["id"], None)
+            prediction = model.step(rows, ask, [None], scores)[0]
+            waiting[event["id"]] = rows, prediction, scores
+            if len(waiting) > labels_of.waiting_max:
+                del waiting[next(iter(waiting))]
+        elif event["id"] not in waiting:
+            unknown += 1
+        else:
+            rows, prediction, scores = waiting.pop(event["id"])
+            if event["answer"] is not None:
+                model.step(rows, learn, [event["answer"]], scores)
+                if not np.isnan(prediction).any():
+                    predictions.append(prediction)
+                    labels.append(event["answer"])
+    return model, predictions, labels, unknown
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any, label: str) -> None:
+    """The mini-batch decided which questions were forgotten, whether a question before the first label counted, and
+    which of two questions with one key was answered.
+    """
+    events = delayed_events(200, label)
+    model, predictions, labels, unknown = delayed_by_a_loop(events)
+    assert unknown > 5
+    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (50, 1), (1_000, 1), (20, 3)]):
+        if mode == "asynchronous" and workers > 1:
+            continue
+        flow = Flow("f")
+        training = train_online(
+            cut_items(flow, events, seed=seed),
+            labels=DELAYED,
+            mini_batch=mini_batch,
+            workers=workers,
+            mode=mode,
+            on_error="skip",
+            report_every=10_000,
+        )
+        result = Result(training)
+        statistics = run(flow, seed=seed)
+        assert statistics.step("learn").rejected == unknown, mini_batch
+        assert result.models[-1].records == model.records
+        assert result.last == frozen(model.parameters()), mini_batch
+        assert result.metrics["count"] == len(labels)
+        if label != "kind":
+            kind: Any = "classification" if label == "late" else "regression"
+            validation = ProgressiveValidation(kind=kind)
+            validation.update(predictions, labels)
+            assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("features", [sparse_km, matrix_km], ids=["sparse", "matrix"])
+def test_late_labels_with_a_function_of_features_equal_a_plain_loop(features: Any) -> None:
+    """A mini-batch of answers only has no features, and was taken for records with other fields."""
+    events = [event for event in delayed_events(150, "late") if "km" in event]
+    rows = {event["id"]: event for event in events}
+    answers = [{"id": n, "answer": row["km"] > 5_000} for n, row in rows.items()]
+    labels = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, features, DELAYED.target_of)
+    model, *_ = delayed_by_a_loop([*events, *answers], labels, features)
+    result = trained([*events, *answers], labels=labels, mini_batch=20, workers=1)
+    assert result.last == frozen(model.parameters())
+
+
+def test_late_labels_reach_their_question_with_many_workers() -> None:
+    """An answer overtook its question in another worker, and was refused."""
+    events: list[Record] = []
+    for n in range(400):
+        events.append({"id": n, "km": float(n % 7)})
+        if n >= 3:
+            events.append({"id": n - 3, "answer": (n - 3) % 7 > 3})
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(events, parallelism=1), labels=DELAYED, mini_batch=5, workers=3, on_error="fail"
+    )
+    result = Result(training)
+    flow.run()
+    assert result.models[-1].records == 397
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("mini_batch", [1, 9, 1_000])
+async def test_events_that_are_no_questions_or_answers_become_dead_letters(
+    mode: Any, mini_batch: int
+) -> None:
+    """A question without features, or an answer with a label that is none, ended the job or was lost silently."""
+    events: list[Record] = []
+    for n in range(40):
+        events.append({"id": n, "km": float(n % 7)})
+        if n >= 4:
+            events.append({"id": n - 4, "answer": (n - 4) % 7 > 3})
+    bad: list[tuple[Record, str, str]] = [
+        ({"id": 100, "km": [1]}, "read", "expected a number, a text or None in the field 'km'"),
+        ({"id": 101, "km": "far"}, "learn", "expected numbers in the field 'km'"),
+        ({"km": 1.0}, "read", "KeyError: 'id'"),
+        ({"id": [1], "km": 1.0}, "read", "TypeError: unhashable type: 'list'"),
+        ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
+        (
+            {"id": 102, "answer": "maybe"},
+            "learn",
+            f"{BINARY} 'maybe'",
+        ),
+    ]
+    dirty = list(events)
+    dirty.insert(12, {"id": 102, "km": 1.0})
+    for number, (record, _, _) in enumerate(bad):
+        dirty.insert(15 + 6 * number, record)
+    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch, mode=mode)
+    assert sorted((step, value) for step, _, value in letters) == sorted(
+        (step, orjson.dumps(record)) for record, step, _ in bad
+    )
+    for record, _, message in bad:
+        assert any(message in error for _, error, value in letters), record
+    assert result.models[-1].records == 36

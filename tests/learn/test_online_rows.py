@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from flow.test_topics_in_flows import content, made
-from iteration.iteration_support import cut_items, run
+from iteration.iteration_support import run
+from learn.online_support import (
+    BINARY,
+    DELAYED,
+    FEATURES,
+    LABELS,
+    Record,
+    Result,
+    chosen,
+    letters_of,
+    trained,
+    trips,
+    without,
+)
 from learn.test_adaptive_model import frozen
 
 from streamiter import Columns, Flow
@@ -23,86 +35,18 @@ from streamiter.learn import (
     DelayedLabels,
     Examples,
     LogisticRegression,
-    OnlineTraining,
     ProgressiveValidation,
     SparseRows,
     train_online,
 )
-from streamiter.learn.expert_weights import RowSteps
 from streamiter.learn.validation import MeanComparison, PredictedRows
-from streamiter.models import ModelSnapshot
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.topics import MemoryBroker
-
-Record = dict[str, Any]
-
-
-def trips(count: int, seed: int = 0) -> list[Record]:
-    """Return records with numbers, texts, missing values, a field that comes later, a weight and three labels."""
-    random = np.random.default_rng(seed)
-    towns = ["Rome", "Kyiv", "Oslo", None]
-    records = []
-    for n, (km, wind, noise) in enumerate(random.normal(size=(count, 3)).tolist()):
-        score = 2 * km - wind * (2 if n % 4 == 1 else 1) + noise
-        records.append(
-            {
-                "id": n,
-                "km": 1_000 * km + 5_000,
-                "wind": None if n % 11 == 3 else wind,
-                "town": towns[n % 4],
-                "weight": 0.5 + n % 3,
-                "late": score > 0.5,
-                "minutes": 30 * score + 100,
-                "kind": "early" if score < -1 else "late" if score > 1 + n / count else "on time",
-            }
-            | ({"new": km - wind} if n > count / 2 else {})
-        )
-    return records
-
-
-LABELS = ("late", "minutes", "kind")
 
 
 def inputs(records: list[Record]) -> list[Record]:
     return [
         {name: value for name, value in r.items() if name not in (*LABELS, "weight", "id")} for r in records
     ]
-
-
-FEATURES = ["km", "wind", "town", "new"]
-
-
-class Result:
-    """The versions and the last metrics of a training."""
-
-    def __init__(self, training: OnlineTraining) -> None:
-        self._models, self._metrics = training.models.collect(), training.validation.collect()
-
-    @property
-    def models(self) -> list[ModelSnapshot]:
-        return self._models.items
-
-    @property
-    def last(self) -> Any:
-        """The bits of the last version."""
-        return frozen(self.models[-1].parameters)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self._metrics.items[-1]
-        return metrics
-
-
-def trained(records: Any, *, seed: int | None = None, **options: Any) -> Result:
-    """Run a training to its end; with a seed, the schedule and the transport batches are its own."""
-    flow = Flow("f")
-    stream = flow.from_items(records, parallelism=1) if seed is None else cut_items(flow, records, seed=seed)
-    result = Result(train_online(stream, report_every=100_000, **options))
-    if seed is None:
-        flow.run()
-    else:
-        run(flow, seed=seed)
-    return result
 
 
 def by_a_loop(records: list[Record], label: str, weights: Any = None) -> tuple[AdaptiveLinearModel, Any]:
@@ -202,14 +146,6 @@ WAYS: dict[str, tuple[Record, Callable[[list[Record]], Any], str | None]] = {
 }
 
 
-def without(row: Record, *names: str) -> Record:
-    return {name: value for name, value in row.items() if name not in names}
-
-
-def chosen(rows: list[Record], *names: str) -> list[Record]:
-    return [{name: row[name] for name in names if name in row} for row in rows]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_name_label_features_and_weight_reads_the_same_rows(way: str) -> None:
     """The label or the weight was among the features, or the weight did not count."""
@@ -293,113 +229,7 @@ def test_each_version_has_its_loss_and_its_missing_values() -> None:
         assert model.metrics["missing_values"] == missing > 0
 
 
-# ---- labels that come later
-
-
-DELAYED = DelayedLabels(
-    key_of=lambda event: event["id"],
-    is_answer=lambda event: "answer" in event,
-    features=FEATURES,
-    target_of=lambda event: event["answer"],
-    waiting_max=15,
-)
-
-
-def matrix_km(rows: Any) -> Any:
-    return [[row["km"], row["id"] % 5] for row in rows]
-
-
-def sparse_km(rows: Any) -> SparseRows:
-    return SparseRows.from_dense(matrix_km(rows), keep_zeros=True)
-
-
-def delayed_events(count: int, label: str, seed: int = 0) -> list[Record]:
-    """Return questions and answers: some asked again, never answered, answered with None, or without a question."""
-    random = np.random.default_rng(seed)
-    events: list[tuple[float, Record]] = []
-    for n, record in enumerate(trips(count, seed)):
-        question = without(record, *LABELS, "weight")
-        events.append((n, question))
-        answered = n + random.exponential(15)
-        if n % 3 == 1:
-            events.append((n + random.exponential(10), question | {"km": 1.0}))
-        if n % 13:
-            answer = None if n % 17 == 5 else record[label]
-            events.append((answered, {"id": n, "answer": answer}))
-        if n % 4 == 3:
-            events.append((answered + random.exponential(5), {"id": n, "answer": record[label]}))
-    return [event for _, event in sorted(events, key=lambda pair: pair[0])]
-
-
-def delayed_by_a_loop(
-    events: list[Record], labels_of: DelayedLabels = DELAYED, read: Any = lambda rows: chosen(rows, *FEATURES)
-) -> tuple[AdaptiveLinearModel, list[Any], list[Any], int]:
-    """Return the model, the first predictions with their labels, and the number of answers without a question."""
-    model, waiting, unknown = AdaptiveLinearModel(), {}, 0
-    predictions, labels = [], []
-    ask, learn = (
-        RowSteps(
-            np.zeros(1, np.intp),
-            np.array([predicts]),
-            np.array([not predicts]),
-            np.ones(1),
-            np.zeros(1, np.intp),
-        )
-        for predicts in (True, False)
-    )
-    for event in events:
-        if "answer" not in event:
-            rows, scores = model.rows(read([event])), {}
-            waiting.pop(event["id"], None)
-            prediction = model.step(rows, ask, [None], scores)[0]
-            waiting[event["id"]] = rows, prediction, scores
-            if len(waiting) > labels_of.waiting_max:
-                del waiting[next(iter(waiting))]
-        elif event["id"] not in waiting:
-            unknown += 1
-        else:
-            rows, prediction, scores = waiting.pop(event["id"])
-            if event["answer"] is not None:
-                model.step(rows, learn, [event["answer"]], scores)
-                if not np.isnan(prediction).any():
-                    predictions.append(prediction)
-                    labels.append(event["answer"])
-    return model, predictions, labels, unknown
-
-
-@pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any, label: str) -> None:
-    """The mini-batch decided which questions were forgotten, whether a question before the first label counted, and
-    which of two questions with one key was answered.
-    """
-    events = delayed_events(200, label)
-    model, predictions, labels, unknown = delayed_by_a_loop(events)
-    assert unknown > 5
-    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (50, 1), (1_000, 1), (20, 3)]):
-        if mode == "asynchronous" and workers > 1:
-            continue
-        flow = Flow("f")
-        training = train_online(
-            cut_items(flow, events, seed=seed),
-            labels=DELAYED,
-            mini_batch=mini_batch,
-            workers=workers,
-            mode=mode,
-            on_error="skip",
-            report_every=10_000,
-        )
-        result = Result(training)
-        statistics = run(flow, seed=seed)
-        assert statistics.step("learn").rejected == unknown, mini_batch
-        assert result.models[-1].records == model.records
-        assert result.last == frozen(model.parameters()), mini_batch
-        assert result.metrics["count"] == len(labels)
-        if label != "kind":
-            kind: Any = "classification" if label == "late" else "regression"
-            validation = ProgressiveValidation(kind=kind)
-            validation.update(predictions, labels)
-            assert result.metrics["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-12)
+# ---- how often versions are published
 
 
 class StoppedClock(SystemClock):
@@ -434,54 +264,11 @@ async def test_a_version_of_many_columns_waits_for_more_rows(
     assert models.items[-1].records == 200
 
 
-@pytest.mark.parametrize("features", [sparse_km, matrix_km], ids=["sparse", "matrix"])
-def test_late_labels_with_a_function_of_features_equal_a_plain_loop(features: Any) -> None:
-    """A mini-batch of answers only has no features, and was taken for records with other fields."""
-    events = [event for event in delayed_events(150, "late") if "km" in event]
-    rows = {event["id"]: event for event in events}
-    answers = [{"id": n, "answer": row["km"] > 5_000} for n, row in rows.items()]
-    labels = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, features, DELAYED.target_of)
-    model, *_ = delayed_by_a_loop([*events, *answers], labels, features)
-    result = trained([*events, *answers], labels=labels, mini_batch=20, workers=1)
-    assert result.last == frozen(model.parameters())
-
-
-def test_late_labels_reach_their_question_with_many_workers() -> None:
-    """An answer overtook its question in another worker, and was refused."""
-    events: list[Record] = []
-    for n in range(400):
-        events.append({"id": n, "km": float(n % 7)})
-        if n >= 3:
-            events.append({"id": n - 3, "answer": (n - 3) % 7 > 3})
-    flow = Flow("f")
-    training = train_online(
-        flow.from_items(events, parallelism=1), labels=DELAYED, mini_batch=5, workers=3, on_error="fail"
-    )
-    result = Result(training)
-    flow.run()
-    assert result.models[-1].records == 397
-
-
 # ---- records that are no rows
-
-
-async def letters_of(records: list[Any], **options: Any) -> tuple[list[tuple[str, str, bytes]], Result]:
-    """Return step, error and record of each dead letter, and the result."""
-    dead = await made(MemoryBroker(), "dead")
-    flow = Flow("f")
-    stream = flow.from_items(records, parallelism=1)
-    result = Result(train_online(stream, dead_letter=dead, workers=1, report_every=100_000, **options))
-    await (await flow.start()).wait()
-    found = [
-        (dict(letter.headers)["step"].decode(), dict(letter.headers)["error"].decode(), letter.value or b"")
-        for letter in await content(dead)
-    ]
-    return found, result
 
 
 GOOD = [{"km": float(n % 7), "town": "Rome", "late": n % 7 > 3, "w": 1.0} for n in range(60)]
 
-BINARY = "expected a label that is 0, 1 or a truth value, like the first label, given"
 
 BAD_RECORDS: list[tuple[Any, str, str]] = [
     ({"km": 1.0, "w": 1.0}, "read", "train_online(label=): expected a field 'late', given a record without"),
@@ -532,42 +319,6 @@ async def test_records_that_are_no_rows_become_dead_letters_and_all_others_are_l
     model.learn([without(row, "late", "w") for row in GOOD], [row["late"] for row in GOOD])
     assert result.last == frozen(model.parameters())
     assert result.metrics["count"] == len(GOOD)
-
-
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-@pytest.mark.parametrize("mini_batch", [1, 9, 1_000])
-async def test_events_that_are_no_questions_or_answers_become_dead_letters(
-    mode: Any, mini_batch: int
-) -> None:
-    """A question without features, or an answer with a label that is none, ended the job or was lost silently."""
-    events: list[Record] = []
-    for n in range(40):
-        events.append({"id": n, "km": float(n % 7)})
-        if n >= 4:
-            events.append({"id": n - 4, "answer": (n - 4) % 7 > 3})
-    bad: list[tuple[Record, str, str]] = [
-        ({"id": 100, "km": [1]}, "read", "expected a number, a text or None in the field 'km'"),
-        ({"id": 101, "km": "far"}, "learn", "expected numbers in the field 'km'"),
-        ({"km": 1.0}, "read", "KeyError: 'id'"),
-        ({"id": [1], "km": 1.0}, "read", "TypeError: unhashable type: 'list'"),
-        ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
-        (
-            {"id": 102, "answer": "maybe"},
-            "learn",
-            f"{BINARY} 'maybe'",
-        ),
-    ]
-    dirty = list(events)
-    dirty.insert(12, {"id": 102, "km": 1.0})
-    for number, (record, _, _) in enumerate(bad):
-        dirty.insert(15 + 6 * number, record)
-    letters, result = await letters_of(dirty, labels=DELAYED, mini_batch=mini_batch, mode=mode)
-    assert sorted((step, value) for step, _, value in letters) == sorted(
-        (step, orjson.dumps(record)) for record, step, _ in bad
-    )
-    for record, _, message in bad:
-        assert any(message in error for _, error, value in letters), record
-    assert result.models[-1].records == 36
 
 
 def test_without_a_policy_a_bad_row_ends_the_job_with_its_reason() -> None:

@@ -247,7 +247,7 @@ def test_compiling_is_said_before_it_begins_and_only_once(caplog: pytest.LogCapt
     exec(compile("def third(x): return x / 3\ndef ninth(x): return third(x) / 3", "<test>", "exec"), scope)
     scope["third"] = compiled(scope["third"])
     ninth = compiled(scope["ninth"])
-    caplog.set_level("INFO", "streamiter.learn")
+    caplog.set_level("INFO", "streamiter.compiled")
     for _ in range(2):
         with saying_that_it_compiles("the ninth"):
             assert ninth(18.0) == 2.0
