@@ -8,6 +8,7 @@ for the user where the module's directory cannot be written; only the first proc
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,8 +25,8 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 @cache
 def is_compiling() -> bool:
-    """Whether Numba is installed, so that compiled functions are fast."""
-    return find_spec("numba") is not None
+    """Whether Numba is installed and its compiler is not switched off, so that compiled functions are fast."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0") and find_spec("numba") is not None
 
 
 def compiled(function: AnyFunction) -> AnyFunction:
@@ -87,7 +88,8 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
     Where Numba is missing, a warning says how to install it, once in a process.
     """
     if not is_compiling():
-        _warn_of_slowness(functions)
+        if find_spec("numba") is None:
+            _warn_of_slowness(functions)
         yield
         return
     from numba.core.event import Event, Listener, install_listener

@@ -160,10 +160,11 @@ class ExpertWeights:
                 f"AdaptiveLinearModel: expected rows of {self.hashed} hashed and {self.numeric} numeric columns, given "
                 f"column {indices.view(np.uintp).max()}"
             )
+        indptr = _plain(rows.indptr, np.intp)
         self._steps.step_rows(
             self._kind,
             self.hashed,
-            _plain(rows.indptr, np.intp),
+            indptr,
             indices,
             _plain(rows.values, np.float64),
             _plain(steps.rows, np.intp),
@@ -171,14 +172,14 @@ class ExpertWeights:
             _plain(targets, np.float64),
             _plain(steps.weights, np.float64),
             self._columns,
+            self._is_seen.view(np.uint8),
             self.mixture,
             self.totals,
             predictions,
             _plain(steps.questions, np.intp),
             np.zeros((0, self.scores, self._steps.EXPERTS)) if asked is None else asked,
+            self._steps.room_to_work(indptr, self.scores),
         )
-        hashed = indices[indices < self.hashed]
-        self._is_seen[hashed[self._columns[hashed, 0] > 0.0]] = True
         return predictions
 
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:

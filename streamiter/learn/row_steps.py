@@ -18,6 +18,10 @@ The first ``hashed`` columns, hashed features and other indicators, are only sca
 stays 1. The next column is the intercept, which has no statistics. The columns behind it are numeric: centred and
 scaled. A value that is absent, NaN, infinite or huge counts as the mean.
 
+The functions read and write flat arrays, as pointers: ``columns[at]`` is the first number of a column, and
+``scores[EXPERTS * score + expert]`` one score of one expert, of which there are ``size`` in all. A call with arrays
+counts references, which takes as long as the arithmetic itself.
+
 This module needs Numba to be fast, see ``streamiter.compiled``, and is imported when the first model is made.
 
 Sources: AdaGrad is Duchi, Hazan and Singer, "Adaptive Subgradient Methods" (2011); the normalized steps follow Ross,
@@ -32,9 +36,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import compiled
+from streamiter.compiled import compiled, pointer_function
 from streamiter.named_rows import HUGE
 from streamiter.numbers import Floats, Indices
+
+pointer_to = pointer_function()
 
 BINARY: Final = 0
 CLASSES: Final = 1
@@ -84,9 +90,9 @@ def deviation(weight: float, mean: float, squares: float) -> float:
 
 
 @compiled
-def _observe(columns: Floats, column: int, value: float, row_weight: float, is_numeric: bool) -> None:
+def _observe(columns: Floats, at: int, value: float, row_weight: float, is_numeric: bool) -> None:
     """Add a value to the statistics of its column."""
-    weight, mean, squares = columns[column, 0], columns[column, 1], columns[column, 2]
+    weight, mean, squares = columns[at], columns[at + 1], columns[at + 2]
     row_weight = min(row_weight, _STATISTICS_WEIGHT_MAX)
     if weight + row_weight > _MEMORY:
         squares *= (_MEMORY - row_weight) / weight
@@ -99,41 +105,44 @@ def _observe(columns: Floats, column: int, value: float, row_weight: float, is_n
     if is_numeric:
         difference = value - mean
         mean += difference * (row_weight / (weight + row_weight))
-        columns[column, 1] = mean
+        columns[at + 1] = mean
         # Rounding may move the mean beyond the value; the root of a negative sum would be NaN.
-        columns[column, 2] = squares + max(row_weight * difference * (value - mean), 0.0)
+        columns[at + 2] = squares + max(row_weight * difference * (value - mean), 0.0)
     else:
-        columns[column, 2] = squares + row_weight * value * value
-    columns[column, 0] = weight + row_weight
+        columns[at + 2] = squares + row_weight * value * value
+    columns[at] = weight + row_weight
 
 
 @compiled
-def _standardized(columns: Floats, column: int, value: float) -> float:
+def _standardized(columns: Floats, at: int, value: float) -> float:
     if not abs(value) <= HUGE:
         return 0.0
-    mean = columns[column, 1]
-    scale = deviation(columns[column, 0], mean, columns[column, 2])
+    mean = columns[at + 1]
+    scale = deviation(columns[at], mean, columns[at + 2])
     if scale == 0.0:
         return 0.0
     return float(min(max((value - mean) / scale, -CLIP), CLIP))
 
 
 @compiled
-def _add_scores(columns: Floats, column: int, value: float, scores: Floats) -> None:
-    for score in range(scores.shape[0]):
-        first = STATISTICS + NUMBERS_A_SCORE * score
+def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: int) -> None:
+    at += STATISTICS
+    for first in range(0, size, EXPERTS):
         for expert in range(EXPERTS):
-            scores[score, expert] += columns[column, first + expert] * value
+            scores[first + expert] += columns[at + expert] * value
+        at += NUMBERS_A_SCORE
 
 
 @compiled
-def _softmax(scores: Floats) -> None:
-    """Turn scores into probabilities, in place."""
-    largest, total = scores.max(), 0.0
-    for score in range(len(scores)):
+def _softmax(scores: Floats, first: int, stop: int, step: int) -> None:
+    """Turn the scores from ``first`` to ``stop``, each ``step``-th, into probabilities, in place."""
+    largest, total = scores[first], 0.0
+    for score in range(first, stop, step):
+        largest = max(largest, scores[score])
+    for score in range(first, stop, step):
         scores[score] = np.exp(scores[score] - largest)
         total += scores[score]
-    for score in range(len(scores)):
+    for score in range(first, stop, step):
         scores[score] /= total
 
 
@@ -143,34 +152,37 @@ def _probability(score: float) -> float:
 
 
 @compiled
-def _link(task: int, scores: Floats, mixture: Floats, totals: Floats, predictions: Floats, row: int) -> None:
-    """Mix the experts' scores, and turn them into a probability, probabilities or a number."""
-    for score in range(scores.shape[0]):
+def _link(
+    task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int
+) -> None:
+    """Mix the experts' scores, and turn them into a probability, probabilities or a number, from ``first`` on."""
+    for score in range(size // EXPERTS):
         mixed = 0.0
         for expert in range(EXPERTS):
-            mixed += mixture[expert] * scores[score, expert]
-        predictions[row, score] = mixed
+            mixed += mixture[expert] * scores[EXPERTS * score + expert]
+        predictions[first + score] = mixed
     if task == NUMBER:
-        predictions[row, 0] = min(max(predictions[row, 0] + totals[2], totals[4]), totals[5])
+        predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
-        predictions[row, 0] = _probability(predictions[row, 0])
+        predictions[first] = _probability(predictions[first])
     else:
-        _softmax(predictions[row])
+        _softmax(predictions, first, first + size // EXPERTS, 1)
 
 
 @compiled
 def _mix(mixture: Floats, likelihoods: Floats, row_weight: float) -> None:
     """Multiply each share by ``likelihood ** (rate · weight)``; each expert keeps a share, so that it can come back."""
-    if row_weight == 1.0:
-        for expert in range(EXPERTS):
+    best, total = likelihoods[0], 0.0
+    for expert in range(EXPERTS):
+        best = max(best, likelihoods[expert])
+    for expert in range(EXPERTS):
+        if row_weight == 1.0:
             # The rate is 1/4, and two square roots take a fifth of the time of a power.
             mixture[expert] *= np.sqrt(np.sqrt(likelihoods[expert]))
-    else:
-        # A heavy row may leave no share above zero, so the best expert is the unit.
-        best = likelihoods.max()
-        for expert in range(EXPERTS):
+        else:
+            # A heavy row may leave no share above zero, so the best expert is the unit.
             mixture[expert] *= (likelihoods[expert] / best) ** (_MIXTURE_RATE * row_weight)
-    total = mixture.sum()
+        total += mixture[expert]
     for expert in range(EXPERTS):
         mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / EXPERTS
 
@@ -192,6 +204,7 @@ def _slopes(
     task: int,
     expert: int,
     scores: Floats,
+    size: int,
     target: float,
     target_deviation: float,
     totals: Floats,
@@ -199,20 +212,20 @@ def _slopes(
 ) -> float:
     """Put the derivative of the expert's loss by each score into ``slopes``; return ``exp(−loss)``, for the mixture."""
     if task == BINARY:
-        probability = _probability(scores[0, expert])
-        slopes[0, expert] = probability - target
+        probability = _probability(scores[expert])
+        slopes[expert] = probability - target
         return float(max(probability if target > 0.5 else 1.0 - probability, _PROBABILITY_MIN))
     if task == CLASSES:
-        own = slopes[:, expert]
-        own[:] = scores[:, expert]
-        _softmax(own)
-        true_class = int(target)
-        likelihood = max(own[true_class], _PROBABILITY_MIN)
-        own[true_class] -= 1.0
+        for own in range(expert, size, EXPERTS):
+            slopes[own] = scores[own]
+        _softmax(slopes, expert, size, EXPERTS)
+        true_class = EXPERTS * int(target) + expert
+        likelihood = max(slopes[true_class], _PROBABILITY_MIN)
+        slopes[true_class] -= 1.0
         return float(likelihood)
     low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]
-    score = scores[0, expert]
-    slopes[0, expert] = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
+    score = scores[expert]
+    slopes[expert] = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
     if target_deviation == 0.0:
         return 1.0
     error = (min(max(score, low), high) - centred) / target_deviation
@@ -220,15 +233,19 @@ def _slopes(
 
 
 @compiled
-def _update(columns: Floats, column: int, at: int, gradient: float, rate: float, is_adaptive: bool) -> None:
-    """Make the step of one expert, whose weight is at ``at``, in one column."""
-    if is_adaptive:
-        # The square of a number below 1e-162 is 0, and a divisor.
-        squares = columns[column, at + EXPERTS] + (gradient * gradient + _SQUARE_MIN)
-        columns[column, at + EXPERTS] = squares
-        columns[column, at] -= rate * gradient / np.sqrt(squares)
-    else:
-        columns[column, at] -= rate * gradient
+def _step(columns: Floats, at: int, value: float, slopes: Floats, size: int, rates: Floats) -> None:
+    """Make the steps of all experts in one column."""
+    at += STATISTICS
+    for first in range(0, size, EXPERTS):
+        for expert in range(ADAPTIVE):
+            gradient = slopes[first + expert] * value
+            # The square of a number below 1e-162 is 0, and a divisor.
+            squares = columns[at + EXPERTS + expert] + (gradient * gradient + _SQUARE_MIN)
+            columns[at + EXPERTS + expert] = squares
+            columns[at + expert] -= rates[expert] * gradient / np.sqrt(squares)
+        for expert in range(ADAPTIVE, EXPERTS):
+            columns[at + expert] -= rates[expert] * (slopes[first + expert] * value)
+        at += NUMBERS_A_SCORE
 
 
 @compiled
@@ -242,10 +259,13 @@ def _learn(
     target: float,
     row_weight: float,
     columns: Floats,
+    width: int,
+    is_seen: npt.NDArray[np.uint8],
     mixture: Floats,
     totals: Floats,
     x: Floats,
     scores: Floats,
+    size: int,
     asked: Floats,
     is_late: bool,
     slopes: Floats,
@@ -256,18 +276,21 @@ def _learn(
 
     If the label is late, ``asked`` are the experts' scores when the row was a question.
     """
-    scores[:] = 0.0
-    _add_scores(columns, intercept, 1.0, scores)
+    for score in range(size):
+        scores[score] = 0.0
+    _add_scores(columns, intercept * width, 1.0, scores, size)
     norm = 1.0
     for position in range(first, stop):
-        column, value = indices[position], values[position]
+        at, value = indices[position] * width, values[position]
         if abs(value) <= HUGE:
-            _observe(columns, column, value, row_weight, column > intercept)
-        standardized = _standardized(columns, column, value)
+            _observe(columns, at, value, row_weight, indices[position] > intercept)
+            if indices[position] < intercept:
+                is_seen[indices[position]] = 1
+        standardized = _standardized(columns, at, value)
         x[position - first] = standardized
         if standardized != 0.0:
             norm += standardized * standardized
-            _add_scores(columns, column, standardized, scores)
+            _add_scores(columns, at, standardized, scores, size)
     totals[0] += row_weight
     totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
@@ -276,35 +299,33 @@ def _learn(
         target_deviation = _observe_target(totals, target, row_weight)
         step_max, constant_rates = _STEP_MAX_OF_NUMBERS, _CONSTANT_RATES_OF_NUMBERS
         if is_late:
-            asked -= totals[2]
+            for expert in range(EXPERTS):
+                asked[expert] -= totals[2]
     for expert in range(EXPERTS):
-        likelihoods[expert] = _slopes(task, expert, scores, target, target_deviation, totals, slopes)
+        likelihoods[expert] = _slopes(task, expert, scores, size, target, target_deviation, totals, slopes)
         if is_late:
             # The mixture counts predictions as they were made. Scores of this moment profit from the labels that came
             # since the question, and the experts that follow their last labels most closely would prevail.
-            likelihoods[expert] = _slopes(task, expert, asked, target, target_deviation, totals, slopes)
-            _slopes(task, expert, scores, target, target_deviation, totals, slopes)
+            likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes)
+            _slopes(task, expert, scores, size, target, target_deviation, totals, slopes)
         if expert < ADAPTIVE:
             rates[expert] = _ADAPTIVE_RATES[expert] * target_deviation / np.sqrt(totals[1])
         else:
             rates[expert] = min(constant_rates[expert - ADAPTIVE], step_max / row_weight) / norm
     if row_weight != 1.0:
-        slopes *= row_weight
-    for score in range(slopes.shape[0]):
-        for expert in range(EXPERTS):
-            slope, rate, at = (
-                slopes[score, expert],
-                rates[expert],
-                STATISTICS + NUMBERS_A_SCORE * score + expert,
-            )
-            if slope == 0.0:
-                continue
-            for position in range(first, stop):
-                if x[position - first] != 0.0:
-                    gradient = slope * x[position - first]
-                    _update(columns, indices[position], at, gradient, rate, expert < ADAPTIVE)
-            _update(columns, intercept, at, slope, rate, expert < ADAPTIVE)
+        for score in range(size):
+            slopes[score] *= row_weight
+    for position in range(first, stop):
+        if x[position - first] != 0.0:
+            _step(columns, indices[position] * width, x[position - first], slopes, size, rates)
+    _step(columns, intercept * width, 1.0, slopes, size, rates)
     _mix(mixture, likelihoods, row_weight)
+
+
+def room_to_work(indptr: Indices, scores: int) -> Floats:
+    """Return the array that :func:`step_rows` works in."""
+    longest = int(np.diff(indptr).max(initial=0))
+    return np.empty((3 * scores + 2) * EXPERTS + longest)
 
 
 @compiled
@@ -319,62 +340,69 @@ def step_rows(
     targets: Floats,
     row_weights: Floats,
     columns: Floats,
+    is_seen: npt.NDArray[np.uint8],
     mixture: Floats,
     totals: Floats,
     predictions: Floats,
     questions: Indices,
     asked: Floats,
+    room: Floats,
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
 
     Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
     ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
-    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it.
+    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. Hashed columns
+    of rows that were learned from become 1 in ``is_seen``. ``room`` is :func:`room_to_work`, made by the caller,
+    because a pointer does not keep its array.
     """
-    longest = 0
-    for row in range(len(indptr) - 1):
-        longest = max(longest, indptr[row + 1] - indptr[row])
-    x, likelihoods, rates = np.empty(longest), np.empty(EXPERTS), np.empty(EXPERTS)
-    scores, slopes = np.empty((predictions.shape[1], EXPERTS)), np.empty((predictions.shape[1], EXPERTS))
-    asked_scores = np.zeros((predictions.shape[1], EXPERTS))
-    for position in range(len(rows)):
+    steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * EXPERTS
+    scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
+    likelihoods, rates = pointer_to(room[3 * size :]), pointer_to(room[3 * size + EXPERTS :])
+    x = pointer_to(room[3 * size + 2 * EXPERTS :])
+    state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
+    predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
+    column_of, value_of, seen = pointer_to(indices), pointer_to(values), pointer_to(is_seen)
+    for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
+        question = questions[position] * asked.shape[1] * EXPERTS  # It has room for classes that come later.
         if actions[position] & PREDICT:
-            scores[:] = 0.0
-            _add_scores(columns, hashed, 1.0, scores)
+            for score in range(size):
+                scores[score] = 0.0
+            _add_scores(state, hashed * width, 1.0, scores, size)
             for at in range(first, stop):
-                value = _standardized(columns, indices[at], values[at])
+                value = _standardized(state, column_of[at] * width, value_of[at])
                 if value != 0.0:
-                    _add_scores(columns, indices[at], value, scores)
-            _link(task, scores, mixture, totals, predictions, position)
-            if questions[position] >= 0:
+                    _add_scores(state, column_of[at] * width, value, scores, size)
+            _link(task, scores, size, shares, sums, predicted, position * (size // EXPERTS))
+            if question >= 0:
                 # Scores of numbers are kept with the mean of the targets, which moves.
-                mean = totals[2] if task == NUMBER else 0.0
-                for score in range(len(scores)):
-                    for expert in range(EXPERTS):
-                        asked[questions[position], score, expert] = scores[score, expert] + mean
+                mean = sums[2] if task == NUMBER else 0.0
+                for score in range(size):
+                    kept[question + score] = scores[score] + mean
         if actions[position] & LEARN:
-            is_late = questions[position] >= 0
-            if is_late:
-                for score in range(len(scores)):
-                    for expert in range(EXPERTS):
-                        asked_scores[score, expert] = asked[questions[position], score, expert]
+            if question >= 0:
+                for score in range(size):
+                    scores_asked[score] = kept[question + score]
             _learn(
                 task,
                 hashed,
                 first,
                 stop,
-                indices,
-                values,
+                column_of,
+                value_of,
                 targets[position],
                 row_weights[position],
-                columns,
-                mixture,
-                totals,
+                state,
+                width,
+                seen,
+                shares,
+                sums,
                 x,
                 scores,
-                asked_scores,
-                is_late,
+                size,
+                scores_asked,
+                question >= 0,
                 slopes,
                 likelihoods,
                 rates,
