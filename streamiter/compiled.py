@@ -46,10 +46,11 @@ def compiled(function: AnyFunction) -> AnyFunction:
     from numba import njit
 
     try:
-        return cast(AnyFunction, njit(cache=True)(function))
+        # Without the lock of the interpreter, so that threads which read files or databases run meanwhile.
+        return cast(AnyFunction, njit(cache=True, nogil=True)(function))
     except RuntimeError:
         # No directory can be written, or the function has no file, as in an interactive session.
-        return cast(AnyFunction, njit(function))
+        return cast(AnyFunction, njit(nogil=True)(function))
 
 
 def pointer_function() -> Callable[[AnyArray], AnyArray]:

@@ -367,6 +367,8 @@ class AdaptiveLinearModel:
         values = np.ones((count, width))
         values[:, : len(known)] = numbers
         indices[:, len(known) :] = np.sort(places, axis=1)
+        if ABSENT not in places:
+            return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
         is_there = indices != ABSENT
         indptr = np.zeros(count + 1, dtype=np.intp)
         np.cumsum(is_there.sum(axis=1), out=indptr[1:])

@@ -25,7 +25,7 @@ from streamiter.learn.expert_weights import ModelRows, RowSteps
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.training import MODELS
-from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, losses_of
+from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, loss_of
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
@@ -157,7 +157,7 @@ class RowOwner(Operator, IterationListener):
             task, classes = "classes", targets.astype(np.intp)
             predictions, targets = _hits(predictions, classes)
         self._weight += float(weights.sum())
-        self._loss += float(losses_of(task, predictions, targets) @ weights)
+        self._loss += loss_of(task, predictions, targets, weights)
         rows: PredictedRows = {
             "task": task,
             "predictions": predictions,

@@ -116,7 +116,7 @@ ValidationKind = Literal["classification", "classes", "regression"]
 _NAME: Final = "ProgressiveValidation"
 
 # The sums of weight, loss, squared error, rows that are right, absolute error, right rows of target 1, and rows that
-# are predicted as 1 or have target 1. States had the first four sums only, until the other three were added.
+# are predicted as 1 or have target 1.
 _SUMS: Final = 7
 
 CALIBRATION_BINS: Final = 10
@@ -228,21 +228,31 @@ class ProgressiveValidation:
         self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> None:
         """Count these rows. If it raises a :class:`~streamiter.errors.ModelError`, no row was counted."""
+        self.count_rows(predictions, targets, sample_weights)
+
+    def count_rows(
+        self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
+    ) -> float:
+        """:meth:`update`, and return the sum of the losses of these rows, each multiplied by its weight."""
         rows = self._checked(predictions, targets, sample_weights)
         if not rows.shape[1]:
-            return
+            return 0.0
         self._count += rows.shape[1]
-        terms = self._terms(rows)
+        losses, log_odds = self._losses(rows)
+        terms = self._terms(rows, losses)
         # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
         self._sums = np.cumsum(np.column_stack([self._sums, terms]), axis=1)[:, -1].copy()
-        self._add_scores(rows)
+        if self._scores and self._calibration:
+            self._calibration.add(rows)
+            self._scores.add(log_odds=log_odds, targets=rows[1], weights=rows[2])
         self._window.add(rows)
+        return float(losses @ rows[2])
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; the class describes them."""
         metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
-        sums = self._terms(rows).sum(axis=1)
+        sums = self._terms(rows, self._losses(rows)[0]).sum(axis=1)
         area = area_under_curve(*rows) if self._scores else None
         calibration = _calibration_of(rows) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
@@ -251,8 +261,7 @@ class ProgressiveValidation:
     def calibration(self, *, window: bool = False) -> list[CalibrationBin]:
         """Return the reliability table of all rows, or of the window: ten bins by ascending prediction.
 
-        Raises ``ModelError`` for another kind than classification, and after the restore of a state that was saved
-        before there was such a table; the window has one even then.
+        Raises ``ModelError`` for another kind than classification.
 
         >>> validation = ProgressiveValidation()
         >>> validation.update([0.11, 0.19, 0.97], [0, 1, 1])
@@ -263,11 +272,6 @@ class ProgressiveValidation:
             raise ModelError(f"{_NAME}.calibration: expected kind classification, given {self.kind}")
         if window:
             return _calibration_of(self._window.rows()).table()
-        if np.isnan(self._calibration.sums).any():
-            raise ModelError(
-                f"{_NAME}.calibration: expected bins of all rows, given a restored state without bins; "
-                "take calibration(window=True)"
-            )
         return self._calibration.table()
 
     def auc_error_bound(self) -> float:
@@ -286,18 +290,13 @@ class ProgressiveValidation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one.
-
-        A state that was saved before ``mae``, ``f1`` and ``ece`` were counted has no sums for them. They are left out
-        from then on, except for the window.
-        """
+        """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
             raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
         self._count = state["count"]
-        self._sums = np.full(_SUMS, np.nan)
-        self._sums[: len(state["sums"])] = state["sums"]
+        self._sums = np.array(state["sums"])
         if self._calibration:
-            self._calibration.sums[:] = state.get("calibration", np.nan)
+            self._calibration.sums[:] = state["calibration"]
         if self._scores:
             self._scores.restore(state["scores"])
         self._window.restore(state["window"])
@@ -320,14 +319,23 @@ class ProgressiveValidation:
         weights = row_weights(_NAME, sample_weights, count)
         return np.stack([checked, checked_targets, weights])[:, weights > 0.0]
 
-    def _terms(self, rows: Floats) -> Floats:
+    def _losses(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return the losses of the rows, and for classification the log odds of the predictions."""
+        predictions, targets, _ = rows
+        if self.kind != "classification":
+            return self._loss.values(
+                predictions, np.ones_like(targets) if self.kind == "classes" else targets
+            ), targets
+        clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
+        logs, logs_against = np.log(clipped), np.log1p(-clipped)
+        return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against
+
+    def _terms(self, rows: Floats, losses: Floats) -> Floats:
         """Return the terms that each row adds to the sums."""
         predictions, targets, weights = rows
         if self.kind == "classes":
-            losses = self._loss.values(predictions, np.ones_like(targets))
             squares, correct = np.square(1.0 - predictions), targets == 1.0
         else:
-            losses = self._loss.values(predictions, targets)
             squares = np.square(predictions - targets)
             correct = (predictions >= 0.5) == (targets == 1.0)
         chosen = predictions >= 0.5
@@ -366,15 +374,6 @@ class ProgressiveValidation:
     def _area(self) -> float | None:
         return self._scores.area_under_curve() if self._scores else None
 
-    def _add_scores(self, rows: Floats) -> None:
-        if self._calibration:
-            self._calibration.add(rows)
-        if self._scores:
-            predictions, targets, weights = rows
-            clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
-            log_odds = np.log(clipped) - np.log1p(-clipped)
-            self._scores.add(log_odds=log_odds, targets=targets, weights=weights)
-
 
 class _Window:
     """The last rows, in a ring: predictions, targets and weights as rows of one array."""
@@ -386,9 +385,10 @@ class _Window:
     def add(self, rows: Floats) -> None:
         size = self._ring.shape[1]
         kept = rows[:, -size:]
-        start = self._seen + rows.shape[1] - kept.shape[1]
-        places = np.arange(start, start + kept.shape[1]) % size
-        self._ring[:, places] = kept
+        start = (self._seen + rows.shape[1] - kept.shape[1]) % size
+        until_end = size - start
+        self._ring[:, start : start + kept.shape[1]] = kept[:, :until_end]
+        self._ring[:, : max(kept.shape[1] - until_end, 0)] = kept[:, until_end:]
         self._seen += rows.shape[1]
 
     def rows(self) -> Floats:
@@ -429,11 +429,10 @@ class PredictedRows(TypedDict):
     """False for predictions that are no means of targets, such as quantiles."""
 
 
-def losses_of(kind: ValidationKind, predictions: Floats, targets: Floats) -> Floats:
-    """Return the loss of each prediction, as :class:`ProgressiveValidation` counts it."""
-    if kind == "classes":
-        targets = np.ones_like(targets)
-    return (SquaredLoss() if kind == "regression" else LogLoss()).values(predictions, targets)
+def loss_of(kind: ValidationKind, predictions: Floats, targets: Floats, weights: Floats) -> float:
+    """Return the sum of the losses, as :class:`ProgressiveValidation` counts them, multiplied by the weights."""
+    loss = SquaredLoss() if kind == "regression" else LogLoss()
+    return loss.total(predictions, np.ones_like(targets) if kind == "classes" else targets, weights)
 
 
 # The first rows are not compared: a model that knows nothing yet may be far off.
@@ -465,13 +464,16 @@ class MeanComparison:
         """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
         self._is_told = False
 
-    def far_above(self, rows: PredictedRows) -> tuple[int, float, float] | None:
-        """Count rows. When the loss is far above that of the mean for the first time, return rows and both losses."""
+    def far_above(self, rows: PredictedRows, loss: float) -> tuple[int, float, float] | None:
+        """Count rows and the sum of their losses.
+
+        When the loss is far above that of the mean for the first time, return the number of rows and both losses.
+        """
         kind, weights = rows["task"], rows["weights"]
         if self._is_told or not weights.any():
             return None
         self._count += len(weights)
-        self._loss += float(losses_of(kind, rows["predictions"], rows["targets"]) @ weights)
+        self._loss += loss
         self._recent = _added(self._recent, self._sums(rows))
         if self._count < _ROWS_COMPARED:
             return None
@@ -557,8 +559,8 @@ class Validate(Operator):
         """Count the predictions of one mini-batch."""
         if self._validation is None:
             self._validation = ProgressiveValidation(window=self._window, kind=rows["task"])
-        self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
-        if rows.get("is_mean", True) and (found := self._comparison.far_above(rows)) is not None:
+        loss = self._validation.count_rows(rows["predictions"], rows["targets"], rows["weights"])
+        if rows.get("is_mean", True) and (found := self._comparison.far_above(rows, loss)) is not None:
             _log.warning(
                 "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
                 "of all labels so far. Usual reasons: labels or features belong to other rows (check label=, extract= "

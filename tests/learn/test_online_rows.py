@@ -424,6 +424,13 @@ def predicted(kind: str, count: int, quality: str, seed: int = 0) -> PredictedRo
     return {"task": "classification", "predictions": found, "targets": targets, "weights": weights}
 
 
+def far_above(comparison: MeanComparison, rows: PredictedRows) -> tuple[int, float, float] | None:
+    loss = ProgressiveValidation(kind=rows["task"]).count_rows(
+        rows["predictions"], rows["targets"], rows["weights"]
+    )
+    return comparison.far_above(rows, loss)
+
+
 @pytest.mark.parametrize("kind", ["classification", "classes", "regression"])
 @pytest.mark.parametrize("length", [1, 300, 2_500])
 def test_only_a_loss_far_above_that_of_the_mean_is_told_and_only_once(kind: str, length: int) -> None:
@@ -432,20 +439,20 @@ def test_only_a_loss_far_above_that_of_the_mean_is_told_and_only_once(kind: str,
         comparison = MeanComparison()
         count = 10_000 if length > 1 else 2_000
         assert [
-            comparison.far_above(predicted(kind, length, quality, n)) for n in range(count // length)
+            far_above(comparison, predicted(kind, length, quality, n)) for n in range(count // length)
         ] == [None] * (count // length)
     comparison = MeanComparison()
-    assert all(comparison.far_above(predicted(kind, 250, "bad", n)) is None for n in range(7)), (
+    assert all(far_above(comparison, predicted(kind, 250, "bad", n)) is None for n in range(7)), (
         "the first rows"
     )
-    found = comparison.far_above(predicted(kind, 250, "bad", 7))
+    found = far_above(comparison, predicted(kind, 250, "bad", 7))
     assert found is not None
     rows, loss, of_mean = found
     assert rows == 1_000
     assert loss > 1.5 * of_mean > 0.0
     expected = {"classification": 0.5, "classes": 0.61, "regression": 0.5}[kind]
     assert of_mean == pytest.approx(expected, rel=0.15)
-    assert all(comparison.far_above(predicted(kind, 250, "bad", n)) is None for n in range(40))
+    assert all(far_above(comparison, predicted(kind, 250, "bad", n)) is None for n in range(40))
 
 
 def test_equal_labels_are_no_reason_for_a_warning() -> None:
@@ -458,7 +465,7 @@ def test_equal_labels_are_no_reason_for_a_warning() -> None:
     ):
         given: Any = {"weights": np.ones(1_000)} | rows
         comparison = MeanComparison()
-        assert [comparison.far_above(given) for _ in range(5)] == [None] * 5
+        assert [far_above(comparison, given) for _ in range(5)] == [None] * 5
 
 
 def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_the_remedy(

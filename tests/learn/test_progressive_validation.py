@@ -12,7 +12,7 @@ from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, ProgressiveValidation
-from streamiter.learn.validation import ScoreHistogram, area_under_curve
+from streamiter.learn.validation import area_under_curve
 
 rows = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1), st.integers(0, 3)),
@@ -201,29 +201,10 @@ def test_f1_and_calibration_agree_with_scikit_learn():
     assert [each.mean_prediction for each in table] == pytest.approx(means.tolist())
 
 
-def test_a_state_without_the_younger_metrics_leaves_them_out():
-    """A snapshot of an earlier release began the sums of MAE and F1 at 0, so they were too small for ever."""
-    columns = stream(6, 500)
-    for kind in ("classification", "regression"):
-        through, after = (ProgressiveValidation(window=200, kind=kind) for _ in range(2))
-        through.update(*columns)
-        old = through.state()
-        old["sums"] = old["sums"][:4]
-        del old["calibration"]
-        after.restore(old)
-        for validation in (through, after):
-            validation.update(*columns)
-        younger = {"mae", "f1", "ece"}
-        assert after.metrics() == {
-            name: value for name, value in through.metrics().items() if name not in younger
-        }
-        assert younger & through.metrics().keys()
-    with pytest.raises(ModelError, match=r"expected bins of all rows, .* take calibration\(window=True\)"):
-        restored(
-            200, "classification", old | {"kind": "classification", "scores": ScoreHistogram().state()}
-        ).calibration()
+def test_only_probabilities_of_one_class_have_a_calibration():
+    """The table of a regression had ten empty bins."""
     with pytest.raises(ModelError, match="expected kind classification, given regression"):
-        after.calibration()
+        ProgressiveValidation(kind="regression").calibration()
 
 
 def test_auc_is_left_out_until_both_targets_came():
