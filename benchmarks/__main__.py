@@ -14,6 +14,7 @@ from benchmarks.drift import drift
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
 from benchmarks.in_memory import in_memory
+from benchmarks.json_lines import json_lines
 from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.latency import latency, latency_of_updates
@@ -47,6 +48,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "k-means": k_means,
         "online-learning": online_learning,
         "row-steps": row_steps,
+        "json-lines": json_lines,
         "offline-logistic-regression": offline_logistic_regression,
         "drift": drift,
         "predicting": predicting,
