@@ -274,7 +274,8 @@ class FieldReader:
         if isinstance(column, np.ndarray):
             if column.dtype.kind in "biuf" and column.ndim <= 2:
                 floats = column.astype(np.float64, copy=False)
-                return floats, None, is_missing(floats) if floats.ndim == 1 else None
+                may_miss = column.dtype.kind == "f" and column.ndim == 1
+                return floats, None, is_missing(floats) if may_miss else None
             if column.dtype.kind != "U" and not column.dtype.hasobject:
                 raise ModelError(
                     f"{self._owner}: expected numbers or texts in the field {name!r}, given {column.dtype}; convert "
