@@ -1,7 +1,8 @@
-"""Tools of the Kafka benchmarks: new topics, and clients of aiokafka with good settings.
+"""Tools of the Kafka benchmarks: new topics, and clients of aiokafka and of confluent-kafka with good settings.
 
 The settings are the same as in streamiter's connector: read committed, checksums verified, 1 MB of each
-partition in an answer, record batches of up to 1 MB, an idempotent producer, no lingering.
+partition in an answer, record batches of up to 1 MB, an idempotent producer. aiokafka does not linger; confluent-kafka
+lingers for 5 ms, its default, with which its producer needs least time.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -24,9 +27,11 @@ from streamiter.topics.topic import Topic
 
 __all__ = [
     "BatchSender",
+    "confluent_clients",
     "consumer",
     "count_records",
     "fill",
+    "has_confluent",
     "new_topic",
     "producer",
     "run",
@@ -123,6 +128,45 @@ async def producer(address: str, **options: Any) -> AsyncIterator[AIOKafkaProduc
         yield client
     finally:
         await client.stop()
+
+
+def has_confluent() -> bool:
+    """Return whether confluent-kafka is installed; say it where it is not."""
+    if find_spec("confluent_kafka") is not None:
+        return True
+    print("  confluent-kafka is left out, because it is not installed", file=sys.stderr, flush=True)
+    return False
+
+
+@contextlib.contextmanager
+def confluent_clients(address: str, source: Topic, *, partitions: int) -> Iterator[tuple[Any, Any]]:
+    """Open a consumer of all partitions of a topic from their beginning, and a producer, of confluent-kafka.
+
+    librdkafka fetches and sends in threads of its own. After its queue was full, the consumer would wait for a second
+    before the next fetch; 5 ms keep the queue filled.
+    """
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+    reader = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "benchmarks",  # required, though nothing is committed
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "check.crcs": True,
+            "fetch.queue.backoff.ms": 5,
+            "fetch.max.bytes": _FETCH_BYTES,
+            "max.partition.fetch.bytes": _BATCH_BYTES,
+        }
+    )
+    writer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "batch.size": _BATCH_BYTES})
+    reader.assign([TopicPartition(source.name, number, OFFSET_BEGINNING) for number in range(partitions)])
+    try:
+        yield reader, writer
+        left = writer.flush(60)
+        assert left == 0, f"expected all records to be stored, given {left} that are not"
+    finally:
+        reader.close()
 
 
 class BatchSender:

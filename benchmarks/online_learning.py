@@ -1,9 +1,11 @@
-"""Learn a linear regression online from Kafka to Kafka, compared with a hand-written loop on aiokafka and numpy."""
+"""Learn a linear regression online from Kafka to Kafka, compared with hand-written loops on two clients and numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -39,7 +41,11 @@ MINI_BATCH = 1_000
 LEARNING_RATE = 0.2
 EVENTS = "events/s"
 BY_HAND = "by hand: aiokafka, orjson, numpy"
-BY_HAND_AT_BEST = "by hand: msgspec schema, rare garbage collections"
+BY_HAND_WITH_SCHEMA = "by hand: msgspec schema, rare garbage collections"
+BY_HAND_AT_BEST = "by hand: confluent-kafka, msgspec schema, rare garbage collections"
+
+# From 1,000 to 20,000 records at once, the speed is the same within the noise.
+CONSUMED_TOGETHER = 5_000
 
 Floats = npt.NDArray[np.float64]
 Rows = Callable[[Any], tuple[Floats, Floats]]
@@ -80,7 +86,7 @@ def online_learning(session: Session) -> Iterator[Figure]:
     columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
     contenders = {
         BY_HAND: by_hand(orjson.loads, rows_of_dicts),
-        BY_HAND_AT_BEST: kafka.with_rare_collections(
+        BY_HAND_WITH_SCHEMA: kafka.with_rare_collections(
             by_hand(msgspec.json.Decoder(Event).decode, rows_of_structs)
         ),
         "flow, Json": flow(learn_asynchronously, Json(), rows_of_dicts),
@@ -89,16 +95,17 @@ def online_learning(session: Session) -> Iterator[Figure]:
         "flow, JsonColumns, synchronous epochs": flow(learn_in_epochs, columns, rows_of_columns),
         "train_online, JsonColumns": flow(learn_online, columns, rows_of_columns),
     }
-    targets = {"flow, Json": 0.9, "flow, JsonColumns": 1.0, "flow, Typed": 1.0}
+    best = BY_HAND_WITH_SCHEMA
+    if kafka.has_confluent():
+        best = BY_HAND_AT_BEST
+        contenders[best] = kafka.with_rare_collections(lambda: _by_hand_at_best(session, events, count))
     series = alternate(contenders, repeat=session.repeat, agree=Learned.agrees_with)
+    targets = {"flow, JsonColumns": Target("ratio", at_least=1.5)}
     for name in contenders:
-        bound = targets.get(name)
-        yield series.figure(
-            name,
-            EVENTS,
-            compared_with="" if name == BY_HAND else BY_HAND,
-            target=None if bound is None else Target("ratio", at_least=bound),
-        )
+        other = "" if name == best else best
+        yield series.figure(name, EVENTS, compared_with=other, target=targets.get(name))
+    for name, other, bound in (("flow, Json", BY_HAND, 0.9), ("flow, Typed", BY_HAND_WITH_SCHEMA, 1.0)):
+        yield series.figure(name, EVENTS, compared_with=other, target=Target("ratio", at_least=bound))
 
 
 # -- by hand ------------------------------------------------------------------------------------------------
@@ -137,6 +144,41 @@ def _by_hand(
     return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), weights))
 
 
+class EventAtBest(msgspec.Struct, gc=False):
+    """The schema of an event. msgspec decodes a tuple in two thirds of the time of a list."""
+
+    id: int
+    x: tuple[(float,) * FEATURES]  # type: ignore[misc]
+    y: float
+
+
+def _by_hand_at_best(session: Session, events: Topic, count: int) -> Trial:
+    updates = kafka.new_topic(session, "updates")
+    decode = msgspec.json.Decoder(EventAtBest).decode
+    weights = np.zeros(FEATURES)
+    version, seen, pending = 0, 0, []
+    with (
+        Stopwatch() as watch,
+        kafka.confluent_clients(session.kafka, events, partitions=PARTITIONS) as (consumer, producer),
+    ):
+        while seen < count:
+            messages = consumer.consume(CONSUMED_TOGETHER, timeout=1.0)
+            seen += len(messages)
+            # The value of an error is its text, which is not JSON.
+            pending += [decode(message.value()) for message in messages]
+            full = len(pending) - len(pending) % MINI_BATCH
+            for start in range(0, full, MINI_BATCH):
+                features, targets = packed_rows(pending[start : start + MINI_BATCH])
+                weights = weights - LEARNING_RATE * gradient(features, targets, weights)
+                version += 1
+                update = {"version": version, "records": version * MINI_BATCH, "weights": weights}
+                value = orjson.dumps(update, option=orjson.OPT_SERIALIZE_NUMPY)
+                producer.produce(updates.name, value, b"regression")
+            del pending[:full]
+            producer.poll(0)
+    return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), weights))
+
+
 def gradient(features: Floats, targets: Floats, weights: Floats) -> Floats:
     """Return the gradient of half the mean squared error."""
     slope: Floats = features.T @ (features @ weights - targets) / len(targets)
@@ -151,6 +193,16 @@ def rows_of_dicts(mini_batch: list[dict[str, Any]]) -> tuple[Floats, Floats]:
 def rows_of_structs(mini_batch: list[Event]) -> tuple[Floats, Floats]:
     """Return the features and targets of typed records."""
     return np.array([event.x for event in mini_batch]), np.array([event.y for event in mini_batch])
+
+
+_ROW = Struct(f"={FEATURES}d")
+
+
+def packed_rows(mini_batch: list[EventAtBest]) -> tuple[Floats, Floats]:
+    """Return the features and targets of records with tuples: packing takes half the time of ``np.array``."""
+    packed = b"".join(starmap(_ROW.pack, [event.x for event in mini_batch]))
+    features = np.frombuffer(packed).reshape(len(mini_batch), FEATURES)
+    return features, np.array([event.y for event in mini_batch])
 
 
 def rows_of_columns(mini_batch: Columns) -> tuple[Floats, Floats]:

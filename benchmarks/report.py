@@ -19,7 +19,7 @@ Results = Mapping[str, Sequence[Figure]]
 """The figures by the name of their benchmark."""
 
 _HEADER = ("", "figure", "spread", "compared with", "ratio", "spread", "ratio by CPU time", "target", "")
-_PACKAGES = ("streamiter", "aiokafka", "numpy", "orjson", "msgspec", "uvloop")
+_PACKAGES = ("streamiter", "aiokafka", "confluent-kafka", "numpy", "orjson", "msgspec", "uvloop")
 
 
 def write(directory: Path, results: Results) -> str:
