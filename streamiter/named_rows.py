@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import compiled, is_compiling
-from streamiter.errors import ModelError, shortened
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.numbers import Floats, Indices
 from streamiter.records import Array, Batch, Columns
 from streamiter.tables import columns_of_table
@@ -204,7 +204,7 @@ class FieldReader:
     def _columns_of(self, table: Columns) -> dict[str, Array | list[Any]]:
         names = table.names if self._wanted is None else self._wanted
         if missing := [name for name in names if name not in table]:
-            raise ModelError(
+            raise ConfigurationError(
                 f"{self._owner}: expected the fields {', '.join(map(repr, names))}, given Columns without "
                 f"{', '.join(map(repr, missing))}; they have {', '.join(map(repr, table.names))}"
             )

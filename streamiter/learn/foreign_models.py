@@ -14,8 +14,9 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
 
-from streamiter.errors import ModelError, shortened
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.drift import DriftDetector, DriftWatch
+from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
@@ -23,7 +24,7 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_scalar
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch
+from streamiter.records import Batch, Columns
 
 Model = TypeVar("Model")
 
@@ -102,7 +103,7 @@ def fields_of(
 ) -> list[dict[str, Any]]:
     """Return the features of each record as a dict of plain values, as river reads them.
 
-    Raises ``BadRows`` for records without named fields.
+    Raises ``BadRows`` for records without named fields, and ConfigurationError for ``Columns`` without the ``fields``.
     """
     left_out = frozenset(without)
     features: list[dict[str, Any]] = []
@@ -193,6 +194,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output
     ) -> list[Any]:
         """Learn; return the predictions made before, without those before the model had learned at all."""
+        features: object = None,
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
         if self._functions.by == "mini-batch":
@@ -200,6 +202,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
                 predictions = list(predict(self._model, features))
             learn(self._model, features, labels, *([] if weights is None else [weights]))
             self._records += len(labels)
+        self._features = features
             self._may_predict = True
             return predictions
         for row, (one, label) in enumerate(zip(features, labels, strict=True)):
@@ -213,6 +216,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
                 continue
             self._records += 1
             self._may_predict = True
+        self._unnamed = UnnamedFields(context.name, self._features)
         return predictions
 
     def _emit(self, predictions: list[Any], labels: list[Any], weights: Floats | None, out: Output) -> None:
@@ -227,6 +231,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         rows: PredictedRows = {"task": kind, "predictions": found, "targets": targets, "weights": given}
         if kind == "classes":
             numbers = [self._classes.setdefault(label, len(self._classes)) for label in labels]
+        self._unnamed.look_at(mini_batch)
             rows["classes"] = np.array(numbers, dtype=np.intp)
         out.emit(rows, tag=PREDICTIONS)
         if self._drift is not None:

@@ -170,7 +170,7 @@ def train_online(
                 'train_online: expected the mode "asynchronous" with a ForeignModel, given "synchronous"; its one '
                 "owner learns in the order of the stream, as long as the stream has parallelism=1"
             )
-        body = _by_foreign(shared, model, _foreign_reader(label, features, weight))
+        body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
     elif is_by_row:
         make_adaptive = cast(
             Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task)
@@ -181,10 +181,10 @@ def train_online(
             if labels is not None:
                 return EventReader(labels, features_reader(labels.features, (), bits))
             if extract is not None:
-                return RowReader(extracted_rows(extract))
+                return RowReader(extracted_rows(extract), None)
             assert label is not None
             without = [field for field in (label, weight) if isinstance(field, str)]
-            return RowReader(labelled_rows(features_reader(features, without, bits), label, weight))
+            return RowReader(labelled_rows(features_reader(features, without, bits), label, weight), features)
 
         body = _by_rows(shared, make_adaptive, make_reader)
     else:
@@ -328,14 +328,18 @@ def _by_rows(
     return body
 
 
-def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign) -> Body:
+def _by_foreign(
+    shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign, features: object
+) -> Body:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_VERSION, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(model, read, publish_every=shared.publish_every or 1, drift=shared.drift),
+            lambda: ForeignOwner(
+                model, read, features, publish_every=shared.publish_every or 1, drift=shared.drift
+            ),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,

@@ -6,8 +6,10 @@ or, where labels come later, the questions and answers of a mini-batch in their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Protocol, TypedDict, final
 
 import numpy as np
@@ -32,8 +34,12 @@ from streamiter.records import Batch, Columns, take
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
+_log = logging.getLogger("streamiter.learn")
+
 _TRAINING: Final = "train_online"
 
+# Fewer records say little about a field that few of them name.
+_RECORDS_EXPECTED_TO_NAME_A_FIELD: Final = 100
 
 Position = tuple[int, int]
 """The place of a mini-batch in its epoch: the subtask that made it, and its number there."""
@@ -136,6 +142,43 @@ def features_reader(
     return of_function
 
 
+class UnnamedFields:
+    """Warns once, in the log ``streamiter.learn``, of fields that no record has named so far: they may be misspelt.
+
+    A record need not name all fields, so a misspelt one is no error, and the model would learn without it.
+    """
+
+    def __init__(self, step: str, features: object) -> None:
+        self._step = step
+        self._unnamed = list(features) if isinstance(features, (list, tuple)) else []
+        self._records = 0
+
+    def look_at(self, records: Batch) -> None:
+        """Look for the fields in these records; ``Columns`` without a field are refused by their readers."""
+        if not self._unnamed or not isinstance(records, list):
+            return
+        named = [record for record in records if isinstance(record, Mapping)]
+        self._unnamed = [field for field in self._unnamed if not any(field in record for record in named)]
+        self._records += len(named)
+        if self._records >= _RECORDS_EXPECTED_TO_NAME_A_FIELD:
+            unnamed, self._unnamed = self._unnamed, []
+            for field in unnamed:
+                self._warn(field, list(dict.fromkeys(chain.from_iterable(named))))
+
+    def _warn(self, field: str, names: list[Any]) -> None:
+        from difflib import get_close_matches  # Imported here: only this warning needs it.
+
+        close = get_close_matches(field, [name for name in names if isinstance(name, str)])
+        _log.warning(
+            "step %r: expected the field %r of features=, and none of the first %d records has it, so the model learns "
+            "without it; %s",
+            self._step,
+            field,
+            self._records,
+            f"similar fields: {', '.join(map(repr, close))}" if close else "check its name",
+        )
+
+
 def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | SparseRows:
     """Return the features that a user's function returned for the mini-batch: sparse rows, or those of a matrix."""
     rows: NamedRows | SparseRows
@@ -232,11 +275,16 @@ class NumberMiniBatches(Operator):
 class RowReader(Operator):
     """Reads the rows of mini-batches that have their labels, for the owner."""
 
-    def __init__(self, read: RowsRead) -> None:
+    def __init__(self, read: RowsRead, features: object) -> None:
         self._read = read
+        self._features = features
+
+    def open(self, context: Context) -> None:
+        self._unnamed = UnnamedFields(context.name, self._features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
+        self._unnamed.look_at(given["records"])
 
         def emit(records: Batch) -> None:
             features, labels, weights = blaming_rows(self._read, records, self._read)
@@ -276,6 +324,9 @@ class EventReader(Operator):
         self._events = events
         self._read = read
 
+    def open(self, context: Context) -> None:
+        self._unnamed = UnnamedFields(context.name, self._events.features)
+
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
         of_good_rows(
@@ -307,8 +358,10 @@ class EventReader(Operator):
     def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
         if not asked:
             return named_matrix(np.empty((0, 0)))
+        questions = take(records, asked)
+        self._unnamed.look_at(questions)
         try:
-            return blaming_rows(self._read, take(records, asked), self._read)
+            return blaming_rows(self._read, questions, self._read)
         except BadRows as bad:
             reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
             raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad

@@ -129,6 +129,10 @@ def test_features_are_the_fields_without_label_and_weight() -> None:
 
 
 @pytest.mark.parametrize(
+    with pytest.raises(
+        ConfigurationError, match="the fields 'zip', given Columns without 'zip'; they have 'x'"
+    ):
+        fields_of(Columns({"x": np.zeros(2)}), ["zip"], [])
     ("predictions", "labels", "expected"),
     [
         ([0.25, 0.75], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),

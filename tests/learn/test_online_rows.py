@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from streamiter.learn import (
     AdaptiveLinearModel,
     DelayedLabels,
     Examples,
+    ForeignModel,
     LogisticRegression,
     ProgressiveValidation,
     SparseRows,
@@ -466,6 +468,50 @@ def test_equal_labels_are_no_reason_for_a_warning() -> None:
         given: Any = {"weights": np.ones(1_000)} | rows
         comparison = MeanComparison()
         assert [far_above(comparison, given) for _ in range(5)] == [None] * 5
+
+
+def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt field was missing in each row, and the model learned without it for a month, silently."""
+    caplog.set_level(logging.WARNING, "streamiter.learn")
+    records = [{"kilometres": n % 7, "late": n % 7 > 3, "fee": 1.0} for n in range(300)]
+    del records[0]["fee"]
+    features = ["kilometers", "fee", "weather"]
+    expected = [
+        f"expected the field {name!r} of features=, and none of the first 100 records has it, so the model learns "
+        f"without it; {remedy}"
+        for name, remedy in (("kilometers", "similar fields: 'kilometres'"), ("weather", "check its name"))
+    ]
+    last_label = ForeignModel(
+        make=list,
+        learn=lambda model, features, label: model.append(label),
+        predict=lambda model, features: float(model[-1]),
+        save=lambda model: b"",
+        load=lambda data: [],
+        task="classification",
+    )
+    questions = [
+        event | {"key": n, "asks": asks} for n, event in enumerate(records) for asks in (True, False)
+    ]
+    delayed = DelayedLabels(itemgetter("key"), lambda event: not event["asks"], features, itemgetter("late"))
+    for given, step, options in (
+        (records, "learn it: read", {"label": "late", "features": features}),
+        (records, "learn it: learn", {"label": "late", "features": features, "model": last_label}),
+        (questions, "learn it: read", {"labels": delayed}),
+    ):
+        trained(given, mini_batch=50 if given is records else 100, name="learn it", **options)
+        assert caplog.messages == [f"step {step!r}: {told}" for told in expected]
+        caplog.clear()
+    trained(records, label="late", features=["kilometres", "fee"])
+    with pytest.raises(
+        JobFailed, match="expected the fields 'kilometers', 'fee', 'weather', given Columns without"
+    ):
+        trained(
+            Columns({"kilometres": np.ones(300), "late": np.ones(300)}),
+            label="late",
+            features=features,
+            on_error="skip",
+        )
+    assert caplog.messages == []
 
 
 def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_the_remedy(
