@@ -11,7 +11,6 @@ model. They are saved as pickles, because river has no other writer: load only p
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 from moving_boundary import points
 from river import forest, tree
@@ -19,23 +18,14 @@ from river import forest, tree
 from streamiter import Flow
 from streamiter.learn import ForeignModel, train_online
 
-
-def trees(make: Any) -> ForeignModel[Any]:
-    """Return how the engine teaches, asks and saves a classifier of river, row by row."""
-    return ForeignModel(
-        make=make,
-        learn=lambda model, features, label: model.learn_one(features, label),
-        predict=lambda model, features: model.predict_proba_one(features),
-        save=pickle.dumps,
-        load=pickle.loads,
-        task="classification",
-    )
-
-
 MODELS = {
     "linear": None,
-    "Hoeffding adaptive tree": trees(lambda: tree.HoeffdingAdaptiveTreeClassifier(seed=1)),
-    "adaptive random forest": trees(lambda: forest.ARFClassifier(n_models=5, seed=1)),
+    "Hoeffding adaptive tree": ForeignModel.of_river(
+        lambda: tree.HoeffdingAdaptiveTreeClassifier(seed=1), save=pickle.dumps, load=pickle.loads
+    ),
+    "adaptive random forest": ForeignModel.of_river(
+        lambda: forest.ARFClassifier(n_models=5, seed=1), save=pickle.dumps, load=pickle.loads
+    ),
 }
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ class ForeignModel(Generic[Model]):
     once, since many libraries refuse that.
 
     ``save(model)`` returns bytes that ``load`` turns into an equal model; they are in each checkpoint and in each
-    published version. Load only bytes that you trust if they are a pickle.
+    published version. Load only bytes that you trust if they are a pickle. For river, :meth:`of_river` has the other
+    functions.
 
     >>> from streamiter import Flow
     >>> mean = ForeignModel(
@@ -73,6 +74,44 @@ class ForeignModel(Generic[Model]):
     task: Literal["classification", "regression"]
     by: Literal["row", "mini-batch"] = "row"
 
+    @staticmethod
+    def of_river(
+        make: Callable[[], Any], *, save: Callable[[Any], bytes], load: Callable[[bytes], Any]
+    ) -> ForeignModel[Any]:
+        """Return a classifier or regressor of river, or a pipeline that ends in one, as ``make()`` makes it.
+
+        It learns row by row. Missing values, which are None or NaN, are left out of its rows. A classifier predicts a
+        probability for each label. A weight is the argument ``w`` of ``learn_one``, which forests of river ignore.
+        River has no format of its own to save models in: ``save=pickle.dumps, load=pickle.loads`` is a choice for
+        bytes that you trust.
+
+        Raises ModelError if ``make()`` is none of these.
+        """
+        made = make()
+        last = list(made.steps.values())[-1] if hasattr(made, "steps") else made
+        if not (hasattr(last, "learn_one") and hasattr(last, "predict_one")):
+            raise ModelError(
+                f"{_NAME}.of_river(make=): expected a function that makes a classifier or a regressor of river, given "
+                f"one that makes {shortened(last)}; for other models give the functions to {_NAME}"
+            )
+        is_classifier = hasattr(last, "predict_proba_one")
+
+        def learn(model: Any, features: Mapping[str, Any], label: Any, *weights: float) -> None:
+            model.learn_one(_without_missing(features), label, **dict(zip("w", weights, strict=False)))
+
+        def predict(model: Any, features: Mapping[str, Any]) -> Any:
+            row = _without_missing(features)
+            return model.predict_proba_one(row) if is_classifier else model.predict_one(row)
+
+        return ForeignModel(
+            make=make,
+            learn=learn,
+            predict=predict,
+            save=save,
+            load=load,
+            task="classification" if is_classifier else "regression",
+        )
+
     def predictor(self, parameters: Mapping[str, Any]) -> Callable[[Any], Any]:
         """Return the function that predicts with a published version: ``ServedModel(…, load=model.predictor)``.
 
@@ -80,6 +119,10 @@ class ForeignModel(Generic[Model]):
         """
         model = self.load(_bytes_of(parameters))
         return lambda features: self.predict(model, features)
+
+
+def _without_missing(features: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in features.items() if value is not None and value == value}
 
 
 def _bytes_of(parameters: Mapping[str, Any]) -> bytes:
@@ -105,6 +148,13 @@ def fields_of(
 
     Raises ``BadRows`` for records without named fields, and ConfigurationError for ``Columns`` without the ``fields``.
     """
+    if isinstance(mini_batch, Columns) and (
+        absent := [name for name in fields or () if name not in mini_batch]
+    ):
+        raise ConfigurationError(
+            f"{_NAME}: expected the fields {', '.join(map(repr, fields or ()))}, given Columns without "
+            f"{', '.join(map(repr, absent))}; they have {', '.join(map(repr, mini_batch.names))}"
+        )
     left_out = frozenset(without)
     features: list[dict[str, Any]] = []
     for row, record in enumerate(mini_batch):
@@ -144,6 +194,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self,
         model: ForeignModel[Model],
         read: ReadForeign,
+        features: object = None,
         *,
         publish_every: int,
         drift: DriftDetector | None = None,
@@ -151,6 +202,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._functions = model
         self._model = model.make()
         self._read = read
+        self._features = features
         self._publish_every = publish_every
         self._records = 0
         self._may_predict = False
@@ -164,6 +216,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     def open(self, context: Context) -> None:
         self._context = context
+        self._unnamed = UnnamedFields(context.name, self._features)
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Read the start before any rows."""
@@ -178,6 +231,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
+        self._unnamed.look_at(mini_batch)
 
         def learn(records: Batch) -> None:
             features, labels, weights = blaming_rows(self._read, records, self._read)
@@ -194,7 +248,6 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output
     ) -> list[Any]:
         """Learn; return the predictions made before, without those before the model had learned at all."""
-        features: object = None,
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
         if self._functions.by == "mini-batch":
@@ -202,7 +255,6 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
                 predictions = list(predict(self._model, features))
             learn(self._model, features, labels, *([] if weights is None else [weights]))
             self._records += len(labels)
-        self._features = features
             self._may_predict = True
             return predictions
         for row, (one, label) in enumerate(zip(features, labels, strict=True)):
@@ -216,7 +268,6 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
                 continue
             self._records += 1
             self._may_predict = True
-        self._unnamed = UnnamedFields(context.name, self._features)
         return predictions
 
     def _emit(self, predictions: list[Any], labels: list[Any], weights: Floats | None, out: Output) -> None:
@@ -231,7 +282,6 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         rows: PredictedRows = {"task": kind, "predictions": found, "targets": targets, "weights": given}
         if kind == "classes":
             numbers = [self._classes.setdefault(label, len(self._classes)) for label in labels]
-        self._unnamed.look_at(mini_batch)
             rows["classes"] = np.array(numbers, dtype=np.intp)
         out.emit(rows, tag=PREDICTIONS)
         if self._drift is not None:

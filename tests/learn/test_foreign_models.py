@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -126,13 +129,13 @@ def test_features_are_the_fields_without_label_and_weight() -> None:
     assert seen[0] == {"x": 1.0, "town": "b"}
     assert [type(value) for value in seen[0].values()] == [float, str]
     assert fields_of(RECORDS[:1], ["town", "zip"], []) == [{"town": "a"}]
-
-
-@pytest.mark.parametrize(
     with pytest.raises(
         ConfigurationError, match="the fields 'zip', given Columns without 'zip'; they have 'x'"
     ):
         fields_of(Columns({"x": np.zeros(2)}), ["zip"], [])
+
+
+@pytest.mark.parametrize(
     ("predictions", "labels", "expected"),
     [
         ([0.25, 0.75], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),
@@ -204,6 +207,42 @@ async def test_a_published_model_is_loaded_once_and_served() -> None:
     assert len(loads) == 1
     with pytest.raises(ConfigurationError, match="expected one of predict= and load=, given both"):
         ServedModel(updates, "mean", load=model.predictor, predict=lambda parameters, x: x)
+
+
+def test_models_of_river_need_no_functions_but_those_of_a_writer() -> None:
+    """Each user wrote the functions for river, and missing values, weights or classes were wrong in one of them."""
+    tree = pytest.importorskip("river.tree")
+    preprocessing, linear_model = (
+        pytest.importorskip("river.preprocessing"),
+        importlib.import_module("river.linear_model"),
+    )
+    scaled = lambda: preprocessing.StandardScaler() | linear_model.LogisticRegression()  # noqa: E731
+    drawn = np.random.default_rng(seed=5)
+    rows = [{"x": x, "w": float(n % 3)} for n, x in enumerate(drawn.normal(size=900).tolist())]
+    for missing in (None, math.nan):
+        records = [
+            row | {"sign": "+-"[row["x"] < 0], "is above": row["x"] > 0, "y": 9.0 * row["x"], "gap": missing}
+            for row in rows
+        ]
+        for make, label, metric, best, worst in (
+            (tree.HoeffdingAdaptiveTreeClassifier, "sign", "accuracy", 1.0, 0.9),
+            (scaled, "is above", "accuracy", 1.0, 0.9),
+            (tree.HoeffdingAdaptiveTreeRegressor, "y", "rmse", 0.0, 4.0),
+        ):
+            model = ForeignModel.of_river(make, save=pickle.dumps, load=pickle.loads)
+            models, quality = trained(model, records, label=label, features=["x", "gap"], weight="w")
+            assert min(best, worst) <= quality[-1][metric] <= max(best, worst)
+            assert models[-1].records == 600  # A row of weight 0 is not learned.
+            model.predictor(models[-1].parameters)({"x": 1.0, "gap": missing})
+    weighted = ForeignModel.of_river(linear_model.LogisticRegression, save=pickle.dumps, load=pickle.loads)
+    once, thrice = weighted.make(), weighted.make()
+    weighted.learn(once, {"x": 1.0}, True)
+    weighted.learn(thrice, {"x": 1.0}, True, 3.0)
+    assert thrice.weights["x"] == pytest.approx(3.0 * once.weights["x"])
+    with pytest.raises(
+        ModelError, match="expected a function that makes a classifier or a regressor of river"
+    ):
+        ForeignModel.of_river(preprocessing.StandardScaler, save=pickle.dumps, load=pickle.loads)
 
 
 def test_rows_without_a_label_follow_the_policy() -> None:
