@@ -16,9 +16,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import holds, refuse_rows
-from streamiter.numbers import fraction, positive
 from streamiter.records import Array
 
 
@@ -164,9 +162,6 @@ class Dropout(TransferFunction):
     draws: ClassVar[bool] = True
     proba: float = 0.5
 
-    def __post_init__(self) -> None:
-        fraction("dropout(proba=)", self.proba)
-
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         if generator is None:
             return Applied(values, lambda gradient: gradient)
@@ -185,9 +180,6 @@ class WithDropout(TransferFunction):
     inner: ClassVar[TransferFunction]
     draws: ClassVar[bool] = True
     proba: float = 0.5
-
-    def __post_init__(self) -> None:
-        fraction(f"{self.type_name}(proba=)", self.proba)
 
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         inner = self.inner.forward(values, generator)
@@ -292,14 +284,6 @@ class NetworkLoss(abc.ABC):
             return None
         same: npt.NDArray[np.bool_] = predictions.label == labels
         return same
-
-    def check_outputs(self, owner: str, outputs: int) -> None:
-        """Raise ConfigurationError if a layer with this number of outputs cannot have this loss."""
-        if outputs != 1:
-            raise ConfigurationError(
-                f"{owner}: expected an input of 1 output for {self.type_name}, given {outputs}; "
-                "end with a layer of outputdim 1, or take softmaxloss"
-            )
 
     def check_labels(self, owner: str, labels: Array, outputs: int) -> None:
         """Raise ``BadRows`` for labels that the loss does not know."""
@@ -487,13 +471,6 @@ class SoftmaxLoss(NetworkLoss):
         rows, best = np.arange(len(scores)), scores.argmax(axis=1)
         return Predictions(scores[rows, best], _softmax(scores)[rows, best], best.astype(scores.dtype))
 
-    def check_outputs(self, owner: str, outputs: int) -> None:
-        if outputs < 2:
-            raise ConfigurationError(
-                f"{owner}: expected an input of one output for each class, 2 or more, for {self.type_name}, "
-                f"given {outputs}; change its outputdim, or take logloss"
-            )
-
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
         good: npt.NDArray[np.bool_] = (labels >= 0) & (labels < outputs) & (labels == np.floor(labels))
         return good
@@ -516,9 +493,6 @@ class NetworkHuberLoss(NetworkLoss):
 
     type_name: ClassVar[str] = "huberloss"
     delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("huberloss(delta=)", self.delta)
 
     def losses(self, scores: Array, labels: Array) -> Array:
         distances = np.abs(scores[:, 0] - labels)
@@ -563,9 +537,6 @@ class KMeansLoss(NetworkLoss):
 
     def correct(self, predictions: Predictions, labels: Array) -> None:
         """Return None: clusters are no classes."""
-
-    def check_outputs(self, owner: str, outputs: int) -> None:
-        """Accept any number of centres."""
 
 
 _LOSSES: Final[tuple[type[NetworkLoss], ...]] = (

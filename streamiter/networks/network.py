@@ -21,14 +21,12 @@ from streamiter.flow.drawing.formats import DrawingFormat, draw_picture
 from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
-from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
+from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import (
     LOSSES,
     TRANSFER_FUNCTIONS,
-    NetworkLoss,
     Predictions,
-    TransferFunction,
 )
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer, Parameter, initial_values
@@ -180,10 +178,7 @@ def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, 
     layers: dict[str, Layer] = {}
     for layer in configuration.layers:
         inputs = [layers[name] for name in layer.inputs]
-        try:
-            layers[layer.name] = LAYER_TYPES[layer.key].from_settings(_settings(layer), inputs, place_holder)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{configuration.source}: {error}") from error
+        layers[layer.name] = LAYER_TYPES[layer.key](_settings(layer), inputs, place_holder)
     loss_layer = layers[configuration.loss_layer.name]
     assert isinstance(loss_layer, LossLayer)
     return LayerGraph(list(layers.values()), place_holder, loss_layer, seed=seed)
@@ -197,19 +192,13 @@ def _settings(layer: LayerConfiguration) -> LayerSettings:
         factors=layer.num_factors,
         weight_dim=layer.weight_dim,
     )
-    if layer.transfer_function is not None:
-        settings = replace(settings, transfer_function=_transfer_function(layer.transfer_function))
-    if layer.loss is not None:
-        settings = replace(settings, loss=_loss(layer.loss))
+    if (function := layer.transfer_function) is not None:
+        settings = replace(
+            settings, transfer_function=TRANSFER_FUNCTIONS[function.key](**function.parameters)
+        )
+    if (loss := layer.loss) is not None:
+        settings = replace(settings, loss=LOSSES[loss.key](**loss.parameters))
     return settings
-
-
-def _transfer_function(settings: FunctionSettings) -> TransferFunction:
-    return TRANSFER_FUNCTIONS[settings.key](**settings.parameters)
-
-
-def _loss(settings: FunctionSettings) -> NetworkLoss:
-    return LOSSES[settings.key](**settings.parameters)
 
 
 class LayerGraph:
@@ -222,9 +211,9 @@ class LayerGraph:
     >>> from streamiter.networks.layers.layer import LayerSettings
     >>> from streamiter.optimizers import SGD
     >>> place_holder = PlaceHolder(features=2, dtype="float64")
-    >>> wide = LAYER_TYPES["simpleinputlayer"].from_settings(
+    >>> wide = LAYER_TYPES["simpleinputlayer"](
     ...     LayerSettings("wide", output_dim=1, optimizer=SGD(0.5)), [], place_holder)
-    >>> end = LAYER_TYPES["simplelosslayer"].from_settings(LayerSettings("end"), [wide], place_holder)
+    >>> end = LAYER_TYPES["simplelosslayer"](LayerSettings("end"), [wide], place_holder)
     >>> graph = LayerGraph([wide, end], place_holder, end)
     >>> graph.feed_data([[1.0, 0.0], [1.0, 2.0]], [1, -1], training=True)
     >>> for parameter in graph.parameters:
@@ -242,7 +231,6 @@ class LayerGraph:
         self.layers = list(layers)
         self.place_holder = place_holder
         self.loss_layer = loss_layer
-        self._check()
         self.parameters: list[Parameter] = [
             parameter for layer in self.layers for parameter in layer.parameters
         ]
@@ -340,22 +328,6 @@ class LayerGraph:
             raise ModelError(
                 f"parameter {parameter.name!r}: expected values of shape {expected} in {self.place_holder.dtype}, "
                 f"given {given}; set the values for this mini-batch"
-            )
-
-    def _check(self) -> None:
-        seen: set[int] = set()
-        for layer in self.layers:
-            for source in layer.inputs:
-                if id(source) not in seen:
-                    raise ConfigurationError(
-                        f"layer {layer.name!r}: expected its input {source.name!r} before it, given it after "
-                        "or not at all; give the layers in topological order"
-                    )
-            seen.add(id(layer))
-        if not self.layers or self.layers[-1] is not self.loss_layer:
-            given = repr(self.layers[-1].name) if self.layers else "none"
-            raise ConfigurationError(
-                f"LayerGraph: expected the loss layer {self.loss_layer.name!r} as the last, given {given}"
             )
 
 

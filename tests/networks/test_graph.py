@@ -8,7 +8,7 @@ from networks.finite_differences import assert_gradients_agree, give_values, gra
 from networks.layers.cases import FIELDS, Nodes
 from networks.rows_at_hand import rows_of
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ModelError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS
@@ -287,22 +287,6 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
         match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features",
     ):
         finite_loss(graph)
-
-
-def test_layers_must_follow_their_inputs_and_the_loss_must_be_last():
-    """The backward pass ignored a layer that was listed too late."""
-    graph = _deep_fm()
-    layers = graph.layers
-    with pytest.raises(
-        ConfigurationError, match=r"'biinnersumcross2': expected its input 'embedding1' before it"
-    ):
-        LayerGraph([layers[0], *layers[2:]], graph.place_holder, graph.loss_layer)
-    with pytest.raises(
-        ConfigurationError, match=r"expected the loss layer 'losslayer6' as the last, given 'sumpooling5'"
-    ):
-        LayerGraph(layers[:-1], graph.place_holder, graph.loss_layer)
-    with pytest.raises(ConfigurationError, match=r"'losslayer6' as the last, given none"):
-        LayerGraph([], graph.place_holder, graph.loss_layer)
 
 
 def test_the_same_seed_gives_the_same_numbers_bit_for_bit():

@@ -141,25 +141,6 @@ def test_a_saved_network_gives_no_second_warning():
         network.with_features(2).graph()
 
 
-def test_a_layer_that_cannot_be_built_is_reported_with_the_file(tmp_path, monkeypatch):
-    """The error of a layer itself does not name the file."""
-
-    class Refusing:
-        @classmethod
-        def from_settings(cls, *_: object) -> None:
-            raise ConfigurationError("layer 'wide': expected something else")
-
-    path = tmp_path / "net.json"
-    path.write_text(json.dumps(logistic(data={"indexrange": 3})))
-    network = Network.from_json(path)
-    monkeypatch.setattr(
-        "streamiter.networks.network.LAYER_TYPES", {**LAYER_TYPES, "simpleinputlayer": Refusing}
-    )
-    with pytest.raises(ConfigurationError) as caught:
-        network.graph()
-    assert str(caught.value) == "net.json: layer 'wide': expected something else"
-
-
 def test_the_representation_shows_layers_and_dtype():
     """The representation is shown in notebooks and in messages."""
     assert repr(Network.from_json(deep_fm())) == "Network('configuration', 8 layers, float32)"

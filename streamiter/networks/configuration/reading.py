@@ -362,7 +362,8 @@ def _dot(layer: LayerConfiguration, graph: _LayerContext) -> None:
 
 def _weighted_sum(layer: LayerConfiguration, graph: _LayerContext) -> None:
     weights, vectors = graph.inputs(layer)
-    if weights.output_dim * layer.output_dim != vectors.output_dim:
+    known = graph.vector_widths.get(vectors.name, layer.output_dim)
+    if weights.output_dim * layer.output_dim != vectors.output_dim or known != layer.output_dim:
         raise graph.key(layer).error(
             f"expected the width of {weights.output_dim} vectors, one for each weight of {weights.name!r}, "
             f"in the {vectors.output_dim} of {vectors.name!r}, given {layer.output_dim}"

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError
 from streamiter.networks.layers.inputs import column_sums
-from streamiter.networks.layers.layer import (
-    Joining,
-    Layer,
-    LayerSettings,
-    as_configured,
-    only_input,
-    required_optimizer,
-    same_dims,
-    vectors_of,
-)
+from streamiter.networks.layers.layer import Joining, Layer, LayerSettings
 from streamiter.records import Array
 
 if TYPE_CHECKING:
     from streamiter.networks.data import PlaceHolder
-    from streamiter.networks.functions import TransferFunction
-    from streamiter.optimizers import Optimizer
 
 
 def products_of_others(factors: Sequence[Array]) -> list[Array]:
@@ -56,32 +44,13 @@ class FCLayer(Layer):
 
     type_name: ClassVar[str] = "fclayer"
 
-    def __init__(
-        self,
-        name: str,
-        output_dim: int,
-        source: Layer,
-        transfer: TransferFunction,
-        optimizer: Optimizer,
-        vector_widths: tuple[int, int] | None = None,
-    ) -> None:
-        """``vector_widths``: the widths of one vector of the input and of the output; None: each is one vector."""
-        super().__init__(name, output_dim, [source])
-        self.transfer = transfer
-        self._width, outputs = (source.output_dim, output_dim) if vector_widths is None else vector_widths
-        self._add_parameters((self._width, outputs), (outputs,), optimizer, self._width, outputs)
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> FCLayer:
-        return cls(
-            settings.name,
-            settings.output_dim,
-            only_input(settings.name, inputs),
-            settings.transfer_function,
-            required_optimizer(settings),
-        )
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        self.transfer = settings.transfer_function
+        # With ``weightdim`` the input and the output are as many vectors, each with these widths.
+        outputs = settings.weight_dim or self.output_dim
+        self._width = inputs[0].output_dim * outputs // self.output_dim
+        self._add_weight_and_bias((self._width, outputs), outputs, self._width, outputs)
 
     def _forward(self, inputs: list[Array]) -> Array:
         values = inputs[0].reshape(-1, self._width) @ self._value(self._weight)
@@ -108,38 +77,9 @@ class ParamSharedFC(FCLayer):
 
     type_name: ClassVar[str] = "paramsharedfc"
 
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> ParamSharedFC:
-        name, dim, weight_dim = settings.name, settings.output_dim, settings.weight_dim
-        if weight_dim is None:
-            raise ConfigurationError(
-                f"layer {name!r}: expected the key 'weightdim', given none; "
-                "set it to the number of outputs for each vector"
-            )
-        source = only_input(name, inputs)
-        widths = _width_of_input(name, dim, weight_dim, source), weight_dim
-        layer = cls(name, dim, source, settings.transfer_function, required_optimizer(settings), widths)
-        layer.vector_width = weight_dim
-        return layer
-
-
-def _width_of_input(name: str, output_dim: int, weight_dim: int, source: Layer) -> int:
-    if weight_dim < 1 or output_dim < 1 or output_dim % weight_dim:
-        raise ConfigurationError(
-            f"layer {name!r}: expected outputdim as a multiple of weightdim ({weight_dim}), given {output_dim}; "
-            "outputdim is weightdim × the number of vectors of its input"
-        )
-    count = output_dim // weight_dim
-    width, rest = divmod(source.output_dim, count)
-    if rest or source.vector_width not in (None, width):
-        vectors = "" if source.vector_width is None else f" of vectors of {source.vector_width}"
-        raise ConfigurationError(
-            f"layer {name!r}: expected an input of {count} vectors (outputdim {output_dim} / weightdim {weight_dim}), "
-            f"given {source.name!r} of outputdim {source.output_dim}{vectors}; change outputdim or weightdim"
-        )
-    return width
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        self.vector_width = settings.weight_dim
 
 
 class SumPooling(Joining):
@@ -178,14 +118,9 @@ class DotPooling(MulPooling):
 
     type_name: ClassVar[str] = "dotpooling"
 
-    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer]) -> None:
-        super().__init__(name, output_dim, inputs)
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
         self.vector_width = None
-
-    @staticmethod
-    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
-        same_dims(name, inputs)
-        return 1, "the sum over the row"
 
     def _forward(self, inputs: list[Array]) -> Array:
         dots: Array = super()._forward(inputs).sum(axis=1, keepdims=True)
@@ -196,25 +131,6 @@ class WeightedSumLayer(Layer):
     """The weighted sum Σ a_p·v_p: the first input is a weight for each vector of the second, as in attention."""
 
     type_name: ClassVar[str] = "weightedsumlayer"
-    least_inputs: ClassVar[int] = 2
-    most_inputs: ClassVar[int | None] = 2
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> WeightedSumLayer:
-        if len(inputs) != 2:
-            return cls(settings.name, settings.output_dim, inputs)  # which raises the error
-        weights, vectors = inputs
-        width, rest = divmod(vectors.output_dim, weights.output_dim)
-        if rest or vectors.vector_width not in (None, width):
-            raise ConfigurationError(
-                f"layer {settings.name!r}: expected a weight for each vector of {vectors.name!r} (outputdim "
-                f"{vectors.output_dim}), given {weights.output_dim} of {weights.name!r}; its inputs are the weights, "
-                "then the vectors"
-            )
-        dim = as_configured(settings.name, settings.output_dim, width, "the width of one vector")
-        return cls(settings.name, dim, inputs)
 
     def _forward(self, inputs: list[Array]) -> Array:
         weights, vectors = inputs
@@ -236,11 +152,6 @@ class ConcatLayer(Joining):
     """The inputs side by side: [x₁ x₂ …]."""
 
     type_name: ClassVar[str] = "concatlayer"
-    least_inputs: ClassVar[int] = 1
-
-    @staticmethod
-    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
-        return sum(layer.output_dim for layer in inputs), "the sum over its inputs"
 
     def _forward(self, inputs: list[Array]) -> Array:
         return np.concatenate(inputs, axis=1)
@@ -257,21 +168,11 @@ class CrossLayer(Layer):
     """
 
     type_name: ClassVar[str] = "crosslayer"
-    least_inputs: ClassVar[int] = 2
-    most_inputs: ClassVar[int | None] = 2
 
-    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer], optimizer: Optimizer) -> None:
-        super().__init__(name, output_dim, inputs)
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
         # Each output depends on all numbers of x, through the one number xᵀw.
-        self._add_parameters((output_dim,), (output_dim,), optimizer, output_dim, 1)
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> CrossLayer:
-        dim = same_dims(settings.name, inputs)
-        dim = as_configured(settings.name, settings.output_dim, dim, "as its inputs have")
-        return cls(settings.name, dim, inputs, required_optimizer(settings))
+        self._add_weight_and_bias((self.output_dim,), self.output_dim, self.output_dim, 1)
 
     def _forward(self, inputs: list[Array]) -> Array:
         first, last = inputs
@@ -318,23 +219,9 @@ def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
 class Crossing(Layer):
     """The base of layers that cross the vectors of one input; a type implements ``_cross`` and ``_uncross``."""
 
-    def __init__(self, name: str, output_dim: int, source: Layer) -> None:
-        super().__init__(name, output_dim, [source])
-        count, self._width = vectors_of(name, source)
-        dim, formula = self.dim_of(count, self._width)
-        self.output_dim = as_configured(name, output_dim, dim, formula)
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> Self:
-        source = only_input(settings.name, inputs)
-        return cls(settings.name, settings.output_dim, source)
-
-    @staticmethod
-    @abc.abstractmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        """Return the output dimension for ``count`` vectors of this width, and its formula for messages."""
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        self._width = inputs[0].vector_width or 1
 
     @abc.abstractmethod
     def _cross(self, vectors: Array) -> Array:
@@ -367,10 +254,6 @@ class BiInnerCross(Crossing):
 
     type_name: ClassVar[str] = "biinnercross"
 
-    @staticmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        return pairs(count), f"the pairs of {count} vectors"
-
     def _cross(self, vectors: Array) -> Array:
         products = np.empty((len(vectors), self.output_dim), dtype=vectors.dtype)
         for first, others, at in pairs_by_first(vectors.shape[1]):
@@ -391,10 +274,6 @@ class BiInnerSumCross(Crossing):
 
     type_name: ClassVar[str] = "biinnersumcross"
 
-    @staticmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        return 1, "the sum of all inner products"
-
     def _cross(self, vectors: Array) -> Array:
         self._sum = sum_of_vectors(vectors)
         products: Array = np.einsum("nw,nw->n", self._sum, self._sum)
@@ -414,10 +293,6 @@ class BiInteractionCross(Crossing):
 
     type_name: ClassVar[str] = "biinteractioncross"
 
-    @staticmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        return width, "the width of one vector"
-
     def _cross(self, vectors: Array) -> Array:
         self._sum = sum_of_vectors(vectors)
         products: Array = self._sum * self._sum
@@ -436,13 +311,9 @@ class BiInteractionCrossTiled(Crossing):
 
     type_name: ClassVar[str] = "biinteractioncrosstiled"
 
-    def __init__(self, name: str, output_dim: int, source: Layer) -> None:
-        super().__init__(name, output_dim, source)
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
         self.vector_width = self._width
-
-    @staticmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        return pairs(count) * width, f"{width} for each of the pairs of {count} vectors"
 
     def _cross(self, vectors: Array) -> Array:
         count, width = vectors.shape[1:]
@@ -465,10 +336,6 @@ class BiOuterCross(Crossing):
     """The outer product u_i ⊗ u_j of each pair i < j; each matrix is written row by row (Qu et al., 2016)."""
 
     type_name: ClassVar[str] = "bioutercross"
-
-    @staticmethod
-    def dim_of(count: int, width: int) -> tuple[int, str]:
-        return pairs(count) * width**2, f"{width} × {width} for each of the pairs of {count} vectors"
 
     def _cross(self, vectors: Array) -> Array:
         count, width = vectors.shape[1:]

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.layers.layer import Layer, LayerSettings, Parameter, required_optimizer
+from streamiter.networks.layers.layer import Layer, LayerSettings
 from streamiter.numbers import Indices
 from streamiter.records import Array
-
-if TYPE_CHECKING:
-    from streamiter.networks.functions import TransferFunction
-    from streamiter.optimizers import Optimizer
 
 
 def column_sums(values: Array) -> Array:
@@ -84,36 +79,13 @@ def squares_of_rows(place_holder: PlaceHolder) -> Array:
 class InputLayer(Layer):
     """The base of layers that read the features of the mini-batch and have no inputs; a type implements ``_begin``."""
 
-    least_inputs: ClassVar[int] = 0
-    most_inputs: ClassVar[int | None] = 0
-
-    def __init__(
-        self,
-        name: str,
-        output_dim: int,
-        place_holder: PlaceHolder,
-        transfer: TransferFunction,
-        optimizer: Optimizer,
-    ) -> None:
-        super().__init__(name, output_dim)
-        self._place_holder = place_holder
-        self.transfer = transfer
-        self._begin(place_holder.feature_dimension, optimizer)
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> Self:
-        return cls(
-            settings.name,
-            settings.output_dim,
-            place_holder,
-            settings.transfer_function,
-            required_optimizer(settings),
-        )
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        self.transfer = settings.transfer_function
+        self._begin(place_holder.feature_dimension)
 
     @abc.abstractmethod
-    def _begin(self, features: int, optimizer: Optimizer) -> None:
+    def _begin(self, features: int) -> None:
         """Make the parameters for this number of features."""
 
     def _backward(self, gradient: Array) -> list[Array]:
@@ -126,9 +98,9 @@ class SimpleInputLayer(InputLayer):
 
     type_name: ClassVar[str] = "simpleinputlayer"
 
-    def _begin(self, features: int, optimizer: Optimizer) -> None:
+    def _begin(self, features: int) -> None:
         outputs = self.output_dim
-        self._add_parameters((features, outputs), (outputs,), optimizer, features, outputs, by_feature=True)
+        self._add_weight_and_bias((features, outputs), outputs, features, outputs, by_feature=True)
 
     def _forward(self, inputs: list[Array]) -> Array:
         weight = self._value(self._weight)
@@ -156,12 +128,9 @@ class KMeansInputLayer(InputLayer):
 
     type_name: ClassVar[str] = "kmeansinputlayer"
 
-    def _begin(self, features: int, optimizer: Optimizer) -> None:
+    def _begin(self, features: int) -> None:
         outputs = self.output_dim
-        self._centres = Parameter(
-            f"{self.name}.centres", (features, outputs), False, optimizer, "weight", features, outputs
-        )
-        self.parameters = [self._centres]
+        self._centres = self._parameter("centres", (features, outputs), features, outputs)
 
     def _forward(self, inputs: list[Array]) -> Array:
         centres, place_holder = self._value(self._centres), self._place_holder
@@ -196,49 +165,18 @@ class Embedding(Layer):
     """
 
     type_name: ClassVar[str] = "embedding"
-    least_inputs: ClassVar[int] = 0
-    most_inputs: ClassVar[int | None] = 0
 
-    def __init__(
-        self, name: str, output_dim: int, factors: int, place_holder: PlaceHolder, optimizer: Optimizer
-    ) -> None:
-        if output_dim < 1 or output_dim % factors:
-            raise ConfigurationError(
-                f"layer {name!r}: expected outputdim as a multiple of numfactors ({factors}), "
-                f"given {output_dim}; outputdim is fields × numfactors"
-            )
-        super().__init__(name, output_dim)
-        self.vector_width = factors
-        self._fields = output_dim // factors
-        self._place_holder = place_holder
-        self._weight = Parameter(
-            f"{name}.weight",
-            (place_holder.feature_dimension, factors),
-            True,
-            optimizer,
-            "weight",
-            # All inputs and all outputs count, as in any layer. A cross adds up products of all vectors of a row, and
-            # is steep if they are large: with the factors alone as outputs, the published DeepFM (momentum, a rate of
-            # 0.5) diverged in 4 of 80 runs on census; with all outputs it diverged in none.
-            place_holder.feature_dimension,
-            output_dim,
-        )
-        self.parameters = [self._weight]
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> Embedding:
-        if settings.factors is None:
-            raise ConfigurationError(
-                f"layer {settings.name!r}: expected the key 'numfactors', given none; set it"
-            )
-        return cls(
-            settings.name,
-            settings.output_dim,
-            settings.factors,
-            place_holder,
-            required_optimizer(settings),
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        assert settings.factors is not None
+        features = place_holder.feature_dimension
+        self.vector_width = settings.factors
+        self._fields = self.output_dim // settings.factors
+        # All inputs and all outputs count, as in any layer. A cross adds up products of all vectors of a row, and is
+        # steep if they are large: with the factors alone as outputs, the published DeepFM (momentum, a rate of 0.5)
+        # diverged in 4 of 80 runs on census; with all outputs it diverged in none.
+        self._weight = self._parameter(
+            "weight", (features, settings.factors), features, self.output_dim, by_feature=True
         )
 
     def _forward(self, inputs: list[Array]) -> Array:

@@ -1,4 +1,4 @@
-"""The base of all layers: parameters, settings and their checks, the state machine, and the loss layer.
+"""The base of all layers: parameters, settings, the state machine, and the loss layer.
 
 A layer computes its output from the outputs of its inputs, and on the way back the gradients by its inputs and its
 parameters. ``initial_values`` are the values of a parameter before training.
@@ -12,12 +12,12 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ModelError
 from streamiter.networks.functions import (
     IdentityFunction,
     NetworkLogLoss,
@@ -94,7 +94,7 @@ class LayerSettings:
 
     name: str
     output_dim: int = -1
-    """−1: the dimension that follows from the inputs."""
+    """−1 for a loss layer, which has the outputs of its input."""
     transfer_function: TransferFunction = field(default_factory=IdentityFunction)
     optimizer: Optimizer | None = None
     """The optimizer of a layer with parameters."""
@@ -105,59 +105,6 @@ class LayerSettings:
     loss: NetworkLoss = field(default_factory=NetworkLogLoss)
 
 
-def required_optimizer(settings: LayerSettings) -> Optimizer:
-    """Return the optimizer of a layer with parameters."""
-    if settings.optimizer is None:
-        raise ConfigurationError(
-            f"layer {settings.name!r}: expected an optimizer, given none; set 'optimizer'"
-        )
-    return settings.optimizer
-
-
-def as_configured(name: str, given: int, follows: int, formula: str) -> int:
-    """Return ``follows``, the dimension that follows from the inputs. Raises if the file gives another one."""
-    if given not in (follows, -1):
-        raise ConfigurationError(
-            f"layer {name!r}: expected outputdim {follows} ({formula}), given {given}; change outputdim, or its inputs"
-        )
-    return follows
-
-
-def only_input(name: str, inputs: Sequence[Layer]) -> Layer:
-    """Return the only input of a layer."""
-    if len(inputs) != 1:
-        raise ConfigurationError(f"layer {name!r}: expected 1 input, given {len(inputs)}; set 'inputlayer'")
-    return inputs[0]
-
-
-def same_dims(name: str, inputs: Sequence[Layer]) -> int:
-    """Return the output dimension that all inputs have."""
-    dims = {layer.name: layer.output_dim for layer in inputs}
-    if len(set(dims.values())) != 1:
-        given = ", ".join(f"{of} {dim}" for of, dim in dims.items())
-        raise ConfigurationError(
-            f"layer {name!r}: expected inputs of one outputdim, given {given}; make them equal"
-        )
-    return inputs[0].output_dim
-
-
-def vectors_of(name: str, source: Layer) -> tuple[int, int]:
-    """Return the number of vectors in the output of ``source``, and their width."""
-    width = source.vector_width
-    if width is None:
-        raise ConfigurationError(
-            f"layer {name!r}: expected an input that consists of vectors, such as an embedding, "
-            f"given {source.name!r} ({source.type_name}); choose an embedding as its input"
-        )
-    return source.output_dim // width, width
-
-
-def common_vector_width(inputs: Sequence[Layer]) -> int | None:
-    """Return the width of vectors that all inputs have, or None."""
-    widths = {layer.vector_width for layer in inputs}
-    return widths.pop() if len(widths) == 1 else None
-
-
 class StatusError(ModelError):
     """A step of a layer was called out of order."""
 
@@ -166,7 +113,7 @@ class Layer(abc.ABC):
     """One node of the graph; its output has the shape (rows, ``output_dim``) and the dtype of the network.
 
     A layer type implements ``_forward`` and ``_backward``, and with parameters ``_gradients``. None of them changes its
-    arguments: another layer may read them.
+    arguments: another layer may read them. The configuration has checked that settings and inputs fit.
 
     The status of a layer is Null → Forward → Backward → Gradient → Update. A step is done once, in the status before
     it; a second call returns the same result; any other call is an error. A step first calls the same step of the
@@ -176,13 +123,9 @@ class Layer(abc.ABC):
     type_name: ClassVar[str]
     """The name in configuration files, in lower case."""
 
-    least_inputs: ClassVar[int] = 1
-    most_inputs: ClassVar[int | None] = 1
-    """The number of inputs; None: any."""
-
-    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer] = ()) -> None:
-        self.name = name
-        self.output_dim = output_dim
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        self.name = settings.name
+        self.output_dim = settings.output_dim
         self.inputs = list(inputs)
         self.consumers: list[Layer] = []
         self.parameters: list[Parameter] = []
@@ -194,16 +137,10 @@ class Layer(abc.ABC):
         """The random generator of the transfer function; None in prediction."""
         self._output: Array | None = None
         self._input_gradients: list[Array] = []
-        self._check_inputs()
+        self._optimizer = settings.optimizer
+        self._place_holder = place_holder
         for layer in self.inputs:
             layer.consumers.append(self)
-
-    @classmethod
-    @abc.abstractmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> Layer:
-        """Return a layer with these settings. Raises ConfigurationError if they do not fit the inputs."""
 
     # -- the steps
 
@@ -297,33 +234,27 @@ class Layer(abc.ABC):
 
     # -- checks and helpers
 
-    def _add_parameters(
+    def _parameter(
         self,
-        weight: tuple[int, ...],
-        bias: tuple[int, ...],
-        optimizer: Optimizer,
+        what: str,
+        shape: tuple[int, ...],
         fan_in: int,
         fan_out: int,
         *,
+        initial: Initial = "weight",
         by_feature: bool = False,
-    ) -> None:
-        """Make the parameters of a layer: weights, which may be by feature, and a bias, of these shapes."""
-        name = self.name
-        self._weight = Parameter(f"{name}.weight", weight, by_feature, optimizer, "weight", fan_in, fan_out)
-        self._bias = Parameter(f"{name}.bias", bias, False, optimizer, "zero", fan_in, fan_out)
-        self.parameters = [self._weight, self._bias]
+    ) -> Parameter:
+        """Make a parameter of the layer."""
+        assert self._optimizer is not None
+        made = Parameter(f"{self.name}.{what}", shape, by_feature, self._optimizer, initial, fan_in, fan_out)
+        self.parameters.append(made)
+        return made
 
-    def _check_inputs(self) -> None:
-        given, least, most = len(self.inputs), self.least_inputs, self.most_inputs
-        if least <= given and (most is None or given <= most):
-            return
-        if most == least:
-            expected = f"{least} input{'' if least == 1 else 's'}"
-        else:
-            expected = f"at least {least} inputs" if most is None else f"{least} to {most} inputs"
-        raise ConfigurationError(
-            f"layer {self.name!r} ({self.type_name}): expected {expected}, given {given}"
-        )
+    def _add_weight_and_bias(
+        self, weight: tuple[int, ...], outputs: int, fan_in: int, fan_out: int, *, by_feature: bool = False
+    ) -> None:
+        self._weight = self._parameter("weight", weight, fan_in, fan_out, by_feature=by_feature)
+        self._bias = self._parameter("bias", (outputs,), fan_in, fan_out, initial="zero")
 
     def _transferred(self, values: Array) -> Array:
         """Apply the transfer function to the computed values, which may be overwritten."""
@@ -336,12 +267,8 @@ class Layer(abc.ABC):
         return self._applied.backward(gradient)
 
     def _value(self, parameter: Parameter) -> Array:
-        """Return the values that were set for the current mini-batch."""
-        if parameter.values is None:
-            raise ModelError(
-                f"layer {self.name!r}: expected values of {parameter.name!r}, given none; "
-                "set the values for the mini-batch before cal_output"
-            )
+        """Return the values that were set for the current mini-batch; ``LayerGraph`` has checked them."""
+        assert parameter.values is not None
         return parameter.values
 
     def __repr__(self) -> str:
@@ -349,29 +276,12 @@ class Layer(abc.ABC):
 
 
 class Joining(Layer):
-    """The base of layers that join several inputs and have no parameters.
+    """The base of layers that join several inputs and have no parameters."""
 
-    Vectors of one width, joined, are vectors of that width.
-    """
-
-    least_inputs: ClassVar[int] = 2
-    most_inputs: ClassVar[int | None] = None
-
-    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer]) -> None:
-        super().__init__(name, output_dim, inputs)
-        self.vector_width = common_vector_width(inputs)
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> Self:
-        dim, formula = cls.dim_of(settings.name, inputs)
-        return cls(settings.name, as_configured(settings.name, settings.output_dim, dim, formula), inputs)
-
-    @staticmethod
-    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
-        """Return the output dimension, and its formula for messages."""
-        return same_dims(name, inputs), "as its inputs have"
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        widths = {layer.vector_width for layer in inputs}
+        self.vector_width = widths.pop() if len(widths) == 1 else None
 
 
 class LossLayer(Layer):
@@ -379,18 +289,10 @@ class LossLayer(Layer):
 
     type_name: ClassVar[str] = "losslayer"
 
-    def __init__(self, name: str, source: Layer, loss: NetworkLoss, place_holder: PlaceHolder) -> None:
-        super().__init__(name, source.output_dim, [source])
-        loss.check_outputs(f"layer {name!r}", source.output_dim)
-        self.loss = loss
-        self._place_holder = place_holder
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> LossLayer:
-        source = only_input(settings.name, inputs)
-        return cls(settings.name, source, settings.loss, place_holder)
+    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+        super().__init__(settings, inputs, place_holder)
+        self.output_dim = inputs[0].output_dim
+        self.loss = settings.loss
 
     def check_labels(self) -> None:
         """Raise ``BadRows`` for labels that the loss does not know."""

@@ -217,6 +217,21 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
         ),
         (
             small(
+                {"name": "wide", "type": "simpleinputlayer", "outputdim": 2},
+                {"name": "embedding", "type": "embedding", "numfactors": 2, "outputdim": 8},
+                {
+                    "name": "pooled",
+                    "type": "weightedsumlayer",
+                    "inputlayers": ["wide", "embedding"],
+                    "outputdim": 4,
+                },
+                {"name": "loss", "type": "losslayer", "inputlayer": "pooled"},
+            ),
+            "layer 'pooled', key 'outputdim': expected the width of 2 vectors, one for each weight of 'wide', "
+            "in the 8 of 'embedding', given 4",
+        ),
+        (
+            small(
                 {"name": "wide", "type": "simpleinputlayer", "outputdim": 3},
                 {"name": "cross", "type": "crosslayer", "inputlayers": ["wide", "wide"], "outputdim": 1},
                 {"name": "loss", "type": "losslayer", "inputlayer": "cross"},
@@ -225,7 +240,7 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
             "change it, or its input",
         ),
     ],
-    ids=["embedding", "loss", "one vector", "shared", "weighted sum", "cross"],
+    ids=["embedding", "loss", "one vector", "shared", "weighted sum", "vectors of another width", "cross"],
 )
 def test_a_dimension_of_a_small_network_is_checked_too(document, said):
     """A network without ``numfield``, and layers that a DeepFM does not have, are checked too."""

@@ -259,6 +259,10 @@ def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
             "'data', key 'posnegratio': expected a number above 0, or -1, given -2",
         ),
         (
+            replaced("wide", transfunc={"type": "dropout", "proba": 1}),
+            "layer 'wide', key 'transfunc.proba': expected a number from 0 to below 1, given 1",
+        ),
+        (
             replaced("loss", lossfunc={"type": "huberloss", "delta": 0}),
             "layer 'loss', key 'lossfunc.delta': expected a number above 0, given 0",
         ),

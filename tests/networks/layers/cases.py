@@ -35,7 +35,7 @@ class Nodes:
         **settings: Any,
     ) -> Layer:
         """Add a layer whose name is its type and its number."""
-        layer = LAYER_TYPES[type_name].from_settings(
+        layer = LAYER_TYPES[type_name](
             LayerSettings(
                 name=f"{type_name}{len(self.layers)}",
                 output_dim=output_dim,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from networks.finite_differences import assert_agree, differences
 
-from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.functions import LOSSES, NetworkHuberLoss
 
@@ -227,10 +226,3 @@ def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
 def test_valid_labels_are_accepted(name):
     """The check must accept the labels that the formula is made for."""
     LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)
-
-
-@pytest.mark.parametrize("delta", [0.0, -1.0, math.nan])
-def test_an_invalid_delta_is_refused(delta):
-    """With a δ of 0 the loss is always 0."""
-    with pytest.raises(ConfigurationError, match=r"huberloss\(delta=\): expected a number above 0"):
-        NetworkHuberLoss(delta=delta)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from networks.finite_differences import assert_agree, differences
 
-from streamiter.errors import ConfigurationError
 from streamiter.networks.functions import TRANSFER_FUNCTIONS, Dropout, TransferFunction
 
 
@@ -135,11 +134,3 @@ def test_the_same_seed_leaves_out_the_same(name):
 def test_only_functions_with_dropout_draw_random_numbers(name):
     """A graph makes a generator for each mini-batch and each layer that draws, but not for other layers."""
     assert TRANSFER_FUNCTIONS[name].draws == ("dropout" in name)
-
-
-@pytest.mark.parametrize("name", WITH_DROPOUT)
-@pytest.mark.parametrize("proba", [1.0, -0.1, math.nan])
-def test_an_invalid_probability_is_refused(name, proba):
-    """A proba of 1 divides by 0."""
-    with pytest.raises(ConfigurationError, match=r"dropout\(proba=\): expected a number from 0 to below 1"):
-        TRANSFER_FUNCTIONS[name](proba=proba)
