@@ -183,16 +183,15 @@ _SWITCH_ATTEMPTS: Final = 1_000
 
 _TABLES: Final = (
     # AUTOINCREMENT: a topic that is created again has another id, so its readers notice. identity: tells the topic from
-    # topics in other files; NULL if the topic was created before topics had one.
+    # topics in other files.
     "CREATE TABLE topics (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,"
-    " settings TEXT NOT NULL, identity TEXT)",
+    " settings TEXT NOT NULL, identity TEXT NOT NULL)",
     # size_bytes: the size of the payloads in entries.
     "CREATE TABLE partitions (topic_id INTEGER NOT NULL, number INTEGER NOT NULL,"
     " start_offset INTEGER NOT NULL DEFAULT 0, end_offset INTEGER NOT NULL DEFAULT 0,"
     " size_bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (topic_id, number)) WITHOUT ROWID",
-    # SQLite has checksums for its journal only. crc32: the checksum of the payload; NULL if the block was stored before
-    # blocks had one.
-    "CREATE TABLE blocks (id INTEGER PRIMARY KEY, payload BLOB NOT NULL, crc32 INTEGER)",
+    # SQLite has checksums for its journal only. crc32: the checksum of the payload.
+    "CREATE TABLE blocks (id INTEGER PRIMARY KEY, payload BLOB NOT NULL, crc32 INTEGER NOT NULL)",
     "CREATE TABLE entries (topic_id INTEGER NOT NULL, partition INTEGER NOT NULL,"
     " first_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, block_id INTEGER NOT NULL,"
     " size_bytes INTEGER NOT NULL, latest_ms INTEGER NOT NULL,"
@@ -207,10 +206,6 @@ _TABLES: Final = (
     " size_bytes INTEGER NOT NULL, latest_ms INTEGER NOT NULL)",
     "CREATE INDEX staged_by_id ON staged (transactional_id)",
 )
-
-# Table, name and type of the columns that were added after format 1 was in use. All may be NULL, and no statement
-# counts columns, so the format is the same.
-_ADDED_COLUMNS: Final = (("topics", "identity", "TEXT"), ("blocks", "crc32", "INTEGER"))
 
 Synchronous = Literal["FULL", "NORMAL"]
 
@@ -262,13 +257,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
     # In one transaction, because another process may create the tables now.
     with read_transaction(connection):
         has_tables = _has_tables(connection, path)
-        lacking = _lacking_columns(connection) if has_tables else []
     if not has_tables:
         if not create:
             raise TopicNotFound(no_topics_message(path))
         _create_tables(connection, path)
-    elif lacking:
-        _add_columns(connection)
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES:d}")
 
 
@@ -294,22 +286,6 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
 def _has_our_tables(connection: sqlite3.Connection) -> bool:
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     return {"topics", "partitions", "blocks", "entries", "transactional_ids", "staged"} <= names
-
-
-def _lacking_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    """Return the columns that the file was created without."""
-    return [
-        (table, column, kind)
-        for table, column, kind in _ADDED_COLUMNS
-        if column not in [name for _, name, *_ in connection.execute(f"PRAGMA table_info ({table})")]
-    ]
-
-
-def _add_columns(connection: sqlite3.Connection) -> None:
-    """Add the missing columns. A release that does not know them can still use the file."""
-    with write_transaction(connection):
-        for table, column, kind in _lacking_columns(connection):  # none if another process has added them
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 def _switch_to_write_ahead_log(connection: sqlite3.Connection) -> None:

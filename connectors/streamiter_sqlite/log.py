@@ -42,12 +42,12 @@ class TopicRow:
     id: int
     name: str
     settings: Mapping[str, int]
-    identity: str | None
-    """A text that stays the same until the topic is deleted, also in copies of the file; None where it is not known."""
+    identity: str
+    """A text that stays the same until the topic is deleted, also in copies of the file."""
 
     def identities(self, partitions: Iterable[int]) -> dict[int, str]:
-        """Return the identity for each partition; empty where it is not known."""
-        return {} if self.identity is None else dict.fromkeys(partitions, self.identity)
+        """Return the identity for each partition."""
+        return dict.fromkeys(partitions, self.identity)
 
     @property
     def max_record_bytes(self) -> int:
@@ -93,10 +93,8 @@ def _settings_of(stored: str) -> dict[str, int]:
         raise DamagedFile(f"settings of a topic cannot be read: {error}") from error
 
 
-def _identity_of(stored: object) -> str | None:
+def _identity_of(stored: object) -> str:
     """Return the identity without damage: it has a checksum, since a damaged one would look like a new topic."""
-    if stored is None:
-        return None
     if not isinstance(stored, str) or _with_checksum(stored.partition("-")[0]) != stored:
         raise DamagedFile(f"the identity of a topic is {stored!r:.80}")
     return stored
@@ -381,12 +379,9 @@ class PackedBlock:
         return zlib.crc32(self.payload)
 
 
-def unpacked(payload: bytes, crc32: int | None) -> RecordBlock:
-    """Return the records of a payload; raise ``DamagedFile`` for a payload that differs from the stored one.
-
-    ``crc32`` is the checksum that was stored with the payload, or None.
-    """
-    if crc32 is not None and (not isinstance(payload, bytes) or zlib.crc32(payload) != crc32):
+def unpacked(payload: bytes, crc32: int) -> RecordBlock:
+    """Return the records of a payload with its stored checksum; raise ``DamagedFile`` if the payload differs."""
+    if not isinstance(payload, bytes) or zlib.crc32(payload) != crc32:
         raise DamagedFile("a block of records has a wrong checksum")
     try:
         return msgspec.msgpack.decode(payload, type=RecordBlock)

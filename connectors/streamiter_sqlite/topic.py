@@ -505,7 +505,7 @@ def _block(
     """Return a stored block; raise ``DamagedFile`` if the block is incomplete or records before it are missing."""
     first_offset, end_offset = checked_numbers(offsets, "entries")
     _check_gap(span, following, first_offset)
-    block = None if payload is None else unpacked(payload, crc32)
+    block = None if payload is None or crc32 is None else unpacked(payload, crc32)
     if block is None or len(block.values) != end_offset - first_offset:
         raise DamagedFile(f"a block of topic {span.topic.name!r}, from offset {first_offset} on, is missing")
     return block
