@@ -6,6 +6,7 @@ Each module imports only from the modules in the rows below it:
 ``flights``                              the data of the demo: flights, and their labels
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
+``comparison``                           ``compare_online``: several learners on one stream
 ``online``                               ``train_online``: linear models in a flow
 ``online_workers``                       the workers of ``train_online`` that compute gradients
 ``row_training``                         the owner that learns row by row
@@ -34,6 +35,7 @@ Each module imports only from the modules in the rows below it:
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
+from streamiter.learn.comparison import ComparedMetrics, OnlineComparison, compare_online
 from streamiter.learn.decision_tree import DecisionTree
 from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
@@ -83,6 +85,7 @@ __all__ = [
     "AdaptiveLinearModel",
     "AssociationRule",
     "BadRows",
+    "ComparedMetrics",
     "Constant",
     "Correction",
     "DecisionTree",
@@ -108,6 +111,7 @@ __all__ = [
     "LogisticRegression",
     "Momentum",
     "OfflineTraining",
+    "OnlineComparison",
     "OnlineKMeans",
     "OnlineTraining",
     "Optimizer",
@@ -125,6 +129,7 @@ __all__ = [
     "WarmRestarts",
     "apriori",
     "association_rules",
+    "compare_online",
     "k_means",
     "k_means_on_parameter_server",
     "online_k_means",

@@ -21,7 +21,7 @@ from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, plain_scalar
+from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns
@@ -205,6 +205,8 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._features = features
         self._publish_every = publish_every
         self._records = 0
+        self._read_records = 0
+        """The number of records, refused ones included."""
         self._may_predict = False
         """Whether the model has learned: many libraries refuse to predict before."""
         self._steps = 0
@@ -237,10 +239,14 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             features, labels, weights = blaming_rows(self._read, records, self._read)
             predictions = self._learn_rows(features, labels, weights, out)
             known = len(labels) - len(predictions)
-            self._emit(predictions, labels[known:], None if weights is None else weights[known:], out)
+            numbers = self._read_records + np.arange(known, len(labels))
+            self._emit(
+                predictions, labels[known:], None if weights is None else weights[known:], numbers, out
+            )
             self._steps += 1
 
         of_good_rows(learn, mini_batch, out)
+        self._read_records += len(mini_batch)
         if self._steps >= self._publish_every:
             self._publish(out)
 
@@ -270,7 +276,9 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             self._may_predict = True
         return predictions
 
-    def _emit(self, predictions: list[Any], labels: list[Any], weights: Floats | None, out: Output) -> None:
+    def _emit(
+        self, predictions: list[Any], labels: list[Any], weights: Floats | None, numbers: Indices, out: Output
+    ) -> None:
         if not predictions:
             return
         kind: ValidationKind = "regression"
@@ -279,10 +287,16 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         else:
             kind, found, targets = _probabilities(predictions, labels)
         given = np.ones(len(labels)) if weights is None else weights
-        rows: PredictedRows = {"task": kind, "predictions": found, "targets": targets, "weights": given}
+        rows: PredictedRows = {
+            "task": kind,
+            "predictions": found,
+            "targets": targets,
+            "weights": given,
+            "numbers": numbers,
+        }
         if kind == "classes":
-            numbers = [self._classes.setdefault(label, len(self._classes)) for label in labels]
-            rows["classes"] = np.array(numbers, dtype=np.intp)
+            classes = [self._classes.setdefault(label, len(self._classes)) for label in labels]
+            rows["classes"] = np.array(classes, dtype=np.intp)
         out.emit(rows, tag=PREDICTIONS)
         if self._drift is not None:
             self._drift.tell(rows, out)
@@ -301,6 +315,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         return {
             "model": self._functions.save(self._model),
             "records": self._records,
+            "records read": self._read_records,
             "may predict": self._may_predict,
             "steps": self._steps,
             "started": self._is_started,
@@ -310,7 +325,8 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model = self._functions.load(state["model"])
-        self._records, self._may_predict = state["records"], state["may predict"]
+        self._records, self._read_records = state["records"], state["records read"]
+        self._may_predict = state["may predict"]
         self._steps, self._is_started = state["steps"], state["started"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         if self._drift is not None:

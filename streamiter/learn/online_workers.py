@@ -27,7 +27,7 @@ from streamiter.learn.training import (
     MakeModel,
 )
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
-from streamiter.numbers import Floats
+from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -67,6 +67,8 @@ class OnlineWorker(GradientWorker):
         self._extract = options.extract
         self._reported_epoch = -1
         self._gradients_since_model = 0
+        self._records_read = 0
+        """The number of records, or events, refused ones included."""
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         if not self._in_epochs and self._gradients_since_model >= MINI_BATCHES_WITH_ONE_MODEL:
@@ -93,9 +95,11 @@ class OnlineWorker(GradientWorker):
 
         def learn(rows: Batch) -> None:
             examples = blaming_rows(self._extracted, rows, self._check_alone)
-            self.report_examples(examples, self._model.predict(examples.features), out)
+            numbers = self._records_read + np.arange(len(rows))
+            self.report_examples(examples, self._model.predict(examples.features), numbers, out)
 
         of_good_rows(learn, mini_batch, out)
+        self._records_read += len(mini_batch)
 
     def _extracted(self, rows: Batch) -> Examples:
         return as_examples("train_online(extract=)", self._extract(rows))
@@ -103,7 +107,7 @@ class OnlineWorker(GradientWorker):
     def _check_alone(self, row: Batch) -> None:
         checked_rows("train", self._extracted(row).features, self._model.width)
 
-    def report_examples(self, examples: Examples, predictions: Floats, out: Output) -> None:
+    def report_examples(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
         """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
         targets = self._model.checked_targets(examples.targets, len(predictions))
@@ -118,6 +122,7 @@ class OnlineWorker(GradientWorker):
             "predictions": self._model.loss.validated(predictions),
             "targets": targets,
             "weights": weights,
+            "numbers": numbers,
             "is_mean": self._model.loss.predicts_mean,
         }
         out.emit(rows, tag=PREDICTIONS)
@@ -126,20 +131,22 @@ class OnlineWorker(GradientWorker):
         return super().snapshot() | {
             "reported epoch": self._reported_epoch,
             "gradients since model": self._gradients_since_model,
+            "records read": self._records_read,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._reported_epoch = state["reported epoch"]
         self._gradients_since_model = state["gradients since model"]
+        self._records_read = state["records read"]
 
 
 # Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
 _Row = tuple[list[int], list[float]]
 
 
-_Answered = tuple[Any, _Row, float, float]
-"""The answer, the features and prediction of its question, the target."""
+_Answered = tuple[Any, _Row, float, float, int]
+"""The answer, the features and prediction of its question, the target, the number of the answer."""
 
 
 class DelayedLabelsWorker(OnlineWorker):
@@ -161,14 +168,15 @@ class DelayedLabelsWorker(OnlineWorker):
             [event for event in mini_batch if not self._labels.is_answer(event)], out
         )
         answered: list[_Answered] = []
-        for event in mini_batch:
+        for number, event in enumerate(mini_batch, start=self._records_read):
             if not self._labels.is_answer(event):
                 question = next(predicted)
                 if question is not None:
                     self._wait(event, *question)
-            elif (answer := self._answered(event, out)) is not None:
+            elif (answer := self._answered(event, number, out)) is not None:
                 answered.append(answer)
         self._learn_from(answered, out)
+        self._records_read += len(mini_batch)
 
     def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
         """Yield features and prediction of each question, None for a question without features."""
@@ -192,24 +200,24 @@ class DelayedLabelsWorker(OnlineWorker):
         if len(self._waiting) > self._labels.waiting_max:
             del self._waiting[next(iter(self._waiting))]
 
-    def _answered(self, answer: Any, out: Output) -> _Answered | None:
+    def _answered(self, answer: Any, number: int, out: Output) -> _Answered | None:
         waiting = self._waiting.pop(self._labels.key_of(answer), None)
         if waiting is None:
             out.reject(answer, ModelError("an answer without a question that waits for it"))
             return None
         try:
             target = self._labels.target_of(answer)
-            return None if target is None else (answer, *waiting, float(target))
+            return None if target is None else (answer, *waiting, float(target), number)
         except Exception as error:
             out.reject(answer, error)
             return None
 
     def _learn_from(self, answered: list[_Answered], out: Output) -> None:
         while answered:
-            events, rows, predictions, targets = zip(*answered, strict=True)
+            events, rows, predictions, targets, numbers = zip(*answered, strict=True)
             try:
                 examples = Examples(SparseRows.from_rows(rows, self._model.width), np.array(targets))
-                self.report_examples(examples, np.array(predictions), out)
+                self.report_examples(examples, np.array(predictions), np.array(numbers), out)
             except BadRows as bad:
                 without(list(events), bad, out)
                 answered = [entry for row, entry in enumerate(answered) if row not in bad.rows]

@@ -42,7 +42,7 @@ _TRAINING: Final = "train_online"
 _RECORDS_EXPECTED_TO_NAME_A_FIELD: Final = 100
 
 Position = tuple[int, int]
-"""The place of a mini-batch in its epoch: the subtask that made it, and its number there."""
+"""The place of a mini-batch: the subtask that made it, and the number of its first record there."""
 
 
 class NumberedBatch(TypedDict):
@@ -252,7 +252,7 @@ def _has(record: Any, field: str) -> bool:
 
 
 class NumberMiniBatches(Operator):
-    """Numbers the mini-batches of a subtask, so that the owner can learn from them in the order of the stream."""
+    """Numbers the records of a subtask, so that the owner can learn from mini-batches in the order of the stream."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -261,9 +261,9 @@ class NumberMiniBatches(Operator):
         self._subtask = context.subtask_index
 
     def process(self, mini_batch: Batch, out: Output) -> None:
-        """Emit the mini-batch with its number."""
+        """Emit the mini-batch with the number of its first record."""
         out.emit({"position": (self._subtask, self._next), "records": mini_batch})
-        self._next += 1
+        self._next += len(mini_batch)
 
     def snapshot(self) -> int:
         return self._next

@@ -132,6 +132,7 @@ class RowOwner(Operator, IterationListener):
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
         records, labels, weights = given["records"], given["labels"], given["weights"]
+        numbers = given["position"][1] + np.arange(len(records))
         features = features_of_record(given["features"])
         while len(records):
             try:
@@ -144,13 +145,16 @@ class RowOwner(Operator, IterationListener):
                 records = without(records, bad, out)
                 labels = [labels[row] for row in kept]
                 weights = None if weights is None else weights[kept]
+                numbers = numbers[kept]
                 features = features[kept]
             else:
                 self._missing += missing_values_of(features)
-                self._emit_predictions(predictions, self._model.targets(labels), steps.weights, out)
+                self._emit_predictions(predictions, self._model.targets(labels), steps.weights, numbers, out)
                 return
 
-    def _emit_predictions(self, predictions: Floats, targets: Floats, weights: Floats, out: Output) -> None:
+    def _emit_predictions(
+        self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
+    ) -> None:
         task: ValidationKind = self._model.task or "classification"
         classes = None
         if predictions.ndim == 2:
@@ -163,6 +167,7 @@ class RowOwner(Operator, IterationListener):
             "predictions": predictions,
             "targets": targets,
             "weights": weights,
+            "numbers": numbers,
         }
         if classes is not None:
             rows["classes"] = classes
@@ -194,7 +199,7 @@ class RowOwner(Operator, IterationListener):
         predictions = self._make_steps(plan, scores, given["records"], out)
         for key, question in plan.asked.items():
             self._waiting[key] = plan.waiting(question, predictions, scores)
-        self._emit_answered(plan, predictions, out)
+        self._emit_answered(plan, predictions, given["position"][1], out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
         """Return the rows of the questions, and which row each question has; others are refused."""
@@ -226,22 +231,25 @@ class RowOwner(Operator, IterationListener):
             else:
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
-    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
+    def _emit_answered(
+        self, plan: _EventPlan, predictions: list[list[float]], first: int, out: Output
+    ) -> None:
         """Emit the predictions of the questions that were answered; one made before the first label does not count."""
         known = [
-            (prediction, label)
-            for prediction, label in plan.answered(predictions)
+            (prediction, label, first + event)
+            for prediction, label, event in plan.answered(predictions)
             if not math.isnan(prediction[0])
         ]
         if not known:
             return
-        targets = self._model.targets([label for _, label in known])
-        width = max(len(prediction) for prediction, _ in known)
+        targets = self._model.targets([label for _, label, _ in known])
+        width = max(len(prediction) for prediction, _, _ in known)
         matrix = np.zeros((len(known), width))
-        for row, (prediction, _) in enumerate(known):
+        for row, (prediction, _, _) in enumerate(known):
             matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
         shaped = matrix if self._model.classes else matrix[:, 0]
-        self._emit_predictions(shaped, targets, np.ones(len(known)), out)
+        numbers = np.array([number for _, _, number in known])
+        self._emit_predictions(shaped, targets, np.ones(len(known)), numbers, out)
 
     # ---- publishing, state
 
@@ -398,12 +406,13 @@ class _EventPlan:
             scores.get(question.step, []),
         )
 
-    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label]]:
-        """Return the prediction and the label of each question that was answered."""
+    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label, int]]:
+        """Return prediction, label and event of each answer."""
         return [
             (
                 question.prediction if isinstance(question, _Waiting) else predictions[question.step],
                 self.labels[step],
+                self.events[step],
             )
             for step, question in self._answered.items()
         ]

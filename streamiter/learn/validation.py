@@ -425,6 +425,9 @@ class PredictedRows(TypedDict):
     """The sample weights; 1 where none are given."""
     classes: NotRequired[Indices]
     """For "classes" the number of the true class of each row."""
+    numbers: NotRequired[Indices]
+    """The number of each row's record, or answer, in the stream (in its subtask), from 0 on, ascending. If records of a
+    mini-batch are refused before, the numbers of its other rows may be smaller by as many."""
     is_mean: NotRequired[bool]
     """False for predictions that are no means of targets, such as quantiles."""
 

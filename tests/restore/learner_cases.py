@@ -33,6 +33,7 @@ from streamiter.learn import (
     SparseRows,
     StandardScaler,
     apriori,
+    compare_online,
     k_means,
     k_means_on_parameter_server,
     online_k_means,
@@ -43,6 +44,7 @@ from streamiter.learn import (
 )
 from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
+from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.online import _OneStart
@@ -345,6 +347,28 @@ def online_training_by_rows_with_delayed_labels(mode: str, flow: Flow) -> dict[s
     return _outputs(training)
 
 
+def comparison(mode: str, flow: Flow) -> dict[str, Stream]:
+    """Compare three learners; in which order their versions reach the step depends on their speed."""
+    compared = compare_online(
+        fed(flow, rows_with_fields(16), batch=2),
+        {
+            "km": {"features": ["km"]},
+            "all": None,
+            "plain": {
+                "model": lambda: LinearRegression(1),
+                "features": lambda rows: [[row["km"]] for row in rows],
+            },
+        },
+        label="price",
+        mini_batch=3,
+        mode=mode,  # type: ignore[typeddict-item]
+        window=6,
+        report_every=4,
+        name="champion",
+    )
+    return {"metrics": compared.metrics}
+
+
 # -- other learners on streams ---------------------------------------------------------------------------------
 
 
@@ -482,6 +506,8 @@ CASES = [
         for build in (online_training_by_rows, online_training_by_rows_with_delayed_labels)
         for mode, options in (("asynchronous", {}), ("synchronous", {}), ("synchronous", turns(6)))
     ),
+    Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 6, "compare_state": False}),
+    Case(functools.partial(comparison, "synchronous"), (Compare,), turns(6)),
     # With this seed ten mini-batches arrive between two models.
     Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (LearnMiniBatches, StandardScaler)),

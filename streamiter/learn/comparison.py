@@ -1,0 +1,318 @@
+"""Champion and challengers: several learners on one stream, compared on the same rows; the best one is published.
+
+:func:`compare_online` starts a training for each learner. Each of them predicts every row before it learns from it, at
+its own speed. :class:`Compare` waits until all learners have predicted a block of rows, counts the rows of the block
+that each of them has predicted, and decides which learner is the best.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, Final, Literal, TypedDict, Unpack
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
+from streamiter.flow.stream import Stream
+from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.drift import DriftDetector
+from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.online import OnlineTraining, train_online
+from streamiter.learn.row_reading import DelayedLabels
+from streamiter.learn.rows import Extract
+from streamiter.learn.training import MakeModel
+from streamiter.learn.validation import PredictedRows, ProgressiveValidation
+from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import Floats, whole_number
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.records import OutputTag
+from streamiter.topics.topic import Topic
+
+_log = logging.getLogger("streamiter.learn")
+
+Model = MakeModel | Callable[[], AdaptiveLinearModel] | ForeignModel[Any] | None
+
+
+class LearnerOptions(TypedDict, total=False):
+    """The options of ``train_online`` that a learner may have for itself, or that all learners share."""
+
+    model: Model
+    label: str | Callable[[Any], Label] | None
+    features: Sequence[str] | Callable[[Any], Any] | None
+    weight: str | Callable[[Any], float] | None
+    task: Task | None
+    extract: Extract | None
+    labels: DelayedLabels | None
+    mini_batch: int | None
+    mode: Literal["asynchronous", "synchronous"]
+    initial: Stream | None
+    drift: DriftDetector | None
+    publish_every: int | None
+    on_error: RejectionPolicy
+    dead_letter: Topic | None
+
+
+class ComparedMetrics(TypedDict):
+    """A report of a comparison."""
+
+    best: str
+    """The name of the best learner."""
+    learners: dict[str, dict[str, float]]
+    """For each learner its metrics on the rows that all learners have predicted (see ``ProgressiveValidation``)."""
+
+
+@dataclass(frozen=True)
+class OnlineComparison:
+    """The streams that :func:`compare_online` returns."""
+
+    trainings: Mapping[str, OnlineTraining]
+    """The training of each learner, by name."""
+    metrics: Stream
+    """:class:`ComparedMetrics` for each block of ``report_every`` records: the learners side by side."""
+    best: Stream
+    """A ``ModelSnapshot`` for each version of the learner that is the best at that time, and for its last version when
+    it becomes the best. Its parameters have one more entry, ``learner``: the name."""
+
+
+@all_or_nothing
+def compare_online(
+    examples: Stream,
+    learners: Mapping[str, Model | LearnerOptions],
+    *,
+    margin: float = 0.01,
+    window: int = 10_000,
+    report_every: int = 10_000,
+    name: str | None = None,
+    **shared: Unpack[LearnerOptions],
+) -> OnlineComparison:
+    """Train several learners on one stream, compare their predictions, and publish the best one.
+
+    ``learners`` are models by name, as :func:`~streamiter.learn.train_online` takes them: None for the ready-made
+    model, a function that makes a model, or a ``ForeignModel``. All other options of ``train_online`` are shared; a
+    dict of options instead of a model has those of one learner, ``{"model": …, "features": …}``.
+
+    The first learner is the champion. After each block of ``report_every`` records another learner becomes the best if
+    its loss over the last ``window`` rows is lower by the share ``margin`` at least, so that two learners of about the
+    same loss do not take turns. Only rows that all learners have predicted count. So that these are the same rows, the
+    stream goes through one subtask, and each learner has one reader; a stream of several subtasks has the order in
+    which its records arrive there.
+
+    Predictions wait until all learners have made theirs. A learner can be ahead of the slowest by the records between
+    the source and the slowest: its mini-batch and its channels, which are bounded. A learner that predicts nothing any
+    more, because it refuses all rows, is left behind after a million records, and a warning is logged.
+
+    Raises GraphError for options that cannot be used.
+
+    >>> from streamiter import Flow
+    >>> flow = Flow("trips")
+    >>> trips = flow.from_items([{"km": n % 7, "sky": "ab"[n % 2], "late": n % 7 > 3} for n in range(700)])
+    >>> learners = {"sky": {"features": ["sky"]}, "all": None}
+    >>> comparison = compare_online(trips, learners, label="late", report_every=350)
+    >>> metrics, best = comparison.metrics.collect(), comparison.best.collect()
+    >>> flow.run().state, metrics.items[-1]["best"], best.items[-1].parameters["learner"]
+    ('finished', 'all', 'all')
+    """
+    check_stream("compare_online", examples, "examples")
+    if len(learners) < 2 or not all(isinstance(learner, str) and learner for learner in learners):
+        raise GraphError(
+            f"compare_online(learners=): expected two learners or more by name, given {list(learners)}; use "
+            "train_online for one"
+        )
+    if not 0.0 <= margin < 1.0:
+        raise GraphError(f"compare_online(margin=): expected a share from 0 to 1, given {margin}")
+    window = whole_number("compare_online(window=)", window, 1, error=GraphError)
+    report_every = whole_number("compare_online(report_every=)", report_every, 1, error=GraphError)
+    named = step_names(examples.flow, name)
+    rows = examples.map_batch(lambda batch: batch, name=named("one order"), parallelism=1)
+    trainings = {}
+    told: list[Stream] = []
+    for learner, given in learners.items():
+        own: LearnerOptions = given if isinstance(given, dict) else {"model": given}
+        options: LearnerOptions = {**shared, **own}
+        if isinstance(options.get("model"), ForeignModel):
+            options["mode"] = "asynchronous"  # Its one owner learns in the order of the stream in any case.
+        training = train_online(
+            rows,
+            **options,
+            window=window,
+            report_every=report_every,
+            name=learner if name is None else f"{name}: {learner}",
+        )
+        trainings[learner] = training
+        told += [
+            training.predictions.map(
+                partial(_of_learner, learner, "rows"), name=named(f"predictions of {learner}"), parallelism=1
+            ),
+            training.models.map(
+                partial(_of_learner, learner, "model"), name=named(f"models of {learner}"), parallelism=1
+            ),
+        ]
+    compared = (
+        told[0]
+        .union(*told[1:])
+        .process(
+            lambda: Compare(list(learners), margin=margin, window=window, report_every=report_every),
+            name=named("compare"),
+            parallelism=1,
+        )
+    )
+    return OnlineComparison(trainings, compared, compared.side_output(BEST))
+
+
+BEST: Final = OutputTag("best")
+"""The side output of :class:`Compare`: the versions of the best learner."""
+
+
+class _Told(TypedDict, total=False):
+    """What a learner tells: predictions, or a version of its model."""
+
+    learner: str
+    rows: PredictedRows
+    model: ModelSnapshot
+
+
+def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
+    return {"learner": learner, what: record}
+
+
+# A learner that is so many records ahead does not wait any more: 32 MB of predictions.
+_AHEAD_MAX: Final = 1_000_000
+
+
+class Compare(Operator):
+    """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
+
+    A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or
+    a later one.
+    """
+
+    def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
+        self._learners = list(learners)
+        self._margin = margin
+        self._window = window
+        self._report_every = report_every
+        self._best = self._learners[0]
+        self._models: dict[str, ModelSnapshot] = {}
+        """The last version of each learner."""
+        self._start = 0
+        """The number of the first record of the block."""
+        self._next = dict.fromkeys(self._learners, 0)
+        """For each learner the number after its last record."""
+        self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
+        """For each learner matrices: numbers, predictions, targets and weights of rows that are not counted yet."""
+        self._validations: dict[str, ProgressiveValidation] = {}
+        self._is_told = False
+
+    def process(self, told: _Told, out: Output) -> None:
+        """Take over predictions or a version of a learner."""
+        learner = told["learner"]
+        if "model" in told:
+            self._models[learner] = told["model"]
+            if learner == self._best:
+                self._publish(out)
+            return
+        rows = told["rows"]
+        if not len(rows["numbers"]):
+            return
+        self._check_kind(learner, rows)
+        self._waiting[learner].append(
+            np.stack([rows["numbers"], rows["predictions"], rows["targets"], rows["weights"]])
+        )
+        self._next[learner] = int(rows["numbers"][-1]) + 1
+        self._leave_behind(learner)
+        while min(self._next.values()) >= self._start + self._report_every:
+            self._end_block(out)
+
+    def _check_kind(self, learner: str, rows: PredictedRows) -> None:
+        """Make the validation of a learner. Raises ModelError for numbers among probabilities."""
+        if learner in self._validations:
+            return
+        kind = rows["task"]
+        for other, validation in self._validations.items():
+            if (validation.kind == "regression") != (kind == "regression"):
+                raise ModelError(
+                    f"compare_online: expected learners of one task, given {other!r}, which does {validation.kind}, "
+                    f'and {learner!r}, which does {kind}; give task= "classification" or "regression"'
+                )
+        self._validations[learner] = ProgressiveValidation(window=self._window, kind=kind)
+
+    def _leave_behind(self, learner: str) -> None:
+        """Let no learner wait for more records than the memory has room for."""
+        limit = self._next[learner] - self._report_every - _AHEAD_MAX
+        for slow, following in self._next.items():
+            if following < limit:
+                self._next[slow] = limit
+                if not self._is_told:
+                    self._is_told = True
+                    _log.warning(
+                        "compare_online: %r is %d records ahead of %r, so these records are not compared; see the "
+                        "records that the steps of %r reject",
+                        learner,
+                        _AHEAD_MAX,
+                        slow,
+                        slow,
+                    )
+
+    def _end_block(self, out: Output) -> None:
+        """Count the rows of the block that all learners have predicted."""
+        self._start += self._report_every
+        blocks = {learner: self._taken(learner, self._start) for learner in self._learners}
+        shared = reduce(np.intersect1d, [block[0] for block in blocks.values()])
+        if not len(shared):
+            return
+        for learner, (numbers, predictions, targets, weights) in blocks.items():
+            at = np.searchsorted(numbers, shared)
+            self._validations[learner].update(predictions[at], targets[at], weights[at])
+        metrics = {learner: self._validations[learner].metrics() for learner in self._learners}
+        losses = {learner: found.get("window_loss", np.inf) for learner, found in metrics.items()}
+        first = min(losses, key=losses.__getitem__)
+        if losses[first] < losses[self._best] * (1.0 - self._margin):
+            self._best = first
+            self._publish(out)
+        report: ComparedMetrics = {"best": self._best, "learners": metrics}
+        out.emit(report)
+
+    def _taken(self, learner: str, stop: int) -> Floats:
+        """Return the rows of a learner before ``stop``; they wait no longer."""
+        waiting = np.concatenate([np.empty((4, 0)), *self._waiting[learner]], axis=1)
+        is_before = waiting[0] < stop
+        self._waiting[learner] = [waiting[:, ~is_before]]
+        return waiting[:, is_before]
+
+    def _publish(self, out: Output) -> None:
+        if (model := self._models.get(self._best)) is not None:
+            parameters = {**model.parameters, "learner": self._best}
+            out.emit(ModelSnapshot(parameters, model.records, model.metrics, model.epoch), tag=BEST)
+
+    def finish(self, out: Output) -> None:
+        while max(self._next.values()) > self._start:
+            self._end_block(out)
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "best": self._best,
+            "models": dict(self._models),
+            "start": self._start,
+            "next": dict(self._next),
+            "waiting": {learner: list(waiting) for learner, waiting in self._waiting.items()},
+            "validations": {learner: each.state() for learner, each in self._validations.items()},
+            "is told": self._is_told,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if (before := list(state["next"])) != self._learners:
+            raise ConfigurationError(
+                f"compare_online: expected the learners of the checkpoint, {', '.join(before)}, given "
+                f"{', '.join(self._learners)}; start other learners without the checkpoint, or under another name="
+            )
+        self._best, self._models, self._start = state["best"], dict(state["models"]), state["start"]
+        self._next, self._is_told = dict(state["next"]), state["is told"]
+        self._waiting = {learner: list(waiting) for learner, waiting in state["waiting"].items()}
+        for learner, stored in state["validations"].items():
+            self._validations[learner] = ProgressiveValidation(window=self._window, kind=stored["kind"])
+            self._validations[learner].restore(stored)
