@@ -75,6 +75,12 @@ _MIX_64: Final = np.uint64(_MIX)
 _SHIFT_64: Final = np.uint64(33)
 
 
+def mixed_hashes(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the hashes mixed as by :func:`hash_of`: all of their bits have influence on the low ones."""
+    hashes = (hashes ^ (hashes >> _SHIFT_64)) * _MIX_64
+    return hashes ^ (hashes >> _SHIFT_64)
+
+
 def _hash_texts(characters: npt.NDArray[np.uint32], start: np.uint64, hashes: npt.NDArray[np.uint64]) -> None:
     """Compute :func:`hash_of` for the UTF-8 of each row of characters, from the unmixed hash of the bytes before it."""
     for row in range(len(characters)):
@@ -115,6 +121,8 @@ class NamedRows:
     ``text_fields`` are the features of missing values."""
     missing: Indices
     """For each row the number of its missing values; fields that a record does not name do not count."""
+    place_values: Floats | None = None
+    """The values of ``places``; None: all are 1."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -123,7 +131,12 @@ class NamedRows:
         """Return some of the rows."""
         chosen = np.asarray(which, dtype=np.intp)
         return NamedRows(
-            self.fields, self.numbers[chosen], self.text_fields, self.places[chosen], self.missing[chosen]
+            self.fields,
+            self.numbers[chosen],
+            self.text_fields,
+            self.places[chosen],
+            self.missing[chosen],
+            None if self.place_values is None else self.place_values[chosen],
         )
 
 

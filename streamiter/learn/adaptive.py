@@ -13,8 +13,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.expert_weights import ExpertWeights, LabelKind, ModelRows, RowSteps
+from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights, LabelKind, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
@@ -65,6 +66,9 @@ class AdaptiveLinearModel:
     places; columns of ``SparseRows`` are scaled by their root mean square. NaN, infinity and absent numbers are
     missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows.
 
+    ``crosses`` are pairs of fields whose effects are not simply added: of two numbers, the product of both, each
+    standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text.
+
     Compiled with Numba (``pip install "streamiter[fast]"``) it learns from about a million rows of ten columns a
     second; without Numba, from some hundred.
 
@@ -76,7 +80,12 @@ class AdaptiveLinearModel:
     """
 
     def __init__(
-        self, *, task: Task | None = None, classes: Sequence[Label] | None = None, bits: int = _BITS
+        self,
+        *,
+        task: Task | None = None,
+        classes: Sequence[Label] | None = None,
+        crosses: Sequence[tuple[str, str]] = (),
+        bits: int = _BITS,
     ) -> None:
         if task not in (None, "classification", "regression"):
             raise ConfigurationError(
@@ -88,6 +97,7 @@ class AdaptiveLinearModel:
                 f"{list(classes)!r} and task={task!r}"
             )
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
+        self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
         self._given_task = task
         self._has_open_class = classes is None
         self._classes: dict[Label, int] = {
@@ -144,6 +154,8 @@ class AdaptiveLinearModel:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         named = self._named(features)
         self._check_width(named)
+        if not isinstance(named, SparseRows):
+            named = self._crosses.of(named, self._columns.keys() | self._text_fields.keys())
         rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
         return self._shaped(self._weights.step(rows, steps, np.zeros(rows.length)))
@@ -172,9 +184,11 @@ class AdaptiveLinearModel:
         named = self._named(features)
         self._check_width(named)
         if isinstance(named, SparseRows):
+            self._crosses.refuse_sparse_rows()
             self._sparse_width = named.width if len(named) else self._sparse_width
         else:
             self._check_fields(named)
+            named = self._crosses.learn(named)
             self._add_fields(named)
         return self._by_column(named)
 
@@ -198,6 +212,7 @@ class AdaptiveLinearModel:
         unlabelled = 0
         if self._weights is None:
             if not steps.learns.any():
+                self._crosses.keep()
                 return np.full(len(steps.rows), np.nan)
             unlabelled = int(np.argmax(steps.learns))
             assert self._label_kind is not None
@@ -214,6 +229,7 @@ class AdaptiveLinearModel:
         predictions[:unlabelled] = np.nan
         if asked is not None:
             asked |= {question: by_question[question].ravel().tolist() for question in questions}
+        self._crosses.keep()
         learned = np.count_nonzero(steps.learns & (steps.weights > 0.0))
         self._records += int(learned)
         self._version += bool(learned)
@@ -367,6 +383,10 @@ class AdaptiveLinearModel:
         values = np.ones((count, width))
         values[:, : len(known)] = numbers
         indices[:, len(known) :] = np.sort(places, axis=1)
+        if named.place_values is not None:
+            of_places = np.delete(named.place_values, unknown, axis=1) if unknown else named.place_values
+            order = np.lexsort((of_places, places), axis=1)
+            values[:, len(known) :] = np.take_along_axis(of_places, order, axis=1)
         if ABSENT not in places:
             return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
         is_there = indices != ABSENT
@@ -466,6 +486,7 @@ class AdaptiveLinearModel:
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         published = self._weights.published() | {
+            **self._crosses.published(),
             "fields": list(self._columns),
             "text_fields": sorted(self._text_fields),
             "bits": self.bits,
@@ -504,6 +525,7 @@ class AdaptiveLinearModel:
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
+        self._crosses.start_from(parameters)
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
         self._sparse_width = parameters.get("width")
@@ -526,6 +548,7 @@ class AdaptiveLinearModel:
             "text fields": sorted(self._text_fields),
             "sparse width": self._sparse_width,
             "bits": self.bits,
+            "crosses": self._crosses.state(),
             "records": self._records,
             "version": self._version,
         }
@@ -536,6 +559,7 @@ class AdaptiveLinearModel:
             raise ModelError(
                 f"{_NAME}.restore: expected a state with bits={self.bits}, given {state['bits']}"
             )
+        self._crosses.restore(state["crosses"])
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored)
         self._label_kind = state["label kind"]

@@ -46,6 +46,7 @@ class LearnerOptions(TypedDict, total=False):
     features: Sequence[str] | Callable[[Any], Any] | None
     weight: str | Callable[[Any], float] | None
     task: Task | None
+    crosses: Sequence[tuple[str, str]]
     extract: Extract | None
     labels: DelayedLabels | None
     mini_batch: int | None

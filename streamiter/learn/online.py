@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast
 
+from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
@@ -80,6 +81,7 @@ def train_online(
     features: Sequence[str] | Callable[[Any], Any] | None = None,
     weight: str | Callable[[Any], float] | None = None,
     task: Task | None = None,
+    crosses: Sequence[tuple[str, str]] = (),
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
     mini_batch: int | None = None,
@@ -101,7 +103,8 @@ def train_online(
     to learn from (None: all others), or a function that returns a matrix or ``SparseRows`` for a mini-batch of records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch; and where labels come later than the questions, ``labels`` says how to read
-    both. ``task`` says whether labels are classes or numbers; None: the first label does.
+    both. ``task`` says whether labels are classes or numbers; None: the first label does. ``crosses`` are pairs of
+    fields whose effects are not simply added, see :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`, which needs no tuning
     and learns row by row: ``mini_batch`` (4,000 rows, or those of a tenth of a second) and ``mode`` decide how often a
@@ -139,6 +142,7 @@ def train_online(
     """
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
+    _check_crosses(crosses, model, labels.features if labels else features)
     if publish_every is not None:
         publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
@@ -173,7 +177,8 @@ def train_online(
         body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
     elif is_by_row:
         make_adaptive = cast(
-            Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task)
+            Callable[[], AdaptiveLinearModel],
+            model or partial(AdaptiveLinearModel, task=task, crosses=crosses),
         )
         bits = make_adaptive().bits
 
@@ -445,6 +450,21 @@ def _check_drift(drift: object, *, is_by_row: bool) -> None:
         raise GraphError(
             "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "
             "features; leave out model=, or watch the stream predictions with DriftWatch"
+        )
+
+
+def _check_crosses(crosses: Sequence[tuple[str, str]], model: object, features: object) -> None:
+    if not crosses:
+        return
+    if model is not None:
+        raise GraphError(
+            "train_online(crosses=): expected no model=, given one; write lambda: AdaptiveLinearModel(crosses=…), or "
+            "use FeatureHasher(crosses=…) for features"
+        )
+    fields = set(crossed_fields(checked_crosses("train_online", crosses)))
+    if isinstance(features, (list, tuple)) and (unknown := sorted(fields.difference(features))):
+        raise GraphError(
+            f"train_online(crosses=): expected fields of features=, given {', '.join(unknown)}; add them there"
         )
 
 

@@ -407,3 +407,17 @@ def step_rows(
                 likelihoods,
                 rates,
             )
+
+
+@compiled
+def standardize_rows(values: Floats, columns: Floats) -> Floats:
+    """Return each row of a matrix standardized with the statistics of the rows before it, and add it to them."""
+    result, state = np.full(values.shape, np.nan), pointer_to(columns.reshape(-1))
+    for row in range(len(values)):
+        for column in range(len(columns)):
+            value, at = values[row, column], column * STATISTICS
+            if abs(value) <= HUGE:
+                scale = deviation(state[at], state[at + 1], state[at + 2])
+                result[row, column] = (value - state[at + 1]) / scale if scale > 0.0 else 0.0
+                _observe(state, at, value, 1.0, True)
+    return result

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamiter.crossed_rows import crossed, crossed_fields, numbers_of, standardized
 from streamiter.errors import ModelError, shortened
 from streamiter.models.update import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, is_missing, named_matrix
@@ -189,11 +190,22 @@ class _StandardizedModel:
         self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        self._is_matrix = not self._texts and self._fields == [str(n) for n in range(len(self._fields))]
+        self._crosses: list[Any] = _value(given, "crosses", subject, "pairs of names", _are_pairs, [])
+        if self._crosses:
+            shape = (len(crossed_fields(self._crosses)),)
+            self._moments = [
+                _array(given, name, subject, shape) for name in ("cross_mean", "cross_deviation")
+            ]
+        products = {" × ".join(cross) for cross in self._crosses}
+        plain = [name for name in self._fields if name not in products]
+        self._matrix_width = (
+            len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
+        )
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
         self._known = self._texts.union(self._fields, self._vectors)
         self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
-        self._reader = FieldReader(bits=_value(given, "bits", subject, "a number", _is_count), owner=subject)
+        self._bits: int = _value(given, "bits", subject, "a number", _is_count)
+        self._reader = FieldReader(bits=self._bits, owner=subject)
         self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
         """The weight of a text in a field, or of a missing value: None for NaN, too."""
 
@@ -225,9 +237,14 @@ class _StandardizedModel:
 
     def predict(self, x: object) -> Any:
         """Return the prediction for a row, or for each row."""
-        if self._width is None and isinstance(x, Mapping):
-            return self._predict_one(x)
-        rows, is_single = self._rows(x)
+        is_dict = self._width is None and isinstance(x, Mapping)
+        if is_dict and not self._crosses:
+            return self._predict_one(x)  # type: ignore[arg-type]
+        rows, is_single = self._rows([x] if is_dict else x)
+        is_single |= is_dict
+        if self._crosses and isinstance(rows, NamedRows):
+            numbers = standardized(numbers_of(rows, crossed_fields(self._crosses)), *self._moments)
+            rows = crossed(rows, self._crosses, numbers, bits=self._bits, known=self._known)
         scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
         values = self._linked(scores + self._intercept)
         if not is_single:
@@ -330,8 +347,9 @@ class _StandardizedModel:
             table = None
         else:
             table = x if isinstance(x, Columns) else columns_of_table(self._subject, x, ModelError)
-        if self._is_matrix and (table is None or self._columns.keys().isdisjoint(table.names)):
-            rows, is_single = rows_to_predict(self._subject, x, len(self._fields))
+        width = self._matrix_width
+        if width is not None and (table is None or self._columns.keys().isdisjoint(table.names)):
+            rows, is_single = rows_to_predict(self._subject, x, width)
             return named_matrix(rows.to_dense() if isinstance(rows, SparseRows) else rows), is_single
         if table is None:
             raise ModelError(
@@ -370,7 +388,12 @@ class _StandardizedModel:
         scores: Floats = x @ self._weights[columns]
         for position, places in enumerate(rows.places.T):
             if position >= len(rows.text_fields) or rows.text_fields[position] in self._texts:
-                scores += self._text_weights[self._positions(places)]
+                at = self._positions(places)
+                if rows.place_values is None:
+                    scores += self._text_weights[at]
+                else:
+                    values, limits = rows.place_values[:, position], self._place_limits[at]
+                    scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
         return scores
 
     def _check_kinds(self, rows: NamedRows) -> None:
@@ -417,14 +440,23 @@ def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+def _are_pairs(value: object) -> bool:
+    return isinstance(value, list) and all(_are_names(pair) and len(pair) == 2 for pair in value)
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
 def _value(
-    given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]
+    given: Mapping[str, Any],
+    name: str,
+    subject: str,
+    expected: str,
+    fits: Callable[[object], bool],
+    default: object = None,
 ) -> Any:
-    value = given.get(name)
+    value = given.get(name, default)
     if not fits(value):
         raise ModelError(
             f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "

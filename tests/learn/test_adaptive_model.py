@@ -36,6 +36,7 @@ class Stream(NamedTuple):
     labels: list[Any]
     weights: list[float]
     cuts: list[int]
+    crosses: list[tuple[str, str]]
 
 
 def a_value(random: Random, field: str) -> Any:
@@ -59,11 +60,13 @@ def a_stream(random: Random) -> Stream:
         labels.append(random.choice([good] * 9 + [None] * 4 + [math.nan, [2], 10**400]))
     weights = [random.choice([1.0, 1.0, 0.5, 3.0, 0.0, 1e31]) for _ in range(count)]
     cuts = [0, *sorted(random.sample(range(1, count), random.randrange(count))), count]
-    return Stream(task, records, labels, weights, cuts)
+    crosses = random.choice([[], [("a", "b"), ("t", "tt")], [("t", "a"), ("b", "b"), ("ab", "tt")]])
+    return Stream(task, records, labels, weights, cuts, crosses)
 
 
-def new_model(task: str) -> AdaptiveLinearModel:
-    return AdaptiveLinearModel(task="regression" if task == "regression" else None, bits=BITS)
+def new_model(stream: Stream) -> AdaptiveLinearModel:
+    task: Any = "regression" if stream.task == "regression" else None
+    return AdaptiveLinearModel(task=task, bits=BITS, crosses=stream.crosses)
 
 
 def learn(model: AdaptiveLinearModel, stream: Stream, start: int, stop: int) -> list[Any]:
@@ -113,7 +116,7 @@ def test_no_cut_of_a_stream_changes_a_prediction_or_the_state(stream: Stream) ->
     """With other transport batches another model was published: sums were taken in another order, a field got its
     kind from a row that was refused, or a question before the first label counted in one batch and not in another.
     """
-    single, cut = new_model(stream.task), new_model(stream.task)
+    single, cut = new_model(stream), new_model(stream)
     by_row = [learn(single, stream, row, row + 1)[0] for row in range(len(stream.records))]
     by_batch = [
         prediction
@@ -127,15 +130,15 @@ def test_no_cut_of_a_stream_changes_a_prediction_or_the_state(stream: Stream) ->
 @random_examples(a_stream, examples=1_000)
 def test_learning_resumes_at_any_row_after_a_restore(stream: Stream) -> None:
     """Train, stop, restore, train must equal training without a stop, to the bit, with weights, texts and classes."""
-    through = new_model(stream.task)
+    through = new_model(stream)
     expected = [learn(through, stream, row, row + 1) for row in range(len(stream.records))]
-    model, found = new_model(stream.task), []
+    model, found = new_model(stream), []
     for row in range(len(stream.records)):
         state = copy.deepcopy(model.state())
         kept = frozen(state)
         found.append(learn(model, stream, row, row + 1))
         assert frozen(state) == kept, "a state must not change afterwards"
-        restored = new_model(stream.task)
+        restored = new_model(stream)
         restored.restore(state)
         assert learn(restored, stream, row, row + 1) == found[-1]
         model = restored
@@ -301,20 +304,23 @@ def test_the_published_linear_model_predicts_as_the_learner(link: str) -> None:
     assert model.predict(asked) == pytest.approx(served(parameters, asked), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("crosses", [[], [("km", "town"), ("km", "km")]], ids=str)
 @pytest.mark.parametrize("link", TASKS)
-def test_a_model_started_from_a_published_one_predicts_the_same_and_learns_on(link: str) -> None:
+def test_a_model_started_from_a_published_one_predicts_the_same_and_learns_on(
+    link: str, crosses: Any
+) -> None:
     """After a restart without a checkpoint, training began at zero, or forgot the model within a few rows."""
     records, score = mixed_records(1_200)
     labels = TASKS[link](score)
-    model = AdaptiveLinearModel()
+    model = AdaptiveLinearModel(crosses=crosses)
     model.learn(records[:800], labels[:800])
-    started = AdaptiveLinearModel()
+    started = AdaptiveLinearModel(crosses=crosses)
     started.start_from(model.parameters())
     assert started.predict(records) == pytest.approx(model.predict(records), rel=1e-9, abs=1e-9)
     assert started.task == model.task
     assert started.classes == model.classes
     losses = []
-    for learner in (model, started, AdaptiveLinearModel()):
+    for learner in (model, started, AdaptiveLinearModel(crosses=crosses)):
         found = learner.learn_each(records[800:], labels[800:])
         if link == "softmax":
             names: Any = learner.classes

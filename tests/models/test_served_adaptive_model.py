@@ -57,17 +57,22 @@ async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> Serve
     return ServedModel(topic, "ctr")
 
 
-def trained(labels: str, rows: Any, bits: int = 12) -> AdaptiveLinearModel:
-    model = AdaptiveLinearModel(bits=bits)
+def trained(labels: str, rows: Any, bits: int = 12, crosses: Any = ()) -> AdaptiveLinearModel:
+    model = AdaptiveLinearModel(bits=bits, crosses=crosses)
     model.learn(rows, list(map(LABELS[labels], range(len(rows)))))
     return model
 
 
+CROSSES = [("km", "epoch"), ("sky", "night"), ("wind", "sky"), ("sky", "nowhere")]
+
+
 @pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize("form", ["json", "safetensors"])
-async def test_it_predicts_as_the_learner_itself(labels: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "crosses"), [("json", CROSSES), ("safetensors", []), ("safetensors", CROSSES)]
+)
+async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses: Any) -> None:
     """A service predicted other numbers than the training reported, for rows with texts and missing values."""
-    model = trained(labels, trips(400))
+    model = trained(labels, trips(400), crosses=crosses)
     new = trips(100, seed=2)
     new += [{}, {"km": None}, {"km": 1e200}, {"km": True}, {"sky": "hail", "colour": "red", "when": None}]
     expected = model.predict(new)
@@ -83,8 +88,11 @@ async def test_it_predicts_as_the_learner_itself(labels: str, form: str) -> None
         assert len(following.predict([]).value) == 0
 
 
-def random_trips(random: Random) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return a kind of labels, rows to learn from, and rows to predict."""
+Example = tuple[str, list[tuple[str, ...]], list[dict[str, Any]], list[dict[str, Any]]]
+
+
+def random_trips(random: Random) -> Example:
+    """Return a kind of labels, crosses, rows to learn from, and rows to predict."""
     kinds: dict[str, list[Any]] = {
         name: random.choice(
             [
@@ -106,16 +114,15 @@ def random_trips(random: Random) -> tuple[str, list[dict[str, Any]], list[dict[s
     learned = [row() for _ in range(random.randint(1, 30))]
     new = [row() for _ in range(random.randint(1, 5))]
     new.append({"p": random.choice([1e300, -1e99, None]), "never seen": random.choice(["a", 3, None])})
-    return random.choice(list(LABELS)), learned, new
+    crosses = random.choice([[], [("p", "q")], [("r", "r"), ("s", "p")]])
+    return random.choice(list(LABELS)), crosses, learned, new
 
 
 @random_examples(random_trips)
-def test_any_rows_are_predicted_as_by_the_learner_itself(
-    example: tuple[str, list[dict[str, Any]], list[dict[str, Any]]],
-) -> None:
+def test_any_rows_are_predicted_as_by_the_learner_itself(example: Example) -> None:
     """A field with only missing values, or two texts at one place, moved the served predictions."""
-    labels, learned, new = example
-    model = trained(labels, learned, bits=5)
+    labels, crosses, learned, new = example
+    model = trained(labels, learned, bits=5, crosses=crosses)
     predict = LinearPredictor(model.parameters())
     if any(isinstance(row.get("p"), str) for row in learned):
         new = new[:-1]
@@ -124,12 +131,13 @@ def test_any_rows_are_predicted_as_by_the_learner_itself(
     np.testing.assert_allclose([predict(row) for row in new], expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("crosses", [[], [("0", "2"), ("1", "1")]], ids=str)
 @pytest.mark.parametrize("labels", LABELS)
-def test_a_matrix_and_its_rows_are_predicted(labels: str) -> None:
+def test_a_matrix_and_its_rows_are_predicted(labels: str, crosses: Any) -> None:
     """A model of a matrix could be asked only with dicts of the fields "0" and "1"."""
     x = np.random.default_rng(1).normal(size=(200, 3))
     x[7, 1] = np.nan
-    model = trained(labels, x)
+    model = trained(labels, x, crosses=crosses)
     predict, expected = LinearPredictor(model.parameters()), model.predict(x)
     np.testing.assert_allclose(predict(x), expected, **TOLERANCE)
     np.testing.assert_allclose(

@@ -45,7 +45,7 @@ from streamiter.learn import (
 from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
-from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
@@ -310,6 +310,7 @@ def online_training_by_rows(mode: str, flow: Flow) -> dict[str, Stream]:
     training = train_online(
         fed(flow, rows_with_fields(14), batch=2, parallelism=1 if mode == "asynchronous" else 2),
         label=label,
+        crosses=[("km", "town"), ("km", "new")],
         weight=lambda record: 0.5 + record["id"],
         mini_batch=4,
         mode=mode,  # type: ignore[arg-type]
@@ -472,7 +473,15 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
-BY_ROWS = (AdaptiveLinearModel, ExpertWeights, RowOwner, NumberMiniBatches, Validate, MeanComparison)
+BY_ROWS = (
+    AdaptiveLinearModel,
+    ExpertWeights,
+    CrossStatistics,
+    RowOwner,
+    NumberMiniBatches,
+    Validate,
+    MeanComparison,
+)
 ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)

@@ -1,0 +1,127 @@
+"""Crosses: features of two fields of a row together, for models that add up the effects of single fields.
+
+Of two numbers the cross is the product of both, each standardized, in a column of its own. Of two texts it is one
+hashed feature of value 1 for each pair of texts. Of a text and a number it is one hashed feature for each text, and its
+value is the standardized number: each text has a slope of its own. Numbers are standardized first, because the product
+of columns far from 0 is nearly the sum of both. If one of the two is missing, so is the cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError
+from streamiter.named_rows import ABSENT, NamedRows, hash_of, is_missing, mixed_hashes
+from streamiter.numbers import Floats, Indices
+
+Cross = tuple[str, str]
+"""The names of two fields; of a field with itself the cross is the square."""
+
+_LIMIT: Final = 10.0
+_NAME_FOLLOWS: Final = b"\xfd"
+
+
+def checked_crosses(owner: str, given: Any) -> tuple[Cross, ...]:
+    """Return the crosses. Raises ConfigurationError unless they are different pairs of names."""
+    crosses = tuple(tuple(cross) if isinstance(cross, (list, tuple)) else (cross,) for cross in given)
+    are_pairs = all(len(cross) == 2 and all(isinstance(name, str) for name in cross) for cross in crosses)
+    if (
+        isinstance(given, str)
+        or not are_pairs
+        or len({frozenset(cross) for cross in crosses}) != len(crosses)
+    ):
+        raise ConfigurationError(
+            f'{owner}(crosses=): expected different pairs of fields such as [("km", "hour")], given {given!r}'
+        )
+    return crosses
+
+
+def crossed_fields(crosses: Sequence[Cross]) -> list[str]:
+    """Return the fields of all crosses, each once.
+
+    >>> crossed_fields([("km", "hour"), ("sky", "km")])
+    ['km', 'hour', 'sky']
+    """
+    return list(dict.fromkeys(field for cross in crosses for field in cross))
+
+
+def numbers_of(rows: NamedRows, fields: Sequence[str]) -> Floats:
+    """Return a matrix with the numbers of these fields, NaN where a row has none."""
+    numbers = np.full((len(rows), len(fields)), np.nan)
+    for column, field in enumerate(fields):
+        if field in rows.fields:
+            numbers[:, column] = rows.numbers[:, rows.fields.index(field)]
+    numbers[is_missing(numbers)] = np.nan
+    return numbers
+
+
+def standardized(numbers: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """Return numbers as multiples of the deviation from the mean; 0 in columns without a deviation.
+
+    >>> standardized(np.array([[5.0, 7.0], [np.nan, 7.0]]), np.array([3.0, 7.0]), np.array([2.0, 0.0])).tolist()
+    [[1.0, 0.0], [nan, 0.0]]
+    """
+    varies = deviation > 0.0
+    result: Floats = (numbers - mean) / np.where(varies, deviation, np.inf) + 0.0  # No −0.
+    return result
+
+
+def crossed(
+    rows: NamedRows,
+    crosses: Sequence[Cross],
+    numbers: Floats,
+    *,
+    bits: int,
+    known: Container[str] | None = None,
+) -> NamedRows:
+    """Return the rows with their crosses, as further numeric columns and hashed features.
+
+    ``numbers`` are the standardized numbers of :func:`crossed_fields`, clipped here at ±10. ``known`` are the fields
+    that the model knows; None: all.
+    """
+    texts = {
+        field: rows.places[:, column]
+        for column, field in enumerate(rows.text_fields)
+        if known is None or field in known
+    }
+    clipped = np.clip(numbers, -_LIMIT, _LIMIT)
+    found = {
+        field: clipped[:, column]
+        for column, field in enumerate(crossed_fields(crosses))
+        if field in rows.fields and field not in texts and (known is None or field in known)
+    }
+    products: dict[str, Floats] = {}
+    places: list[Indices] = []
+    values: list[Floats] = []
+    for cross in crosses:
+        of_texts = [texts[field] for field in cross if field in texts]
+        of_numbers = [found[field] for field in cross if field in found]
+        if len(of_texts) + len(of_numbers) < 2:
+            continue
+        if not of_texts:
+            products[" × ".join(cross)] = of_numbers[0] * of_numbers[1]
+            continue
+        value = of_numbers[0] if of_numbers else np.ones(len(rows))
+        there = ~np.isnan(value) & np.all([place != ABSENT for place in of_texts], axis=0)
+        places.append(np.where(there, _places(cross, of_texts, bits), ABSENT))
+        values.append(np.where(there, value, 0.0))
+    return NamedRows(
+        (*rows.fields, *products),
+        np.column_stack([rows.numbers, *products.values()]),
+        rows.text_fields,
+        np.column_stack([rows.places, *places]),
+        rows.missing,
+        np.column_stack([np.ones(rows.places.shape), *values]),
+    )
+
+
+def _places(cross: Cross, of_texts: Sequence[Indices], bits: int) -> Indices:
+    """Return the place of each row's pair of texts, or of its text with the other field's number."""
+    names = _NAME_FOLLOWS.join(name.encode("utf-8", "surrogatepass") for name in cross)
+    hashes = np.full(len(of_texts[0]), hash_of(names), dtype=np.uint64)
+    for places in of_texts:
+        hashes = mixed_hashes(hashes ^ places.astype(np.uint64))
+    return (hashes & np.uint64((1 << bits) - 1)).astype(np.intp)

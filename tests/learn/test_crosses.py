@@ -1,0 +1,187 @@
+"""Crosses of fields: what two fields say together, learned and served."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from learn.online_support import trained
+from learn.test_adaptive_model import frozen
+from support.examples import random_examples
+
+from streamiter import Flow
+from streamiter.crossed_rows import crossed, crossed_fields, numbers_of, standardized
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.learn import AdaptiveLinearModel, LogisticRegression, SparseRows, train_online
+from streamiter.models import LinearPredictor
+from streamiter.named_rows import ABSENT, FieldReader
+
+Record = dict[str, Any]
+
+
+def records_of(count: int) -> tuple[list[Record], dict[str, Any]]:
+    """Return records far from 0, and labels that no sum of effects of single fields explains."""
+    draw = np.random.default_rng(1)
+    a, b, noise = draw.normal(size=(3, count))
+    towns, skies = draw.choice(["x", "y", "z"], count), draw.choice(["p", "q"], count)
+    columns = (1e9 + 1e5 * a, 12 + 5 * b, towns, skies)
+    names = ("epoch", "hour", "town", "sky")
+    records = [
+        dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+    labels = {
+        "two numbers": a * b + 0.3 * noise > 0,
+        "two texts": (towns == "x") ^ (skies == "p") ^ (noise > 1.7),
+        "text and number": np.where(towns == "x", a, -a) + 0.3 * noise > 0,
+        "square": b * b + 0.3 * noise > 0.5,
+    }
+    return records, labels
+
+
+CROSSES = {
+    "two numbers": ("epoch", "hour"),
+    "two texts": ("town", "sky"),
+    "text and number": ("town", "epoch"),
+    "square": ("hour", "hour"),
+}
+
+
+@pytest.mark.parametrize("kind", CROSSES)
+def test_a_cross_explains_what_single_fields_cannot(kind: str) -> None:
+    """The product of columns far from 0 is nearly their sum, and the model was no better than without it."""
+    records, labels = records_of(6_000)
+    losses = {}
+    for crosses in ([], [CROSSES[kind]]):
+        model = AdaptiveLinearModel(crosses=crosses)
+        found = model.learn_each(records, labels[kind].tolist())
+        chances = np.where(labels[kind], found, 1 - found)[2_000:]
+        losses[len(crosses)] = -np.log(np.maximum(chances, 1e-15)).mean()
+    assert losses[1] < 0.62 * losses[0]
+
+
+def test_training_with_crosses_in_a_flow_equals_a_plain_loop() -> None:
+    """Each reader centred its own rows, so the model depended on the number of workers."""
+    records, labels = records_of(400)
+    crosses = list(CROSSES.values())
+    model = AdaptiveLinearModel(crosses=crosses)
+    model.learn(records, labels["two texts"].tolist())
+    rows = [
+        record | {"label": bool(label)} for record, label in zip(records, labels["two texts"], strict=True)
+    ]
+    for workers, mini_batch in ((1, 7), (3, 50)):
+        options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch}
+        result = trained(rows, seed=workers, label="label", crosses=crosses, **options)
+        assert result.last == frozen(model.parameters())
+    predict = LinearPredictor(model.parameters())
+    assert predict(records[0]) == pytest.approx(model.predict(records[:1])[0], rel=1e-12)
+
+
+# ---- the crosses of single rows
+
+
+def random_rows(random: Random) -> tuple[list[Record], list[tuple[str, str]]]:
+    """Return rows of two fields of numbers and two of texts with missing values, and pairs of them."""
+
+    def row() -> Record:
+        values = {
+            "a": random.choice([None, -3.0, 0.0, 1e300, random.gauss(0, 50)]),
+            "b": random.choice([2, True, float("nan")]),
+            "s": random.choice(["x", "ä", None, ""]),
+            "t": random.choice(["x", "y"]),
+        }
+        return {name: value for name, value in values.items() if random.random() < 0.8}
+
+    pairs = [(first, second) for first in "abst" for second in "abst" if first <= second]
+    return [row() for _ in range(random.randint(1, 6))], random.sample(pairs, random.randint(1, 4))
+
+
+MEAN = {"a": 10.0, "b": 0.5}
+DEVIATION = {"a": 4.0, "b": 0.0}
+
+
+@random_examples(random_rows)
+def test_each_cross_is_that_of_the_row_alone(example: tuple[list[Record], list[tuple[str, str]]]) -> None:
+    """In a batch a missing value was crossed with that of another row, or a hashed pair depended on the batch."""
+    rows, crosses = example
+    together = features_of(rows, crosses)
+    assert together == [features_of([row], crosses)[0] for row in rows]
+    for row, found in zip(rows, together, strict=True):
+        assert found == {" × ".join(cross): value for cross in crosses if (value := expected(row, cross))}
+
+
+def features_of(rows: list[Record], crosses: list[tuple[str, str]]) -> list[Record]:
+    """Return for each row the values of its crosses that are not 0; hashed ones are found by their place."""
+    named = FieldReader(bits=20).rows(rows)
+    fields = crossed_fields(crosses)
+    moments = [np.array([each.get(field, 0.0) for field in fields]) for each in (MEAN, DEVIATION)]
+    result = crossed(named, crosses, standardized(numbers_of(named, fields), *moments), bits=20)
+    assert result.numbers[:, : len(named.fields)].tobytes() == named.numbers.tobytes()
+    assert result.place_values is not None
+    assert (result.place_values[:, : named.places.shape[1]] == 1.0).all()
+    by_row: list[Record] = []
+    for at in range(len(rows)):
+        numbers = dict(zip(result.fields, result.numbers[at], strict=True))
+        found = {name: value for name, value in numbers.items() if "×" in name and value == value and value}
+        places = dict(zip(result.places[at].tolist(), result.place_values[at].tolist(), strict=True))
+        for cross in crosses:
+            place = place_of(rows[at], cross)
+            if place is not None and place in places and places[place]:
+                found[" × ".join(cross)] = places.pop(place)
+        extra = result.places[at, named.places.shape[1] :]
+        assert not {int(place) for place in extra if place != ABSENT and places.get(int(place))}
+        by_row.append(found)
+    return by_row
+
+
+def place_of(row: Record, cross: tuple[str, str]) -> int | None:
+    """Return the place of the cross of a row alone."""
+    alone = FieldReader(bits=20).rows([{name: row[name] for name in cross if name in row}])
+    fields = crossed_fields([cross])
+    found = crossed(alone, [cross], numbers_of(alone, fields), bits=20).places[0, alone.places.shape[1] :]
+    return int(found[0]) if len(found) and found[0] != ABSENT else None
+
+
+def expected(row: Record, cross: tuple[str, str]) -> float | None:
+    """Return the value of a cross, by the definition."""
+    value = 1.0
+    for name in cross:
+        given = row.get(name)
+        if given is None or given != given or (name in "ab" and abs(given) > 1e100):
+            return None
+        if name in "ab":
+            scaled = (given - MEAN[name]) / DEVIATION[name] if DEVIATION[name] else 0.0
+            value *= min(max(scaled, -10.0), 10.0)
+    return value
+
+
+# ---- wrong uses
+
+
+@pytest.mark.parametrize("crosses", ["ab", ["ab"], [("a", "b", "c")], [("a", 1)], [("a", "b"), ("b", "a")]])
+def test_crosses_that_are_no_different_pairs_are_refused(crosses: Any) -> None:
+    """A cross of three fields was cut to two, and a text of two letters was a pair of fields."""
+    with pytest.raises(ConfigurationError, match=r"\(crosses=\): expected different pairs of fields"):
+        AdaptiveLinearModel(crosses=crosses)
+
+
+def test_crosses_that_cannot_be_made_are_refused() -> None:
+    """Crosses of fields that were not read were learned as if they were always missing."""
+    stream = Flow("f").from_items(records_of(10)[0])
+    with pytest.raises(GraphError, match=r"crosses=\): expected fields of features=, given sky"):
+        train_online(stream, label="town", features=["epoch", "hour"], crosses=[("epoch", "sky")])
+    with pytest.raises(GraphError, match=r"crosses=\): expected no model=, given one"):
+        train_online(stream, lambda: LogisticRegression(2), label="town", crosses=[("epoch", "sky")])
+    model = AdaptiveLinearModel(crosses=[("0", "1")])
+    with pytest.raises(ModelError, match="expected records with fields, or a matrix, given sparse rows"):
+        model.learn(SparseRows.from_dense(np.ones((1, 2))), [True])
+    model.learn([[1.0, 2.0]], [True])
+    for other in (model.state(), model.parameters()):
+        take_on = AdaptiveLinearModel().restore if "records" in other else AdaptiveLinearModel().start_from
+        with pytest.raises(ModelError, match="make the model with the same crosses"):
+            take_on(other)
+    with pytest.raises(ModelError, match="'crosses' as pairs of names"):
+        LinearPredictor(model.parameters() | {"crosses": [["0"]]})
+    with pytest.raises(ModelError, match="'cross_mean' as numbers of shape"):
+        LinearPredictor(model.parameters() | {"cross_mean": np.zeros(3)})
