@@ -140,7 +140,7 @@ class SparseRows:
             return self._row(int(which))
         if isinstance(which, slice):
             return self._cut(which) if which.step in (None, 1) else self._take(np.arange(len(self))[which])
-        return self._take(self._positions(which))
+        return self._take(_as_choice(which))
 
     def __iter__(self) -> Iterator[SparseRow]:
         for start, stop in pairwise(self.indptr.tolist()):
@@ -166,23 +166,17 @@ class SparseRows:
         first, last = indptr[0], indptr[-1]
         return self._trusted(indptr - first, self.indices[first:last], self.values[first:last], self.width)
 
-    def _positions(self, which: object) -> Indices:
-        given = np.asarray(which)
-        if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
-            raise IndexError(
-                "SparseRows: expected the number of a row, a slice, a list of numbers of rows or a mask, given "
-                f"{str(which)[:80]}"
-            )
-        chosen: Indices = np.arange(len(self))[
-            given if given.dtype.kind == "b" else given.astype(np.intp, copy=False)
-        ]
-        return chosen
-
-    def _take(self, positions: Indices) -> SparseRows:
-        lengths = (self.indptr[1:] - self.indptr[:-1])[positions]
+    def _take(self, chosen: npt.NDArray[Any]) -> SparseRows:
+        starts, stops = self.indptr[:-1][chosen], self.indptr[1:][chosen]
+        lengths = stops - starts
         indptr = _starts_of(lengths)
-        source = np.arange(indptr[-1]) + np.repeat(self.indptr[positions] - indptr[:-1], lengths)
-        return self._trusted(indptr, self.indices[source], self.values[source], self.width)
+        if len(starts) and (starts[1:] == stops[:-1]).all():  # neighbours are copied in one piece
+            first, last = starts[0], stops[-1]
+            indices, values = self.indices[first:last].copy(), self.values[first:last].copy()
+        else:
+            source = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], lengths)
+            indices, values = self.indices[source], self.values[source]
+        return self._trusted(indptr, indices, values, self.width)
 
     def dot(self, weights: Floats) -> Floats:
         """Return Σ values·weights of each row. The result of a row does not depend on the other rows."""
@@ -289,6 +283,16 @@ class SparseRows:
 def sums_by(groups: Indices, values: Floats, count: int) -> Floats:
     """Return the sum of the values of each of ``count`` groups; values are added in their order."""
     return np.asarray(np.bincount(groups, weights=values, minlength=count), dtype=np.float64)
+
+
+def _as_choice(which: object) -> npt.NDArray[Any]:
+    given = np.asarray(which)
+    if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
+        raise IndexError(
+            "SparseRows: expected the number of a row, a slice, a list of numbers of rows or a mask, given "
+            f"{str(which)[:80]}"
+        )
+    return given if given.dtype.kind == "b" else given.astype(np.intp, copy=False)
 
 
 def _as_indices(what: str, given: Any) -> Indices:

@@ -78,13 +78,17 @@ def test_a_slice_is_that_of_a_list(rows, part):
     assert built(rows)[part] == built(rows[part])
 
 
-@pytest.mark.parametrize("which", [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [True, False, True]])
+@pytest.mark.parametrize(
+    "which",
+    [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [0, 1, 2], [1, 2], [1, 1], [True, False, True]],
+)
 def test_rows_are_chosen_by_positions_or_by_a_mask(which):
     """Positions or a mask chose other rows than they choose in a matrix."""
     rows = built([[(0, 1.0)], [(1, 2.0), (2, 3.0)], [(6, 4.0)]])
     chosen = np.asarray(which, dtype=None if len(which) else int)
     assert rows[which if len(which) else []].to_dense().tolist() == rows.to_dense()[chosen].tolist()
     assert rows[chosen].to_dense().tolist() == rows.to_dense()[chosen].tolist()
+    assert not np.shares_memory(rows[chosen].values, rows.values)  # no few rows keep all of them alive
 
 
 @pytest.mark.parametrize(
