@@ -67,6 +67,20 @@ CROSSES = [("km", "epoch"), ("sky", "night"), ("wind", "sky"), ("sky", "nowhere"
 
 
 @pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("bits", [1, 2, 3])
+def test_texts_that_share_a_place_count_each_in_learning_and_in_serving(labels: str, bits: int) -> None:
+    """A service counted two texts of one place once, and predicted other numbers than the training reported."""
+    rows = [row | {"from": "abc"[n % 3], "to": "abcde"[n % 5]} for n, row in enumerate(trips(300))]
+    model = trained(labels, rows, bits)
+    expected, predict = model.predict(rows), LinearPredictor(model.parameters())
+    np.testing.assert_allclose(predict(rows), expected, **TOLERANCE)
+    np.testing.assert_allclose([predict(row) for row in rows], expected, **TOLERANCE)
+    # Texts in three fields, at two places with one bit: one row has a place two times at least.
+    [places] = model.rows(rows[1:2]).indices[None, :]
+    assert bits > 1 or len(set(places.tolist())) < len(places)
+
+
+@pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize(
     ("form", "crosses"), [("json", CROSSES), ("safetensors", []), ("safetensors", CROSSES)]
 )
