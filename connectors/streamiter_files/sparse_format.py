@@ -1,12 +1,7 @@
 """Labelled sparse vectors as lines: the formats `Libsvm` and `Dummy`.
 
-A batch of lines is decoded at once with numpy. `LineTokens` finds the tokens of all lines, `parse_integers` and
-`parse_floats` convert them with the results of ``int`` and ``float``, and `SparseLines` holds the vectors. A batch
-with an unusual line is decoded line by line.
-
->>> text = np.frombuffer(b"12 -0.5 1e-3 x", dtype=np.uint8)
->>> parse_floats(text, np.array([0, 3, 8]), np.array([2, 7, 12])).tolist()
-[12.0, -0.5, 0.001]
+A batch of lines is decoded at once: `LineTokens` finds the numbers of all lines with numpy, and `SparseLines` holds the
+vectors. A batch with an unusual line is decoded line by line.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from streamiter.records import Batch, Columns
 from streamiter.topics.formats import decode_values, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-Text = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -34,101 +28,24 @@ Flags = npt.NDArray[np.bool_]
 # Every whole number of 18 digits fits into 64 bits.
 _INTEGER_DIGITS: Final = 18
 
-# A number of up to 15 digits and its power of ten (up to 10^22) are exact in a double, so one division gives the
-# nearest double (Clinger, How to read floating point numbers accurately, 1990).
-_EXACT_DIGITS: Final = 15
-_DECIMAL_LENGTH: Final = _EXACT_DIGITS + len("-.")
+# With these characters only, ``float`` reads what _FLOAT describes: no nan, and no underscore.
+_NUMBER_CHARACTERS: Final = b"0123456789+-.eE"
 
 _FLOAT: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_MINUS, _PLUS, _DOT, _ZERO = b"-+.0"
-
-
-class NotANumber(ValueError):
-    """A token is not a number of the expected kind."""
 
 
 def integer_of(token: bytes) -> int:
-    """Return one whole number without sign; raise ``NotANumber`` for another token."""
+    """Return one whole number without sign; raise ``ValueError`` for another token."""
     if not (token.isdigit() and len(token) <= _INTEGER_DIGITS):
-        raise NotANumber(f"expected a whole number, given {token[:40]!r}")
+        raise ValueError(f"expected a whole number, given {token[:40]!r}")
     return int(token)
 
 
 def float_of(token: bytes) -> float:
-    """Return one finite number; raise ``NotANumber`` for another token."""
+    """Return one finite number; raise ``ValueError`` for another token."""
     if not _FLOAT.fullmatch(token) or not np.isfinite(number := float(token)):
-        raise NotANumber(f"expected a finite number, given {token[:40]!r}")
+        raise ValueError(f"expected a finite number, given {token[:40]!r}")
     return number
-
-
-def parse_integers(text: Text, starts: Integers, ends: Integers) -> Integers:
-    """Return the whole numbers between ``starts`` and ``ends``; raise ``NotANumber`` if a token is no whole number."""
-    numbers, are_integers = _integers(text, starts, ends - starts)
-    if not are_integers.all():
-        raise NotANumber("expected whole numbers")
-    return numbers
-
-
-def parse_floats(text: Text, starts: Integers, ends: Integers) -> Numbers:
-    """Return the finite numbers between ``starts`` and ``ends``; raise ``NotANumber`` for another token."""
-    lengths = ends - starts
-    integers, are_done = _integers(text, starts, np.where(lengths <= _EXACT_DIGITS, lengths, 0))
-    numbers = integers.astype(np.float64)
-    for parse in (_decimals, _any_floats):
-        left = np.flatnonzero(~are_done)
-        if left.size:
-            numbers[left], are_done[left] = parse(text, starts[left], lengths[left])
-    return numbers
-
-
-def _integers(text: Text, starts: Integers, lengths: Integers) -> tuple[Integers, Flags]:
-    numbers = np.zeros(len(starts), dtype=np.int64)
-    are_integers = np.zeros(len(starts), dtype=np.bool_)
-    counts = np.bincount(np.clip(lengths, 0, _INTEGER_DIGITS + 1), minlength=_INTEGER_DIGITS + 2)
-    for length in np.flatnonzero(counts[1:-1]) + 1:
-        which = np.flatnonzero(lengths == length) if counts[length] < len(starts) else slice(None)
-        numbers[which], are_integers[which] = _integers_of_length(text, starts[which], int(length))
-    return numbers, are_integers
-
-
-def _integers_of_length(text: Text, starts: Integers, length: int) -> tuple[Integers, Flags]:
-    numbers = np.zeros(len(starts), dtype=np.int64)
-    are_integers = np.ones(len(starts), dtype=np.bool_)
-    for place in range(length):
-        digits = text[starts + place] - np.uint8(_ZERO)  # wraps around, so every other character is above 9
-        are_integers &= digits < 10
-        numbers = numbers * 10 + digits
-    return numbers, are_integers
-
-
-def _decimals(text: Text, starts: Integers, lengths: Integers) -> tuple[Numbers, Flags]:
-    """Parse short decimals: digits with at most a sign and a point. The flags tell which tokens are such decimals."""
-    mantissas = np.zeros(len(starts), dtype=np.int64)
-    digits_seen, decimals = np.zeros_like(mantissas), np.zeros_like(mantissas)
-    are_good = (lengths > 0) & (lengths <= _DECIMAL_LENGTH)
-    behind_point = np.zeros(len(starts), dtype=np.bool_)
-    negative = text[starts] == _MINUS
-    signed = negative | (text[starts] == _PLUS)
-    for place in range(min(_DECIMAL_LENGTH, int(lengths.max()))):
-        inside = place < lengths
-        characters = text[np.where(inside, starts + place, 0)]
-        digits = characters - np.uint8(_ZERO)
-        are_digits = inside & (digits < 10)
-        are_points = inside & (characters == _DOT) & ~behind_point
-        are_good &= ~inside | are_digits | are_points | (signed if place == 0 else False)
-        mantissas = np.where(are_digits, mantissas * 10 + digits, mantissas)
-        digits_seen += are_digits
-        decimals += are_digits & behind_point
-        behind_point |= are_points
-    are_good &= (digits_seen >= 1) & (digits_seen <= _EXACT_DIGITS)
-    magnitudes = mantissas / np.power(10.0, decimals)
-    return np.where(negative, -magnitudes, magnitudes), are_good
-
-
-def _any_floats(text: Text, starts: Integers, lengths: Integers) -> tuple[Numbers, Flags]:
-    spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-    numbers = [float_of(text[start : start + length].tobytes()) for start, length in spans]
-    return np.array(numbers), np.ones(len(numbers), dtype=np.bool_)
 
 
 class IrregularLines(ValueError):
@@ -138,27 +55,31 @@ class IrregularLines(ValueError):
 class LineTokens:
     r"""The tokens of all lines of a batch: the texts between separators.
 
-    Token i is ``text[starts[i]:ends[i]]``. The tokens of line j are those from ``firsts[j]`` to before ``firsts[j +
+    Token i is ``block[starts[i]:ends[i]]``. The tokens of line j are those from ``firsts[j]`` to before ``firsts[j +
     1]``.
 
-    >>> tokens = LineTokens([b"1 2:3", b"4"], b" :")
-    >>> tokens.firsts.tolist(), bytes(tokens.text[tokens.ends]), tokens.places.tolist()
-    ([0, 3, 4], b' :\n\n', [0, 1, 2, 0])
+    >>> tokens = LineTokens([b"1 2:3", b"-4.5"], b" :")
+    >>> tokens.firsts.tolist(), tokens.places.tolist(), tokens.floats(tokens.firsts[:-1]).tolist()
+    ([0, 3, 4], [0, 1, 2, 0], [1.0, -4.5])
     """
 
-    __slots__ = ("ends", "firsts", "is_separator", "places", "starts", "text")
-
     def __init__(self, lines: Sequence[bytes], separators: bytes) -> None:
-        block = b"\n".join(
-            [b"", *lines, b"\n"]
-        )  # separators around all lines, and one more for the look-ahead
-        if block.count(b"\n") != len(lines) + 2:
+        # Separators are around all lines, and one more for the look-ahead.
+        self.block = b"\n".join([b"", *lines, b"\n"])
+        if self.block.count(b"\n") != len(lines) + 2:
             raise IrregularLines("a line feed within a line")
-        self.text: Text = np.frombuffer(block, dtype=np.uint8)
+        if self.block.translate(None, _NUMBER_CHARACTERS + separators + b"\n"):
+            raise IrregularLines("a character that is in no number")
+        self.text = np.frombuffer(self.block, dtype=np.uint8)
+        self.digits = self.text - np.uint8(ord("0"))
+        """For each digit its value; for every other character a number above 9, as the difference wraps around."""
         self.is_separator = _any_of(self.text, separators + b"\n")
         edges = np.flatnonzero(self.is_separator[1:] != self.is_separator[:-1]) + 1
         self.starts: Integers = edges[0::2]
         self.ends: Integers = edges[1::2]
+        self.is_integer: Flags = self.ends - self.starts <= _INTEGER_DIGITS
+        others = np.flatnonzero((self.digits > 9) & ~self.is_separator)
+        self.is_integer[np.searchsorted(self.starts, others, side="right") - 1] = False
         lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
         self.firsts: Integers = np.searchsorted(self.starts, np.cumsum(np.append(0, lengths + 1)))
         self.places: Integers = np.arange(len(self.starts)) - np.repeat(self.firsts[:-1], self.counts)
@@ -168,9 +89,39 @@ class LineTokens:
     def counts(self) -> Integers:
         return np.diff(self.firsts)
 
+    def integers(self, tokens: Integers) -> Integers:
+        """Return the whole numbers of some tokens, by number; raise ``IrregularLines`` if one is no whole number."""
+        if not self.is_integer[tokens].all():
+            raise IrregularLines("not a whole number")
+        starts, lengths = self.starts[tokens], (self.ends - self.starts)[tokens]
+        numbers = np.zeros(len(tokens), dtype=np.int64)
+        for length in np.flatnonzero(np.bincount(lengths)):
+            which = np.flatnonzero(lengths == length)
+            places = starts[which]
+            of_length = np.zeros(len(which), dtype=np.int64)
+            for place in range(length):
+                of_length = of_length * 10 + self.digits[places + place]
+            numbers[which] = of_length
+        return numbers
 
-def _any_of(text: Text, characters: bytes) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = text == characters[0]
+    def floats(self, tokens: Integers) -> Numbers:
+        """Return the finite numbers of some tokens, by number; raise ``IrregularLines`` if one is no finite number."""
+        are_integers = self.is_integer[tokens]
+        numbers = np.empty(len(tokens))
+        numbers[are_integers] = self.integers(tokens[are_integers])
+        others = tokens[~are_integers]
+        spans = zip(self.starts[others].tolist(), self.ends[others].tolist(), strict=True)
+        try:
+            numbers[~are_integers] = [float(self.block[start:end]) for start, end in spans]
+        except ValueError:
+            raise IrregularLines("not a number") from None
+        if not np.isfinite(numbers).all():
+            raise IrregularLines("not a finite number")
+        return numbers
+
+
+def _any_of(text: npt.NDArray[np.uint8], characters: bytes) -> Flags:
+    found: Flags = text == characters[0]
     for character in characters[1:]:
         found |= text == character
     return found
@@ -206,7 +157,7 @@ class SparseLines:
         )
 
     def check(self, width: int | None) -> None:
-        """Raise ``Irregular`` unless the indices of each line increase, from 0 to below ``width``."""
+        """Raise ``IrregularLines`` unless the indices of each line increase, from 0 to below ``width``."""
         increasing = self.indices[1:] > self.indices[:-1]
         inner = self.firsts[(self.firsts > 0) & (self.firsts < len(self.indices))]
         increasing[inner - 1] = True  # between two lines
@@ -269,7 +220,7 @@ class SparseFormat(abc.ABC):
                 lines = self._all_lines(present)
                 lines.check(self._width)
                 return lines
-            except (IrregularLines, NotANumber):
+            except IrregularLines:
                 pass
         return SparseLines.from_rows(decode_values(values, self._checked_line))
 
@@ -278,7 +229,7 @@ class SparseFormat(abc.ABC):
 
     @abc.abstractmethod
     def _all_lines(self, lines: list[bytes]) -> SparseLines:
-        """Return all lines; raise ``Irregular`` or ``NotANumber`` for an unusual line."""
+        """Return all lines; raise ``IrregularLines`` for an unusual line."""
 
     @abc.abstractmethod
     def _one_line(self, line: bytes) -> SparseRow:
@@ -346,14 +297,12 @@ class Libsvm(SparseFormat):
     def _all_lines(self, lines: list[bytes]) -> SparseLines:
         tokens = LineTokens(_without_extras(lines), b" \t:")
         _check_colons(tokens)
-        labels = tokens.firsts[:-1]
         indices = np.flatnonzero(tokens.places & 1)
-        values = indices + 1
         return SparseLines(
-            parse_floats(tokens.text, tokens.starts[labels], tokens.ends[labels]),
+            tokens.floats(tokens.firsts[:-1]),
             np.cumsum(np.append(0, tokens.counts // 2)),
-            parse_integers(tokens.text, tokens.starts[indices], tokens.ends[indices]) - self._first_index,
-            parse_floats(tokens.text, tokens.starts[values], tokens.ends[values]),
+            tokens.integers(indices) - self._first_index,
+            tokens.floats(indices + 1),
         )
 
     def _one_line(self, line: bytes) -> SparseRow:
@@ -388,7 +337,7 @@ def _without_extras(lines: list[bytes]) -> list[bytes]:
 
 
 def _check_colons(tokens: LineTokens) -> None:
-    """Raise ``Irregular`` unless each line is a label and pairs, with only a colon between index and value."""
+    """Raise ``IrregularLines`` unless each line is a label and pairs, with only a colon between index and value."""
     before_colon = tokens.text[tokens.ends] == _COLON
     if not (
         (tokens.counts % 2 == 1).all()
@@ -421,11 +370,9 @@ class Dummy(SparseFormat):
         tokens = LineTokens(lines, b" \t,")
         if not tokens.counts.all():
             raise IrregularLines("a line without label")
-        labels = tokens.firsts[:-1]
-        features = np.flatnonzero(tokens.places)
-        indices = parse_integers(tokens.text, tokens.starts[features], tokens.ends[features])
+        indices = tokens.integers(np.flatnonzero(tokens.places))
         return SparseLines(
-            parse_floats(tokens.text, tokens.starts[labels], tokens.ends[labels]),
+            tokens.floats(tokens.firsts[:-1]),
             np.cumsum(np.append(0, tokens.counts - 1)),
             indices,
             np.ones(len(indices)),
