@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
+import pkgutil
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,15 +217,11 @@ def _named(factory: Any) -> Any:
     """Return the object that ``"module:name"`` names; return any other argument as it is."""
     if not isinstance(factory, str):
         return factory
-    module, colon, name = factory.partition(":")
-    if not colon:
+    if ":" not in factory:
         raise ConfigurationError(
             f'check_restore: expected a factory or its name as "module:name", given {factory!r}'
         )
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return pkgutil.resolve_name(factory)
 
 
 def _name_of(build: Any) -> str:

@@ -1,14 +1,13 @@
 """The fresh process in which a check restores: its owner, and the program that runs in it.
 
 ``RestoreProcess`` starts a Python interpreter and sends it requests; ``main`` runs there and answers. Requests and
-answers are frames of plain data on its stdin and stdout. ``describe`` and ``resolve`` send functions and classes by
-their names, as another process can import them; no pickle.
+answers are plain data, sent through a pipe. ``describe`` and ``resolve`` send functions and classes by their names, as
+another process can import them; no pickle.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -16,12 +15,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
-from struct import Struct
+from multiprocessing.connection import Connection, Pipe
 from types import ModuleType, TracebackType
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,9 +38,10 @@ from streamiter.testing.restore.driving import (
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0
 _CLOSING_S: Final = 5.0
+_STDERR: Final = 2
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from streamiter.testing.restore.process import main; main()"
+    "from streamiter.testing.restore.process import main; main(int(sys.argv[2]))"
 )
 
 
@@ -65,6 +64,7 @@ class RestoreProcess:
         # If mine is random, any fixed one differs, and a failure can be repeated.
         self._hash_seed = hash_seed if hash_seed is not None else (1 if mine != "1" else 2)
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection
 
     @property
     def is_running(self) -> bool:
@@ -75,23 +75,20 @@ class RestoreProcess:
         self, structs: Sequence[type[msgspec.Struct]], described: PlainValue, request: PlainValue
     ) -> PlainValue:
         """Send a request of a check, and return the answer; ``described`` names the structs."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        deadline = threading.Timer(_ANSWER_S, process.kill)
-        deadline.start()
+        if self._process is None:
+            self._start()
         try:
-            write_frame(process.stdin, PlainData().encode((sys.path, described)))
-            write_frame(process.stdin, PlainData(structs).encode(request, name="records"))
-            answer = read_frame(process.stdout)
+            self._connection.send_bytes(PlainData().encode((sys.path, described)))
+            self._connection.send_bytes(PlainData(structs).encode(request, name="records"))
+            if not self._connection.poll(_ANSWER_S):
+                raise TimeoutError
+            answer = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             self.close()
             raise ConfigurationError(
                 "check_restore: expected an answer of the process that restores, given its end; its output on "
                 "stderr says why"
             ) from error
-        finally:
-            deadline.cancel()
         return PlainData().decode(answer)
 
     def close(self) -> None:
@@ -99,16 +96,12 @@ class RestoreProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):  # The process has ended already.
-            process.stdin.close()
+        self._connection.close()
         try:
             process.wait(_CLOSING_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
 
     def __enter__(self) -> RestoreProcess:
         return self
@@ -118,30 +111,27 @@ class RestoreProcess:
     ) -> None:
         self.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own program)
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": str(self._hash_seed)},
-        )
-        return self._process
+    def _start(self) -> None:
+        self._connection, other = Pipe()
+        with other:
+            self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own program)
+                [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                env={**os.environ, "PYTHONHASHSEED": str(self._hash_seed)},
+                pass_fds=[other.fileno()],
+            )
 
 
-def main() -> None:
-    """Answer requests from stdin until its end."""
-    requests = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    # The user's own code must not print between the answers, nor read the requests.
-    os.dup2(2, 1)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    while True:
-        try:
-            names, request = read_frame(requests), read_frame(requests)
-        except EOFError:
-            return
-        write_frame(answers, PlainData().encode(_answer(names, request)))
+def main(descriptor: int) -> None:
+    """Answer requests from the pipe with this file descriptor until its end."""
+    with Connection(descriptor) as connection:
+        while True:
+            try:
+                names, request = connection.recv_bytes(), connection.recv_bytes()
+            except EOFError:
+                return
+            connection.send_bytes(PlainData().encode(_answer(names, request)))
 
 
 def _answer(names: bytes, request: bytes) -> dict[str, PlainValue]:
@@ -175,27 +165,6 @@ def restored_run(
     if plan is None:
         return asyncio.run(run_freely(built, options, snapshot=snapshot))
     return asyncio.run(run_in_steps(built, options, plan=plan, snapshot=snapshot))
-
-
-_LENGTH: Final = Struct("<Q")
-
-
-def write_frame(stream: IO[bytes], content: bytes) -> None:
-    """Write the length of a frame, then the frame."""
-    stream.write(_LENGTH.pack(len(content)) + content)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes:
-    """Return the next frame; raise EOFError at the end."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        raise EOFError
-    [length] = _LENGTH.unpack(header)
-    content = stream.read(length)
-    if len(content) < length:
-        raise EOFError
-    return content
 
 
 def describe(value: object, what: str) -> tuple[PlainValue, ...]:
