@@ -1,8 +1,7 @@
 """Tools of the Kafka benchmarks: new topics, and clients of aiokafka and of confluent-kafka with good settings.
 
 The settings are the same as in streamiter's connector: read committed, checksums verified, 1 MB of each
-partition in an answer, record batches of up to 1 MB, an idempotent producer. aiokafka does not linger; confluent-kafka
-lingers for 5 ms, its default, with which its producer needs least time.
+partition in an answer, record batches of up to 1 MB, an idempotent producer that lingers as the benchmark says.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def with_rare_collections(contender: Contender) -> Contender:
     return run_it
 
 
-def new_topic(session: Session, label: str, *, partitions: int = 1) -> Topic:
+def new_topic(session: Session, label: str, *, partitions: int = 1, linger_s: float = 0.0) -> Topic:
     """Create a topic with the label in its name, and return it."""
-    made = topic(f"kafka://{session.kafka}/bench-{label}-{uuid.uuid4().hex[:8]}")
+    made = topic(f"kafka://{session.kafka}/bench-{label}-{uuid.uuid4().hex[:8]}", linger_s=linger_s)
     run(made.create(partitions=partitions))
     return made
 
@@ -113,14 +112,14 @@ async def consumer(address: str, *topics: str, partitions: int) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def producer(address: str, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
+async def producer(address: str, *, linger_s: float = 0.0, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
     """Open a producer that loses no record and stores no record twice."""
     client = AIOKafkaProducer(
         bootstrap_servers=address,
         acks="all",
         enable_idempotence=True,
         max_batch_size=_BATCH_BYTES,
-        linger_ms=0,
+        linger_ms=int(linger_s * 1000),
         **options,
     )
     await client.start()
@@ -139,7 +138,9 @@ def has_confluent() -> bool:
 
 
 @contextlib.contextmanager
-def confluent_clients(address: str, source: Topic, *, partitions: int) -> Iterator[tuple[Any, Any]]:
+def confluent_clients(
+    address: str, source: Topic, *, partitions: int, linger_s: float
+) -> Iterator[tuple[Any, Any]]:
     """Open a consumer of all partitions of a topic from their beginning, and a producer, of confluent-kafka.
 
     librdkafka fetches and sends in threads of its own. After its queue was full, the consumer would wait for a second
@@ -159,7 +160,14 @@ def confluent_clients(address: str, source: Topic, *, partitions: int) -> Iterat
             "max.partition.fetch.bytes": _BATCH_BYTES,
         }
     )
-    writer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "batch.size": _BATCH_BYTES})
+    writer = Producer(
+        {
+            "bootstrap.servers": address,
+            "enable.idempotence": True,
+            "batch.size": _BATCH_BYTES,
+            "linger.ms": linger_s * 1000,
+        }
+    )
     reader.assign([TopicPartition(source.name, number, OFFSET_BEGINNING) for number in range(partitions)])
     try:
         yield reader, writer
