@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -29,11 +30,17 @@ def is_compiling() -> bool:
     return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0") and find_spec("numba") is not None
 
 
+def is_loaded() -> bool:
+    """Whether another part of the process has imported Numba, which takes a second."""
+    return "numba" in sys.modules
+
+
 def compiled(function: AnyFunction) -> AnyFunction:
     """Compile a function when it is first called; return it as it is where Numba is missing.
 
     A module of compiled functions is imported by the function that needs it, because importing Numba takes most of a
-    second. The functions may use numbers, arrays and each other, and no objects.
+    second. The functions may use numbers, arrays and each other, and no objects. Other threads run while one of them
+    runs, and must not change its arrays.
 
     >>> @compiled
     ... def half(number: float) -> float:
@@ -46,7 +53,6 @@ def compiled(function: AnyFunction) -> AnyFunction:
     from numba import njit
 
     try:
-        # Without the lock of the interpreter, so that threads which read files or databases run meanwhile.
         return cast(AnyFunction, njit(cache=True, nogil=True)(function))
     except RuntimeError:
         # No directory can be written, or the function has no file, as in an interactive session.

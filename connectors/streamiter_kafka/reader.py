@@ -1,7 +1,8 @@
 """Reading a topic: one fetch at a time from each broker.
 
 `KafkaReader` fetches ahead of its caller by a bounded amount. A `ReadPartition` holds the record batches of one
-partition that were fetched and not yet returned; it does no I/O. A `KafkaBatch` shows the records as columns.
+partition that were fetched and not yet returned; it does no I/O. Plain records become columns at once
+(:mod:`streamiter_kafka.record_columns`). A `KafkaBatch` shows all other records as columns.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Final
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from streamiter.compiled import is_loaded, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, InternalError, OffsetOutOfRange, StreamiterError, TopicError
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -46,14 +48,22 @@ from streamiter_kafka.wire import (
     Response,
     UnsupportedCodecError,
     WireBatch,
+    batch_bytes,
     fetched_partitions,
 )
+
+if TYPE_CHECKING:
+    from streamiter_kafka.record_columns import LocatedRecords
 
 # A broker waits so long for records before it answers that it has none. It answers at once when a record arrives, so
 # the wait delays no record. Each answer also proves that the broker works.
 _MAX_WAIT_MS: Final = 500
 
 _MIN_BYTES: Final = 1
+
+# Fewer records are parsed one by one, and then answers are joined to larger batches. As many as this have room in a
+# small answer of a busy topic, and a flow needs less for a batch of them than for parsing them one by one.
+_LOCATED_FROM: Final = 1_000
 
 # The limit for one partition in one answer. Small parts of more partitions let the partitions take turns.
 _PARTITION_BYTES: Final = 1_000_000
@@ -145,7 +155,7 @@ class KafkaReader(TopicReader):
             self._run("refresh", self._look_for_partitions)
         self._fetch_from_leaders()
 
-    async def read(self) -> KafkaBatch | None:
+    async def read(self) -> TopicBatch | None:
         # Gives a turn to the tasks that fetch, which would never run if the caller always finds records.
         await asyncio.sleep(0)
         while True:
@@ -182,14 +192,14 @@ class KafkaReader(TopicReader):
 
     # -- Returning
 
-    def _next_batch(self) -> KafkaBatch | None:
+    def _next_batch(self) -> TopicBatch | None:
         for number, partition in list(self._partitions.items()):
             if partition.has_records:
-                records = partition.take(self._request.max_records)
+                batch = partition.take(self._request.max_records)
                 self._taken.set()
-                if records:
+                if batch is not None:
                     self._partitions[number] = self._partitions.pop(number)
-                    return KafkaBatch(number, records)
+                    return batch
         return None
 
     def _is_finished(self) -> bool:
@@ -350,6 +360,22 @@ AbortedTransactions = list[tuple[int, int]]
 """Producer and first offset of each aborted transaction among the fetched records."""
 
 
+class FetchedAnswer(NamedTuple):
+    """The wanted record batches of an answer, all of which share its memory."""
+
+    fetched: bytes
+    """The answer."""
+    starts: Sequence[int]
+    """The index of the first byte of each wanted batch."""
+    batches: Sequence[WireBatch]
+    """The wanted batches."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """The part of the answer with which each batch counts."""
+        return len(self.fetched) // len(self.batches)
+
+
 class ReadPartition:
     """The offsets of one partition, and its record batches that were fetched and not yet returned.
 
@@ -365,13 +391,16 @@ class ReadPartition:
         self.fetched_bytes = 0
         self._subject = subject
         self._stop = stop
-        self._batches: deque[tuple[WireBatch, int]] = deque()
+        # A fetched record is in one of these, in this order. Batches or located records are of one answer.
         self._opened: list[KafkaRecord] = []
+        self._batches: deque[tuple[WireBatch, int]] = deque()
+        self._located: LocatedRecords | None = None
+        self._answers: deque[FetchedAnswer] = deque()
 
     @property
     def has_records(self) -> bool:
         """Whether ``take`` may return records without another fetch."""
-        return bool(self._opened or self._batches)
+        return bool(self._opened or self._batches or self._located or self._answers)
 
     @property
     def is_fetched(self) -> bool:
@@ -420,28 +449,57 @@ class ReadPartition:
         self.stable_offset = stable_offset
         visible = VisibleBatches(aborted)
         records = MemoryRecords(fetched)
-        wanted = []
+        wanted, starts, start = [], [], 0
         while records.has_next():
             batch = records.next_batch()
             if visible.includes(batch) and not self._is_outside(batch):
                 wanted.append(batch)
+                starts.append(start)
+            start += batch_bytes(fetched, start)
             self.fetch_offset = max(self.fetch_offset, batch.next_offset)
         if wanted:
-            # The batches share the memory of the answer, so each counts with its part.
-            size_bytes = len(fetched) // len(wanted)
-            self.fetched_bytes += size_bytes * len(wanted)
-            self._batches.extend((batch, size_bytes) for batch in wanted)
+            answer = FetchedAnswer(fetched, starts, wanted)
+            self.fetched_bytes += answer.batch_bytes * len(wanted)
+            self._answers.append(answer)
 
-    def take(self, max_records: int) -> list[KafkaRecord]:
-        """Return the next records, at most that many; none if compaction has dropped all fetched records."""
+    def take(self, max_records: int) -> TopicBatch | None:
+        """Return the next records, at most that many; None if compaction has dropped all fetched records."""
+        batch: TopicBatch
         records = self._opened
-        while len(records) < max_records and self._batches:
+        while len(records) < max_records and self._has_batches():
             records = [*records, *self._open_next()] if records else self._open_next()
-        self._opened = records[max_records:]
-        records = records[:max_records] if self._opened else records
         if records:
-            self.next_offset = records[-1].offset + 1
-        return records
+            self._opened = records[max_records:]
+            batch = KafkaBatch(self.number, records[:max_records] if self._opened else records)
+        elif self._located:
+            batch = self._located.take(max_records)
+            self._located = self._located or None  # the last one releases the answer
+        else:
+            return None
+        self.next_offset = batch.next_offset
+        return batch
+
+    def _has_batches(self) -> bool:
+        """Whether there is a record batch to parse, after opening the next answer if nothing else is left."""
+        while self._answers and not self._batches and not self._located:
+            answer = self._answers.popleft()
+            self._located = self._locate(answer)
+            if self._located is None:
+                self._batches.extend((batch, answer.batch_bytes) for batch in answer.batches)
+            else:
+                self.fetched_bytes -= answer.batch_bytes * len(answer.batches)
+        return bool(self._batches)
+
+    def _locate(self, answer: FetchedAnswer) -> LocatedRecords | None:
+        """Return the records of an answer, or None if they must be parsed one by one: few, not plain, or damaged."""
+        batches = answer.batches
+        if batches[-1].next_offset - _base_offset(batches[0]) < _LOCATED_FROM or not is_loaded():
+            return None
+        located = _compiled_locate()(self.number, answer.fetched, answer.starts)
+        if located is None or not (located.are_checked or all(batch.validate_crc() for batch in batches)):
+            return None
+        located.keep(self.next_offset, self._stop)
+        return located
 
     def _is_outside(self, batch: WireBatch) -> bool:
         """Whether all records of the batch are before the position or after the stop."""
@@ -473,6 +531,15 @@ class ReadPartition:
                 f"{self._subject}, partition {self.number}: {error}; install it with: "
                 "pip install 'streamiter[kafka]'"
             ) from None
+
+
+@cache
+def _compiled_locate() -> Callable[[int, bytes, Sequence[int]], LocatedRecords | None]:
+    from streamiter_kafka import record_columns
+
+    with saying_that_it_compiles("the reader of Kafka topics"):
+        record_columns.compile_it()
+    return record_columns.located_records
 
 
 class VisibleBatches:

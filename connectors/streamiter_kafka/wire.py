@@ -103,6 +103,7 @@ __all__ = [
     "UnsupportedCodecError",
     "UnsupportedSaslMechanismError",
     "WireBatch",
+    "batch_bytes",
     "create_conn",
     "fetched_partitions",
     "topic_metadata",
@@ -162,6 +163,11 @@ class WireBatch(Protocol):
     def validate_crc(self) -> bool: ...
     def __iter__(self) -> Iterator[KafkaRecord]: ...
     def __next__(self) -> KafkaRecord: ...
+
+
+def batch_bytes(fetched: bytes, start: int) -> int:
+    """Return the size of the record batch, of any format, that begins at an index of a fetched answer."""
+    return 12 + int.from_bytes(fetched[start + 8 : start + 12], "big")
 
 
 _NO_TAGS: Final[Mapping[int, bytes]] = {}

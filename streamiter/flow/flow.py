@@ -117,7 +117,7 @@ class Flow(FlowWithSources):
             stream = self._add_source(
                 label,
                 name,
-                lambda: TopicSource(topic, start, stop),
+                lambda: TopicSource(topic, start, stop, decoder),
                 operator=lambda: DecodeValues(topic, decoder),
                 parallelism=options.get("parallelism"),
                 bounded=bounded,

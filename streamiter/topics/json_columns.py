@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, final
@@ -23,6 +23,7 @@ from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.numbers import Indices
 from streamiter.records import Array, Batch, Columns, take
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
+from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _LOADED_AFTER: Final = 100_000
 _SCANNED_TOGETHER: Final = 24
 # A batch that compiled code leaves to msgspec takes a third longer. So few trials cost less than two percent.
 _BATCHES_BETWEEN_TRIALS: Final = 16
+
+# A thread for a batch costs a tenth of a millisecond, in which so many values are scanned in the event loop.
+_SCANNED_IN_THREAD: Final = 1_000
 
 # The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
 _KINDS_TAKEN: Final = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
@@ -128,6 +132,19 @@ class JsonColumns:
         self._scanner: ColumnScanner | None = None
         self._records_before_scanning = _LOADED_AFTER if is_compiling() else math.inf
 
+    def ahead(self, batch: TopicBatch) -> Callable[[], None] | None:
+        """Return the part of ``decode`` that runs in a thread beside the event loop; None if that is not worth it."""
+        values, scanner = batch.values, self._scanner
+        if not isinstance(values, JoinedValues) or scanner is None:
+            return None
+        if len(values) < _SCANNED_IN_THREAD or self._records_before_scanning > len(values):
+            return None
+
+        def scan() -> None:
+            values.decoded = scanner, scanner.scan(values)
+
+        return scan
+
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the columns; raise ``DecodeError`` for values that do not fit the schema."""
         scanned = self._scanned(batch.values)
@@ -147,7 +164,7 @@ class JsonColumns:
             return None
         if self._scanner is None:
             self._scanner = ColumnScanner([(field.name, field.dtype, field.width) for field in self._fields])
-        scanned = self._scanner.scan(values)
+        scanned = _scanned_ahead(values, self._scanner) or self._scanner.scan(values)
         if scanned is None or 2 * len(scanned[1]) > len(values):
             self._records_before_scanning = _BATCHES_BETWEEN_TRIALS * len(values)
             return None
@@ -231,11 +248,9 @@ class ColumnScanner:
         that is too large for the type of its field.
         """
         records = len(values)
-        try:
-            joined = b"\n".join([*values, b""])  # type: ignore[list-item]
-        except TypeError:
+        data = _joined(values)
+        if data is None:
             return None
-        data = np.frombuffer(joined, np.uint8)
         schema = self._schema.copy()
         schema[:, self._compiled.FIRST_SLOT] *= records
         slots = np.empty(records * self._slots, np.int64)
@@ -265,6 +280,26 @@ class ColumnScanner:
         characters = np.zeros((len(places) // 2, width), np.uint32)
         self._compiled.write_texts(data, places, characters)
         return characters.view(f"U{width}")[:, 0]
+
+
+def _scanned_ahead(
+    values: Sequence[bytes | None], scanner: ColumnScanner
+) -> tuple[dict[str, Array], Indices] | None:
+    """Return the columns that a thread has made of the values, and forget them."""
+    if not isinstance(values, JoinedValues) or values.decoded is None:
+        return None
+    (by, scanned), values.decoded = values.decoded, None
+    return scanned if by is scanner else None
+
+
+def _joined(values: Sequence[bytes | None]) -> npt.NDArray[np.uint8] | None:
+    """Return the bytes of all values, each followed by a line feed; None if a value is not bytes."""
+    if isinstance(values, JoinedValues):
+        return None if len(values.nulls) else values.buffer
+    try:
+        return np.frombuffer(b"\n".join([*values, b""]), np.uint8)  # type: ignore[list-item]
+    except TypeError:
+        return None
 
 
 def _numbers(slots: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,8 +45,17 @@ class TopicSource(Source):
     they are known.
     """
 
-    def __init__(self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        start: StartPosition = "earliest",
+        stop: StopPosition = None,
+        decoder: Decoder | None = None,
+    ) -> None:
         self._topic = topic
+        self._ahead: Callable[[TopicBatch], Callable[[], None] | None] | None = getattr(
+            decoder, "ahead", None
+        )
         self._url = topic.url
         self._start = start
         self._stop = stop
@@ -73,6 +83,8 @@ class TopicSource(Source):
         batch = await self._reader.read()
         if batch is None:
             return None
+        if self._ahead is not None and (work := self._ahead(batch)) is not None:
+            await asyncio.to_thread(work)
         partition, following = batch.partition, batch.next_offset
         changed: Positions = {}
         if self._reader.identities().get(partition) != self._told.get(partition):

@@ -526,7 +526,11 @@ class Transactions(abc.ABC):
 
 
 class Decoder(Protocol):
-    """Turns the values of a topic into a batch: one record for each value, in the same order."""
+    """Turns the values of a topic into a batch: one record for each value, in the same order.
+
+    A decoder may have a method ``ahead(batch)`` as well. It returns None, or a function that does a part of ``decode``.
+    A source calls that function in a thread before ``decode``, while the event loop runs other steps.
+    """
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the records; raise :class:`~streamiter.errors.DecodeError` that names every bad value of the batch."""

@@ -54,7 +54,7 @@ async def codecs_on_the_wire(topic: Topic) -> set[int]:
     async with asyncio.timeout(PATIENCE_S):
         while not partition.has_records:
             await reader._arrived.wait()
-    codecs = {batch.compression_type for batch, _size in partition._batches}
+    codecs = {batch.compression_type for answer in partition._answers for batch in answer.batches}
     await reader.close()
     return codecs
 
@@ -163,7 +163,7 @@ async def stored_batches(topic: Topic) -> int:
         while partition.fetch_offset < end:
             reader._arrived.clear()
             await reader._arrived.wait()
-    count = len(partition._batches)
+    count = sum(len(answer.batches) for answer in partition._answers)
     await reader.close()
     return count
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from support.examples import random_examples
@@ -16,6 +18,7 @@ from streamiter import errors
 from streamiter.compiled import is_compiling
 from streamiter.records import Columns
 from streamiter.topics import JsonColumns, TopicBatch, json_columns
+from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter.topics.json_scanner import nearest_float
 
@@ -178,7 +181,7 @@ def scanned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_columns, "_SCANNED_TOGETHER", 1)
 
 
-def outcome(decoder: JsonColumns, values: list[Any]) -> Any:
+def outcome(decoder: JsonColumns, values: Sequence[Any]) -> Any:
     """Return all that a caller can see: types and bytes of the columns, or the reasons of the error."""
     try:
         columns = decoder.decode(TopicBatch(values=values))
@@ -200,7 +203,19 @@ def check_same(fields: dict[str, Any], values: list[Any]) -> None:
     """Compare a decoder that scans the values with one that does not."""
     scanning, plain = decoders(tuple(fields.items()))
     scanning._records_before_scanning, plain._records_before_scanning = 0, math.inf
-    assert outcome(scanning, values) == outcome(plain, values)
+    expected = outcome(plain, values)
+    assert outcome(scanning, values) == expected
+    if all(value is None or isinstance(value, bytes) for value in values):
+        assert outcome(scanning, joined(values)) == expected
+
+
+def joined(values: list[bytes | None]) -> JoinedValues:
+    """Return the values in one buffer, as a reader of Kafka gives them."""
+    ends = np.cumsum([len(value or b"") + 1 for value in values]) - 1
+    buffer = np.frombuffer(b"".join((value or b"") + b"\n" for value in values), np.uint8)
+    return JoinedValues(
+        buffer, ends, np.array([index for index, each in enumerate(values) if each is None], int)
+    )
 
 
 @random_examples(batch)
@@ -291,6 +306,54 @@ def test_a_long_text_of_a_bad_record_costs_no_memory() -> None:
     """A text of a megabyte, in a record that was refused, made room for a megabyte in each record of its batch."""
     long = b'{"name":"%s","name":"b"}' % (b"a" * 1_000_000)
     check_same({"name": "str"}, [long, *[b'{"name":"c"}'] * 200_000])
+
+
+some_values = random_examples(
+    lambda random: [
+        random.choice((None, b"", b"\n", b"a\nb", b"{}", random.randbytes(3)))
+        for _ in range(random.randrange(9))
+    ]
+)
+
+
+@some_values
+def test_joined_values_are_a_sequence_as_a_list_is(values: list[bytes | None]) -> None:
+    """A step that cut a batch, or asked for its last value, got other values than from other topics."""
+    sequence = joined(values)
+    assert (len(sequence), list(sequence)) == (len(values), values)
+    assert [sequence[index] for index in range(-len(values), len(values))] == values * 2
+    for which in (slice(1, 4), slice(-2, None), slice(3, 1), slice(None, None, 2), slice(None, None, -1)):
+        assert list(sequence[which]) == values[which]
+        assert list(sequence[1:][which]) == values[1:][which]
+    with pytest.raises(IndexError):
+        sequence[len(values)]
+
+
+def test_a_large_batch_is_scanned_ahead_of_its_decoder(
+    monkeypatch: pytest.MonkeyPatch, scans: list[int]
+) -> None:
+    """The event loop scanned JSON while the second core was idle. Scanning twice would be worse."""
+    monkeypatch.setattr(json_columns, "_SCANNED_IN_THREAD", 10)
+    values: list[bytes | None] = [b'{"n":%d}' % number for number in range(10)]
+    decoder, other = JsonColumns({"n": "int64"}), JsonColumns({"n": "float64"})
+    assert decoder.ahead(TopicBatch(values=joined(values))) is None  # nothing is compiled yet
+    for each in (decoder, other):
+        each.decode(TopicBatch(values=values))
+    assert decoder.ahead(TopicBatch(values=values)) is None
+    assert decoder.ahead(TopicBatch(values=joined(values[:9]))) is None
+    batch = TopicBatch(values=joined(values))
+    work = decoder.ahead(batch)
+    assert work is not None
+    scans.clear()
+    work()
+    decoded = decoder.decode(batch)
+    assert scans == [10]
+    work()
+    assert other.decode(batch)["n"].dtype == "float64"  # the columns are those of another decoder
+    work()
+    part = decoder.decode(batch[3:])
+    assert decoded["n"].tolist() == list(range(10))
+    assert part["n"].tolist() == list(range(3, 10))
 
 
 @pytest.fixture

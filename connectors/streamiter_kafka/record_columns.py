@@ -1,0 +1,270 @@
+"""Fetched records as columns, with compiled code and without a Python object for each record.
+
+The code reads *plain* record batches: of the format of Kafka 0.11 (version 2), not compressed, whose records have no
+headers. `ReadPartition` leaves all others, and damaged ones, to aiokafka's parser, so that both ways give the same
+records and the same errors.
+
+This module is imported only where Numba is loaded (``streamiter.compiled``).
+
+Source: the description of the record batch in the documentation of Kafka, and KIP-98.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.compiled import compiled, pointer_function
+from streamiter.numbers import Indices
+from streamiter.topics.joined_values import LINE_FEED, JoinedValues
+from streamiter.topics.topic import TopicBatch
+
+__all__ = ["LocatedRecords", "compile_it", "located_records"]
+
+pointer_to = pointer_function()
+
+Bytes = npt.NDArray[np.uint8]
+Slots = npt.NDArray[np.int64]
+
+_ODD: Final = -1
+"""Instead of an index or a count: a record batch is not plain."""
+
+# The columns of the located records.
+_OFFSET: Final = 0
+_TIMESTAMP: Final = 1
+_KEY: Final = 2  # the index of the first byte
+_KEY_SIZE: Final = 3  # -1 for None
+_VALUE: Final = 4
+_VALUE_SIZE: Final = 5
+_COLUMNS: Final = 6
+
+_HEADER_BYTES: Final = 61
+_LEAST_RECORD_BYTES: Final = 7
+
+
+@compiled
+def _number(data: Bytes, at: int, size: int) -> int:
+    """Return a big-endian number of so many bytes; only one of eight bytes has a sign."""
+    number = 0
+    for index in range(at, at + size):
+        number = number << 8 | data[index]
+    return number
+
+
+@compiled
+def _varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the index after a number of variable size, and the number; a number of over 62 bits is odd."""
+    number = shift = 0
+    while at < end and shift < 63:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return at, (number >> 1) ^ -(number & 1)
+        shift += 7
+    return _ODD, 0
+
+
+@compiled
+def _count_records(data: Bytes, starts: Slots) -> int:
+    """Return the number of records in all batches."""
+    records = 0
+    for start in starts:
+        size = _number(data, start + 8, 4) + 12
+        is_plain = size >= _HEADER_BYTES and data[start + 16] == 2 and data[start + 22] & 0x07 == 0
+        if not is_plain or start + size > len(data):
+            return _ODD
+        count = _number(data, start + 57, 4)
+        if count > (size - _HEADER_BYTES) // _LEAST_RECORD_BYTES:
+            return _ODD
+        records += count
+    return records
+
+
+def _instruction() -> Any:
+    """Return a function for compiled code that adds eight bytes to a checksum (CRC-32C) with one instruction.
+
+    Returns None for a processor without the instruction, or if Numba may not compile for this processor alone.
+    """
+    from llvmlite import binding, ir  # type: ignore[import-untyped]
+    from numba.core import config, types
+    from numba.extending import intrinsic
+
+    settings, features = vars(config), binding.get_host_cpu_features()
+    if settings["CPU_NAME"] or settings["CPU_FEATURES"] or not features.get("sse4.2", False):
+        return None
+
+    def crc_of_8(_context: Any, _checksum: Any, data: Any, _at: Any) -> Any:
+        def generate(_generating: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            word, (checksum, pointer, at) = ir.IntType(64), arguments
+            read = builder.load(builder.bitcast(builder.gep(pointer, [at]), word.as_pointer()))
+            read.align = 1
+            instruction = builder.module.declare_intrinsic(
+                _CRC_INSTRUCTION, fnty=ir.FunctionType(word, [word, word])
+            )
+            return builder.call(instruction, [checksum, read])
+
+        return types.uint64(types.uint64, data, types.int64), generate
+
+    return intrinsic(crc_of_8)
+
+
+_CRC_INSTRUCTION: Final = "llvm.x86.sse42.crc32.64.64"
+_crc_of_8: Final = _instruction()
+_CRC_START: Final = np.uint64(0xFFFFFFFF)
+_CRC_POLYNOMIAL: Final = np.uint64(0x82F63B78)
+_ONE: Final = np.uint64(1)
+
+
+@compiled
+def _are_whole(data: Bytes, starts: Slots) -> bool:
+    """Return whether the checksums of all batches are right."""
+    text = pointer_to(data)
+    for start in starts:
+        at, end = start + 21, start + 12 + _number(text, start + 8, 4)
+        checksum = _CRC_START
+        while at + 8 <= end:
+            checksum = _crc_of_8(checksum, text, at)
+            at += 8
+        while at < end:
+            checksum ^= np.uint64(text[at])
+            for _ in range(8):
+                checksum = (checksum >> _ONE) ^ (_CRC_POLYNOMIAL * (checksum & _ONE))
+            at += 1
+        if checksum ^ _CRC_START != np.uint64(_number(text, start + 17, 4)):
+            return False
+    return True
+
+
+@compiled
+def _after_bytes(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return the index after a key or value, the index of its first byte, and its size; -1 for None."""
+    start, size = _varint(data, at, end)
+    if start == _ODD or size > end - start:
+        return _ODD, 0, 0
+    return (start + size, start, size) if size >= 0 else (start, start, -1)
+
+
+@compiled
+def _locate_record(
+    data: Bytes, at: int, end: int, base_offset: int, base_timestamp: int, records: Slots, record: int
+) -> int:
+    """Fill the columns of the record, which begin at an index of ``records``; return the index after the record."""
+    start, size = _varint(data, at, end)
+    if start == _ODD or start >= end or data[start] >= 0x80:  # attributes, of which none is in use
+        return _ODD
+    at, timestamp = _varint(data, start + 1, end)
+    if at == _ODD:
+        return _ODD
+    at, offset = _varint(data, at, end)
+    if at == _ODD:
+        return _ODD
+    records[record + _OFFSET], records[record + _TIMESTAMP] = base_offset + offset, base_timestamp + timestamp
+    at, records[record + _KEY], records[record + _KEY_SIZE] = _after_bytes(data, at, end)
+    if at == _ODD:
+        return _ODD
+    at, records[record + _VALUE], records[record + _VALUE_SIZE] = _after_bytes(data, at, end)
+    # The number of headers ends the record, and must be 0.
+    return at + 1 if at != _ODD and at < end and data[at] == 0 and at + 1 - start == size else _ODD
+
+
+@compiled
+def _locate(data: Bytes, starts: Slots, records: Slots) -> int:
+    """Fill the columns of all records, row by row; return their number. The offsets of plain batches are in order."""
+    text, columns, row, expected = pointer_to(data), pointer_to(records), 0, 0
+    for start in starts:
+        end = start + 12 + _number(text, start + 8, 4)
+        base_offset, base_timestamp = _number(text, start, 8), _number(text, start + 27, 8)
+        last_offset = base_offset + _number(text, start + 23, 4)
+        at, first, expected = start + _HEADER_BYTES, row, max(expected, base_offset)
+        for _ in range(_number(text, start + 57, 4)):
+            at = _locate_record(text, at, end, base_offset, base_timestamp, columns, row * _COLUMNS)
+            offset = columns[row * _COLUMNS + _OFFSET]
+            if at == _ODD or not expected <= offset <= last_offset:
+                return _ODD
+            expected = offset + 1
+            row += 1
+        if at != end:
+            return _ODD
+        if data[start + 22] & 0x08:  # the time when the broker stored the batch
+            records[first:row, _TIMESTAMP] = _number(text, start + 35, 8)
+    return row
+
+
+@compiled
+def _join(data: Bytes, starts: Slots, sizes: Slots, joined: Bytes, ends: Slots) -> None:
+    """Copy the bytes of all records into one buffer, each followed by a line feed."""
+    source, target, at = pointer_to(data), pointer_to(joined), 0
+    for row in range(len(starts)):
+        start = starts[row]
+        for index in range(sizes[row]):
+            target[at + index] = source[start + index]
+        at += max(sizes[row], 0)
+        joined[at] = LINE_FEED
+        ends[row] = at
+        at += 1
+
+
+class LocatedRecords:
+    """The records of one fetch, whose values are still where they were fetched. ``take`` copies the values out.
+
+    ``are_checked`` says whether the checksums of their batches were compared.
+    """
+
+    def __init__(self, partition: int, data: Bytes, records: Slots, *, are_checked: bool) -> None:
+        self.are_checked = are_checked
+        self._partition = partition
+        self._data = data
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def keep(self, first_offset: int, stop_offset: int | None) -> None:
+        """Drop the records before an offset, and those from another offset on."""
+        offsets = self._records[:, _OFFSET]
+        first = np.searchsorted(offsets, first_offset)
+        stop = len(offsets) if stop_offset is None else np.searchsorted(offsets, stop_offset)
+        self._records = self._records[first:stop]
+
+    def take(self, max_records: int) -> TopicBatch:
+        """Remove the first records, at most that many, and return them."""
+        taken, self._records = self._records[:max_records], self._records[max_records:]
+        columns = np.ascontiguousarray(taken.T)
+        first, last = int(columns[_OFFSET, 0]), int(columns[_OFFSET, -1])
+        return TopicBatch(
+            partition=self._partition,
+            values=self._joined(columns[_VALUE], columns[_VALUE_SIZE]),
+            offsets=range(first, last + 1) if last - first == len(taken) - 1 else columns[_OFFSET].tolist(),
+            timestamps_ms=memoryview(columns[_TIMESTAMP].copy()),
+            keys=self._joined(columns[_KEY], columns[_KEY_SIZE]) if columns[_KEY_SIZE].max() >= 0 else None,
+        )
+
+    def _joined(self, starts: Slots, sizes: Slots) -> JoinedValues:
+        nulls = np.flatnonzero(sizes < 0)
+        joined = np.empty(int(sizes.sum()) + len(nulls) + len(sizes), np.uint8)
+        ends: Indices = np.empty(len(sizes), np.int64)
+        _join(self._data, starts, sizes, joined, ends)
+        return JoinedValues(joined, ends, nulls)
+
+
+def located_records(partition: int, fetched: bytes, starts: Sequence[int]) -> LocatedRecords | None:
+    """Return the records of the record batches that begin at ``starts``; None if one is not plain, or damaged."""
+    data, begins = np.frombuffer(fetched, np.uint8), np.array(starts, np.int64)
+    count, are_checked = _count_records(data, begins), _crc_of_8 is not None
+    if count == _ODD or (are_checked and not _are_whole(data, begins)):
+        return None
+    records: Slots = np.empty((count, _COLUMNS), np.int64)
+    if _locate(data, begins, records) != count:
+        return None
+    return LocatedRecords(partition, data, records, are_checked=are_checked)
+
+
+def compile_it() -> None:
+    """Compile the functions of this module, on no records."""
+    no_slots: Slots = np.empty(0, np.int64)
+    located_records(0, b"\0", [])
+    _join(np.frombuffer(b"\0", np.uint8), no_slots, no_slots, np.empty(0, np.uint8), no_slots)

@@ -1,0 +1,80 @@
+"""Values of records in one buffer, without a Python object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.numbers import Indices
+
+LINE_FEED: Final = 10
+
+
+@final
+class JoinedValues(Sequence[bytes | None]):
+    r"""Values in one buffer, each followed by a line feed. A value becomes an object when it is asked for.
+
+    ``ends`` has the index of the line feed after each value. ``nulls`` has the indices of the values that are None;
+    each takes one byte, the line feed. A slice has a buffer of its own, so a few values never keep a large buffer
+    alive. The buffer becomes read-only.
+
+    >>> values = JoinedValues(np.frombuffer(bytearray(b"ab\n\nc\n"), np.uint8), np.array([2, 3, 5]), np.array([1]))
+    >>> list(values), values[-1], list(values[1:])
+    ([b'ab', None, b'c'], b'c', [None, b'c'])
+    """
+
+    __slots__ = ("buffer", "decoded", "ends", "nulls")
+
+    def __init__(self, buffer: npt.NDArray[np.uint8], ends: Indices, nulls: Indices) -> None:
+        buffer.flags.writeable = False
+        self.buffer = buffer
+        self.ends = ends
+        self.nulls = nulls
+        self.decoded: Any = None
+        """What a decoder made of the values ahead of time; a slice has none."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory."""
+        return self.buffer.nbytes + self.ends.nbytes
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        joined = self.buffer.tobytes()
+        values: list[bytes | None] = [*joined.split(b"\n")]
+        values.pop()
+        if len(values) != len(self.ends):  # a value contains a line feed
+            ends = self.ends.tolist()
+            values = [
+                joined[start:end] for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
+            ]
+        for index in self.nulls:
+            values[index] = None
+        return iter(values)
+
+    @overload
+    def __getitem__(self, which: int) -> bytes | None: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[bytes | None]: ...
+
+    def __getitem__(self, which: int | slice) -> bytes | Sequence[bytes | None] | None:
+        indices = range(len(self))[which]
+        if isinstance(indices, int):
+            is_null = indices in self.nulls
+            return None if is_null else self.buffer[self._start(indices) : self.ends[indices]].tobytes()
+        if indices.step != 1:
+            return list(self)[which]
+        start = self._start(indices.start)
+        stop = max(start, self._start(indices.stop))
+        nulls = self.nulls[(self.nulls >= indices.start) & (self.nulls < indices.stop)]
+        ends = self.ends[indices.start : indices.stop]
+        return JoinedValues(self.buffer[start:stop].copy(), ends - start, nulls - indices.start)
+
+    def _start(self, index: int) -> int:
+        return int(self.ends[index - 1]) + 1 if index else 0

@@ -1,0 +1,199 @@
+"""Records that compiled code locates are those of aiokafka's parser: the same columns, positions and errors."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from aiokafka.record.util import calc_crc32c  # type: ignore[import-untyped]
+from support.examples import random_examples
+from topics.topic_case import write
+
+from streamiter import Flow
+from streamiter.compiled import is_compiling
+from streamiter.topics import JsonColumns, OutgoingBatch, Topic, TopicBatch, TopicRecord, json_columns
+from streamiter.topics.joined_values import JoinedValues
+from streamiter_kafka import reader
+from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
+from streamiter_kafka.reader import ReadPartition
+
+_RECORD_COUNT_AT = 57
+_CHECKSUM = slice(17, 21)
+_CHECKED_FROM = 21
+_ATTRIBUTES_AT = 22
+_LOG_APPEND_TIME = 8
+
+
+@pytest.fixture(autouse=True)
+def located_from_the_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let compiled code locate the records of every answer, however few."""
+    if not is_compiling():
+        pytest.skip("records are located only where Numba is installed")
+    monkeypatch.setattr(reader, "_LOCATED_FROM", 1)
+    monkeypatch.setattr(reader, "is_loaded", lambda: True)
+
+
+def entry(random: Random) -> bytes | None:
+    """Return a key or a value: any bytes, often with a line feed, sometimes None."""
+    kind = random.randrange(10)
+    if kind == 0:
+        return None
+    return b"\n" * kind if kind < 3 else random.randbytes(random.choice((0, 1, 5, 63, 64, 200)))
+
+
+def stored_batch(random: Random, first_offset: int) -> tuple[bytes, int]:
+    """Return a record batch as a broker stores it, and the offset after it."""
+    count = random.choice((1, 2, 5, 20))
+    oddness = random.choice((0.0, 0.0, 0.0, 0.3))
+    codec = random.choice(("gzip", "zstd")) if random.random() < oddness else "none"
+    packing = Packing("t", 10**6, compression=codec, max_batch_bytes=10**6, transactional=False)
+    queue = PartitionQueue(packing, 0)
+    has_keys, has_headers = random.random() < 0.5, random.random() < oddness
+    batch = OutgoingBatch(
+        [entry(random) for _ in range(count)],
+        keys=[entry(random) for _ in range(count)] if has_keys else None,
+        headers=[(("h", b"v"),) * random.randrange(3) for _ in range(count)] if has_headers else None,
+        timestamps_ms=[random.randrange(2**41) for _ in range(count)],
+    )
+    queue.put(batch, 0)
+    sealed = bytearray(queue.seal(ProducerIdentity()))
+    sealed[:8] = struct.pack(">q", first_offset)
+    if random.random() < 0.2:
+        sealed[_ATTRIBUTES_AT] |= _LOG_APPEND_TIME
+    following = first_offset + count
+    if random.random() < 0.2:  # compaction dropped the last records, whose offsets still belong to the batch
+        following += random.randrange(5)
+        sealed[23:27] = struct.pack(">i", following - first_offset - 1)
+    if random.random() < oddness / 2:
+        at = random.randrange(_RECORD_COUNT_AT, len(sealed))
+        sealed[at] = random.randrange(256)
+    if random.random() < oddness / 2:
+        sealed[61:62] = random.randbytes(random.randrange(3))
+        sealed[8:12] = struct.pack(">i", len(sealed) - 12)
+    sealed[_CHECKSUM] = struct.pack(">I", calc_crc32c(bytes(sealed[_CHECKED_FROM:])))
+    if random.random() < oddness / 4:
+        sealed[-1] ^= 1
+    return bytes(sealed), following
+
+
+@dataclass
+class Fetched:
+    """The answers to some fetches, and the range of offsets to read."""
+
+    answers: list[tuple[int, bytes]]
+    first: int
+    stop: int | None
+    max_records: int
+
+
+def fetched(random: Random) -> Fetched:
+    answers, offset = [], random.randrange(1000)
+    first = offset + random.randrange(5)
+    for _ in range(random.randint(1, 3)):
+        asked, batches = max(first, offset), []
+        for _ in range(random.randint(1, 3)):
+            batch, offset = stored_batch(random, offset + random.choice((0, 0, 0, 3)))
+            batches.append(batch)
+        answers.append((asked, b"".join(batches)))
+    stop = random.choice((None, first + random.randrange(40)))
+    return Fetched(answers, first, stop, random.choice((1, 3, 10, 1000)))
+
+
+def outcome(given: Fetched) -> tuple[list[TopicRecord], list[int], str]:
+    """Return the records, the positions after them, and the error that ended the reading."""
+    partition = ReadPartition(0, "topic 't'", given.first, given.stop)
+    records: list[TopicRecord] = []
+    positions: list[int] = []
+    try:
+        for asked, data in given.answers:
+            # A reader asks for the offset after the answer before.
+            partition.fetch_offset = max(partition.fetch_offset, asked)
+            partition.add(partition.fetch_offset, data, None, asked + 10**6)
+        for batch in batches_of(partition, given.max_records):
+            assert 1 <= len(batch) <= given.max_records
+            assert (batch.first_offset, batch.next_offset) == (batch.offsets[0], partition.next_offset)
+            assert {type(number) for number in [*batch.offsets, *batch.timestamps_ms]} == {int}
+            records += batch.records()
+    except Exception as error:
+        return records, positions, f"{type(error).__name__}: {error}"
+    positions += [partition.position, partition.lag, partition.fetched_bytes]
+    return records, positions, ""
+
+
+def batches_of(partition: ReadPartition, max_records: int) -> Iterator[TopicBatch]:
+    while partition.has_records:
+        if (batch := partition.take(max_records)) is not None:
+            yield batch
+
+
+@random_examples(fetched)
+def test_located_records_are_those_of_the_parser(given: Fetched) -> None:
+    """A record had another key, time stamp or offset, or was lost, as soon as Numba was loaded.
+
+    Only the number of records that are returned before an error may differ.
+    """
+    records, positions, error = outcome(given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "is_loaded", lambda: False)
+        parsed, *rest = outcome(given)
+    assert [positions, error] == rest
+    same = min(len(records), len(parsed)) if error else None
+    assert records[:same] == parsed[:same]
+
+
+def plain_answer(count: int, size: int = 100) -> bytes:
+    packing = Packing("t", 10**6, compression="none", max_batch_bytes=10**6, transactional=False)
+    queue = PartitionQueue(packing, 0)
+    queue.put(OutgoingBatch([b"%d" % number * size for number in range(count)]), 0)
+    return bytes(queue.seal(ProducerIdentity()))
+
+
+def test_plain_records_are_located() -> None:
+    """Records of the usual form were parsed one by one, and the speed of long streams was that of short ones."""
+    partition = ReadPartition(0, "topic 't'", 0, None)
+    partition.add(0, plain_answer(20), None, 20)
+    batch = partition.take(20)
+    assert batch is not None
+    assert isinstance(batch.values, JoinedValues)
+
+
+def test_few_records_do_not_keep_an_answer_in_memory() -> None:
+    """A record that waited for its partner kept the megabyte that it was fetched with, for each partition."""
+    answer = plain_answer(2000)
+    partition = ReadPartition(0, "topic 't'", 0, None)
+    unused = sys.getrefcount(answer)
+    partition.add(0, answer, None, 2000)
+    batch = partition.take(1000)
+    assert batch is not None
+    last = partition.take(1000)
+    assert last is not None
+    assert not partition.has_records
+    assert sys.getrefcount(answer) == unused
+    assert 100 < batch[5:6].nbytes < 1000
+
+
+async def test_a_flow_reads_columns_that_were_located_and_scanned_in_a_thread(
+    kafka_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts were tested one by one, and a job never used them."""
+    monkeypatch.setattr(json_columns, "_LOADED_AFTER", 1000)
+    topic, threads = kafka_topic(), set()
+    scan = json_columns.ColumnScanner.scan
+
+    def noted(self: json_columns.ColumnScanner, values: Sequence[bytes | None]) -> object:
+        threads.add((type(values), threading.current_thread() is threading.main_thread()))
+        return scan(self, values)
+
+    monkeypatch.setattr(json_columns.ColumnScanner, "scan", noted)
+    await topic.create()
+    await write(topic, OutgoingBatch([b'{"n":%d}' % number for number in range(30_000)]))
+    flow = Flow("columns")
+    read = flow.source(topic, decode=JsonColumns({"n": "int64"}), stop="latest").collect()
+    await (await flow.start()).wait()
+    assert [record["n"] for record in read.items] == list(range(30_000))
+    assert (JoinedValues, False) in threads
