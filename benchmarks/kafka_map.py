@@ -1,4 +1,4 @@
-"""Score each event from Kafka to Kafka, compared with hand-written loops on aiokafka."""
+"""Score each event from Kafka to Kafka, compared with hand-written loops on aiokafka and confluent-kafka."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
 from benchmarks import kafka
-from benchmarks.events import FEATURES, TRUE_WEIGHTS, make_events
+from benchmarks.events import FEATURES, TRUE_WEIGHTS, PackedEvent, make_events, packed_features
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import Session
 from streamiter import Columns, Flow
@@ -23,6 +24,8 @@ PARTITIONS = 2
 EVENTS = "events/s"
 BY_HAND = "by hand: orjson, a score at a time"
 BY_HAND_NUMPY = "by hand: orjson, numpy scores"
+BY_HAND_CONFLUENT = "by hand: confluent-kafka, msgspec schema, numpy scores"
+LINGER_S = 0.005
 
 _WEIGHTS: list[float] = TRUE_WEIGHTS.tolist()
 
@@ -43,14 +46,20 @@ def kafka_map(session: Session) -> Iterator[Figure]:
         "flow, Json, map(score)": lambda: _flow_of_records(session, events, count),
         "flow, JsonColumns, map_batch(scores)": lambda: _flow_of_columns(session, events, count),
     }
+    if kafka.has_confluent():
+        contenders[BY_HAND_CONFLUENT] = kafka.with_rare_collections(
+            lambda: _by_hand_with_confluent(session, events, count)
+        )
     series = alternate(contenders, repeat=session.repeat, agree=_agree)
     yield series.figure(BY_HAND, EVENTS)
     yield series.figure(BY_HAND_NUMPY, EVENTS, compared_with=BY_HAND)
     target = Target("ratio", at_least=0.9)
     yield series.figure("flow, Json, map(score)", EVENTS, compared_with=BY_HAND, target=target)
-    yield series.figure(
-        "flow, JsonColumns, map_batch(scores)", EVENTS, compared_with=BY_HAND_NUMPY, target=target
-    )
+    columns = "flow, JsonColumns, map_batch(scores)"
+    yield series.figure(columns, EVENTS, compared_with=BY_HAND_NUMPY, target=target)
+    if BY_HAND_CONFLUENT in contenders:
+        yield series.figure(BY_HAND_CONFLUENT, EVENTS, compared_with=BY_HAND)
+        yield series.figure(columns, EVENTS, compared_with=BY_HAND_CONFLUENT, target=target)
 
 
 def score(event: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +110,32 @@ def _by_hand(session: Session, events: Topic, count: int, work: Score) -> Trial:
 
     with Stopwatch() as watch:
         kafka.run(copy())
+    return _trial(session, outputs, count, watch)
+
+
+def _by_hand_with_confluent(session: Session, events: Topic, count: int) -> Trial:
+    outputs = kafka.new_topic(session, "scores", partitions=PARTITIONS)
+    decode, seen = msgspec.json.Decoder(PackedEvent).decode, 0
+    with (
+        Stopwatch() as watch,
+        kafka.confluent_clients(session.kafka, events, partitions=PARTITIONS, linger_s=LINGER_S) as (
+            consumer,
+            producer,
+        ),
+    ):
+        while seen < count:
+            messages = consumer.consume(kafka.CONSUMED_TOGETHER, timeout=1.0)
+            read = [decode(message.value()) for message in messages]
+            if read:
+                results = np.round(packed_features(read) @ TRUE_WEIGHTS, 6).tolist()
+                scored = [
+                    {"value": orjson.dumps({"id": event.id, "score": result})}
+                    for event, result in zip(read, results, strict=True)
+                ]
+                written = producer.produce_batch(outputs.name, scored, messages[0].partition())
+                assert written == len(scored), f"expected room for {len(scored)} records, given {written}"
+            seen += len(read)
+            producer.poll(0)
     return _trial(session, outputs, count, watch)
 
 

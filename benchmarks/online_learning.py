@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import starmap
-from struct import Struct
 from typing import Any
 
 import msgspec
@@ -14,7 +12,7 @@ import numpy.typing as npt
 import orjson
 
 from benchmarks import kafka
-from benchmarks.events import FEATURES, TRUE_WEIGHTS, Event, make_events
+from benchmarks.events import FEATURES, TRUE_WEIGHTS, Event, PackedEvent, make_events, packed_features
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import Session
 from streamiter import (
@@ -45,8 +43,6 @@ BY_HAND_WITH_SCHEMA = "by hand: msgspec schema, rare garbage collections"
 BY_HAND_AT_BEST = "by hand: confluent-kafka, msgspec schema, rare garbage collections"
 # The default of librdkafka. All contenders send their updates in as few requests.
 LINGER_S = 0.005
-# From 1,000 to 20,000 records at once, the speed is the same within the noise.
-CONSUMED_TOGETHER = 5_000
 
 Floats = npt.NDArray[np.float64]
 Rows = Callable[[Any], tuple[Floats, Floats]]
@@ -145,17 +141,9 @@ def _by_hand(
     return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), weights))
 
 
-class EventAtBest(msgspec.Struct, gc=False):
-    """The schema of an event. msgspec decodes a tuple in two thirds of the time of a list."""
-
-    id: int
-    x: tuple[(float,) * FEATURES]  # type: ignore[misc]
-    y: float
-
-
 def _by_hand_at_best(session: Session, events: Topic, count: int) -> Trial:
     updates = kafka.new_topic(session, "updates")
-    decode = msgspec.json.Decoder(EventAtBest).decode
+    decode = msgspec.json.Decoder(PackedEvent).decode
     weights = np.zeros(FEATURES)
     version, seen, pending = 0, 0, []
     with (
@@ -166,13 +154,15 @@ def _by_hand_at_best(session: Session, events: Topic, count: int) -> Trial:
         ),
     ):
         while seen < count:
-            messages = consumer.consume(CONSUMED_TOGETHER, timeout=1.0)
+            messages = consumer.consume(kafka.CONSUMED_TOGETHER, timeout=1.0)
             seen += len(messages)
             # The value of an error is its text, which is not JSON.
             pending += [decode(message.value()) for message in messages]
             full = len(pending) - len(pending) % MINI_BATCH
             for start in range(0, full, MINI_BATCH):
-                features, targets = packed_rows(pending[start : start + MINI_BATCH])
+                mini_batch = pending[start : start + MINI_BATCH]
+                features = packed_features(mini_batch)
+                targets = np.array([event.y for event in mini_batch])
                 weights = weights - LEARNING_RATE * gradient(features, targets, weights)
                 version += 1
                 update = {"version": version, "records": version * MINI_BATCH, "weights": weights}
@@ -197,16 +187,6 @@ def rows_of_dicts(mini_batch: list[dict[str, Any]]) -> tuple[Floats, Floats]:
 def rows_of_structs(mini_batch: list[Event]) -> tuple[Floats, Floats]:
     """Return the features and targets of typed records."""
     return np.array([event.x for event in mini_batch]), np.array([event.y for event in mini_batch])
-
-
-_ROW = Struct(f"={FEATURES}d")
-
-
-def packed_rows(mini_batch: list[EventAtBest]) -> tuple[Floats, Floats]:
-    """Return the features and targets of records with tuples: packing takes half the time of ``np.array``."""
-    packed = b"".join(starmap(_ROW.pack, [event.x for event in mini_batch]))
-    features = np.frombuffer(packed).reshape(len(mini_batch), FEATURES)
-    return features, np.array([event.y for event in mini_batch])
 
 
 def rows_of_columns(mini_batch: Columns) -> tuple[Floats, Floats]:
