@@ -43,6 +43,7 @@ from streamiter.topics.urls import shown_url
 from streamiter_files.chunks import (
     ByteSource,
     FileState,
+    Lines,
     OneAtATime,
     file_state,
     has_identity,
@@ -452,7 +453,7 @@ class FilePartition:
         self._wants_header = layout.has_header
         self._splitter = splitter_for(layout.format, layout.delimiter, state.path)
         self._chunks: ByteSource | None = None
-        self._records: list[bytes] = []
+        self._records: Lines = []
         self._taken = 0
         self._records_seen = 0
 
@@ -474,9 +475,11 @@ class FilePartition:
         self._chunks = self._chunks or open_chunks(self._state, self._layout.options.chunk_bytes)
         return self._chunks
 
-    def _accept(self, records: list[bytes]) -> None:
+    def _accept(self, records: Lines) -> None:
         if self._wants_header and records:
-            self._read_header(records.pop(0))
+            header, records = records[0], records[1:]
+            assert header is not None
+            self._read_header(header)
         self._records_seen += len(records)
         skipped = min(self._to_skip, len(records))
         self._to_skip -= skipped
@@ -500,7 +503,7 @@ class FilePartition:
         )
         self._wants_header = False
 
-    def _before_stop(self, records: list[bytes]) -> list[bytes]:
+    def _before_stop(self, records: Lines) -> Lines:
         if self._stop is None:
             return records
         wanted = self._stop - self._next_offset

@@ -9,14 +9,18 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 from files.files_support import append, batches_of, rest_of, topic_at, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, RecordTooLarge, TopicError
+from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import ReadRequest
+from streamiter_files import chunks
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,43 @@ def test_any_file_reads_the_same_in_any_chunks(
         assert all(1 <= len(batch) <= max_records for batch in batches)
 
     asyncio.run(read())
+
+
+def _some_chunks(random: Random) -> list[bytes]:
+    plain, others = [b"{}", b"ab", b"7 "], [b"", b" a", b"\t", b"b\r", b"\r", b'"q']
+    kinds = plain if random.random() < 0.6 else plain + others
+    content = b"\n".join(random.choice(kinds) for _ in range(random.randint(0, 12)))
+    cuts = sorted(random.randint(0, len(content)) for _ in range(random.randint(0, 3)))
+    return [content[start:stop] for start, stop in pairwise([0, *cuts, len(content)])]
+
+
+@random_examples(_some_chunks)
+def test_lines_of_one_buffer_are_the_lines_of_a_list(parts: list[bytes]) -> None:
+    """Blank lines became records where lines were not made objects one by one."""
+    found = []
+    for joined in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chunks, "is_loaded", lambda joined=joined: joined)
+            patch.setattr(chunks, "_JOINED_FROM", 1)
+            splitter = chunks.JsonSplitter(Path("a.jsonl"))
+            blocks = [*map(splitter.feed, filter(None, parts)), splitter.end()]
+        found.append([line for block in blocks for line in block])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("max_records", [3, 5_000])
+async def test_a_large_file_is_read_without_an_object_for_each_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_records: int
+) -> None:
+    """Reading a file into columns took a third longer, for objects that were joined again."""
+    monkeypatch.setattr(chunks, "is_loaded", lambda: True)
+    lines = [b'{"n": %d}' % number for number in range(5_000)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    request = ReadRequest(positions={0: 17}, max_records=max_records)
+    batches = await batches_of(topic_at(tmp_path / "a.jsonl"), request)
+    assert isinstance(batches[0].values, JoinedValues)
+    assert [value for batch in batches for value in batch.values] == lines[17:]
+    assert [offset for batch in batches for offset in batch.offsets] == list(range(17, 5_000))
 
 
 async def test_comments_are_no_records_where_the_format_has_them(tmp_path: Path) -> None:
