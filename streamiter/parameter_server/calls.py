@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 from streamiter.clock import Clock, TimerHandle
@@ -192,20 +191,6 @@ async def _sum_of(call: Call[int]) -> int:
     return await call
 
 
-@dataclass(frozen=True, slots=True)
-class OutstandingStatistics:
-    """The calls of one client at a moment."""
-
-    now: int
-    """Calls that have begun and not ended."""
-    peak: int
-    """The highest value of ``now`` so far."""
-    waiting: int
-    """Callers that wait for room at this moment."""
-    waited: int
-    """Calls so far that had to wait for room."""
-
-
 class _Room(WaitingReply[None]):
     __slots__ = ("is_given",)
 
@@ -229,14 +214,15 @@ class Outstanding:
     ...     await asyncio.sleep(0)
     ...     outstanding.release()
     ...     await second
-    ...     return outstanding.statistics()
+    ...     return outstanding.now
     >>> asyncio.run(main())
-    OutstandingStatistics(now=1, peak=1, waiting=0, waited=1)
+    1
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = whole_number("Outstanding(limit=)", limit, 1)
-        self._now = self._peak = self._waited = 0
+        self.now = 0
+        """The calls that have room."""
         self._queue: deque[_Room] = deque()
 
     def take(self) -> _Room | None:
@@ -245,11 +231,9 @@ class Outstanding:
         The callbacks of the reply are called within the ``release`` of another call. Use ``acquire`` to await it: a
         task that is cancelled while it awaits the reply cannot know whether room was taken.
         """
-        if self._now < self._limit:  # Then no call waits: release would have handed the room on.
-            self._now += 1
-            self._peak = max(self._peak, self._now)
+        if self.now < self._limit:  # Then no call waits: release would have handed the room on.
+            self.now += 1
             return None
-        self._waited += 1
         room = _Room(on_given_up=lambda: self._queue.remove(room))
         self._queue.append(room)
         return room
@@ -268,22 +252,18 @@ class Outstanding:
 
     def release(self) -> None:
         """A call has ended."""
-        assert self._now > 0
+        assert self.now > 0
         if self._queue:
             room = self._queue.popleft()
             room.is_given = True
             room.succeed(None)
         else:
-            self._now -= 1
+            self.now -= 1
 
     def fail_waiting(self, error: Exception) -> None:
         """Fail the calls that wait for room: the client leaves. Calls that have room release it as always."""
         while self._queue:
             self._queue.popleft().fail(error)
-
-    def statistics(self) -> OutstandingStatistics:
-        """Return the numbers of calls."""
-        return OutstandingStatistics(self._now, self._peak, len(self._queue), self._waited)
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final, Protocol, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from streamiter.parameter_server.storage.block import (
     restore_blocks,
 )
 
+if TYPE_CHECKING:
+    from streamiter.parameter_server.subscriptions import FollowedMatrix
+
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
@@ -57,19 +60,6 @@ OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
 def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
     del request
     return ()
-
-
-class Followed(Protocol):
-    """Is told of changes of a matrix while subscriptions follow it."""
-
-    def changed(self, block: int, rows: Sequence[int]) -> None:
-        """These rows of a block have changed."""
-
-    def applied(self) -> None:
-        """A request has been applied completely."""
-
-    def clock_moved(self) -> None:
-        """The minimum clock has moved, and its consequences have been applied."""
 
 
 @final
@@ -101,7 +91,8 @@ class MatrixShard:
         self._counts = MatrixCounts()
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
-        self.followed: Followed | None = None
+        self.followed: FollowedMatrix | None = None
+        """The subscriptions to the matrix, which it tells of its changes."""
 
     def initialize(self) -> None:
         """Set the initial values of a new matrix."""

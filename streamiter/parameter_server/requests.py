@@ -449,43 +449,17 @@ class ClientMessage(NamedTuple):
     request: Sendable
 
 
-Outputs = list[Numbers | None] | None
-"""The array to be filled for each part of a get; None: no array is to be filled."""
-
-
-def without_outputs(request: Sendable) -> tuple[Sendable, Outputs]:
-    """Return the request without the arrays that its caller wants filled, and these arrays.
-
-    The arrays stay at the client, and are filled when the reply comes.
-    """
+def without_outputs(request: Sendable) -> Sendable:
+    """Return the request without the arrays that its caller wants filled: they stay at the client."""
     if isinstance(request, AddRequest) and request.get is not None:
-        outputs = _outputs_of(request.get)
-        return (request if outputs is None else replace(request, get=_cleared(request.get))), outputs
-    if not isinstance(request, GetRequest) or (outputs := _outputs_of(request)) is None:
-        return request, None
-    return _cleared(request), outputs
-
-
-def _outputs_of(get: GetRequest) -> Outputs:
-    outputs = [part.out for part in get.parts]
-    return None if all(out is None for out in outputs) else outputs
+        return replace(request, get=_cleared(request.get))
+    return _cleared(request) if isinstance(request, GetRequest) else request
 
 
 def _cleared(get: GetRequest) -> GetRequest:
+    if all(part.out is None for part in get.parts):
+        return get
     return replace(get, parts=[part._replace(out=None) for part in get.parts])
-
-
-def fill(reply: object, outputs: Outputs) -> object:
-    """Copy the values of a reply into these arrays, and return the reply with the arrays as its values."""
-    if outputs is None:
-        return reply
-    assert isinstance(reply, GetReply)
-    values = list(reply.values)
-    for index, out in enumerate(outputs):
-        if out is not None:
-            np.copyto(out, values[index])
-            values[index] = out
-    return reply._replace(values=values)
 
 
 # The errors of a shard that keep their class on the way, by name. They are made from a message alone. Other errors come

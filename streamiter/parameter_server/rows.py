@@ -395,22 +395,6 @@ class RowRead(NamedTuple):
     writes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowCacheStatistics:
-    """The counts of a row cache."""
-
-    hits: int
-    """Reads that found a valid row."""
-    misses: int
-    """Reads that found no valid row."""
-    evictions: int
-    """Rows that were removed to make room for others, except rows that were found to be too old."""
-    rows: int
-    """Rows in the cache now."""
-    size_bytes: int
-    """The memory of their values, in bytes."""
-
-
 @dataclass(slots=True)
 class _CachedRow:
     values: Numbers
@@ -444,10 +428,10 @@ class RowCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = whole_number("RowCache(limit_bytes=)", limit_bytes, 0)
         self._rows: OrderedDict[tuple[str, int], _CachedRow] = OrderedDict()
-        self._size_bytes = 0
+        self.size_bytes = 0
+        """The memory of the values, in bytes."""
         self._generation = 0
         self._writes = [0] * _GROUPS
-        self._hits = self._misses = self._evictions = 0
 
     @property
     def is_on(self) -> bool:
@@ -461,13 +445,10 @@ class RowCache:
         key = (matrix, row)
         cached = self._rows.get(key)
         if cached is None:
-            self._misses += 1
             return None
         if cached.clock < my_clock - staleness:
-            self._misses += 1
             self._drop(key)  # Clocks only rise: the row cannot become valid again.
             return None
-        self._hits += 1
         self._rows.move_to_end(key)
         return cached.values.copy() if columns is None else cached.values[columns]
 
@@ -486,10 +467,9 @@ class RowCache:
                 return  # A read that was sent later has been answered first.
             self._drop(key)
         self._rows[key] = _CachedRow(values.copy(), clock)
-        self._size_bytes += values.nbytes
-        while self._size_bytes > self._limit_bytes:
+        self.size_bytes += values.nbytes
+        while self.size_bytes > self._limit_bytes:
             self._drop(next(iter(self._rows)))
-            self._evictions += 1
 
     def own_add(self, matrix: str, row: int, columns: Columns | slice, values: Numbers) -> None:
         """The worker sends an add that its reads show: call this only where ``own_adds_show``."""
@@ -512,16 +492,10 @@ class RowCache:
         """Remove all rows: clocks have gone back (reset, rollback), or the client leaves."""
         self._generation += 1
         self._rows.clear()
-        self._size_bytes = 0
-
-    def statistics(self) -> RowCacheStatistics:
-        """Return the counts of the cache."""
-        return RowCacheStatistics(
-            self._hits, self._misses, self._evictions, len(self._rows), self._size_bytes
-        )
+        self.size_bytes = 0
 
     def _drop(self, key: tuple[str, int]) -> None:
-        self._size_bytes -= self._rows.pop(key).values.nbytes
+        self.size_bytes -= self._rows.pop(key).values.nbytes
 
 
 def _group(matrix: str, row: int) -> int:

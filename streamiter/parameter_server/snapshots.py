@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeGuard, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar, cast, final
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from streamiter.parameter_server.requests import (
     summed_adds,
 )
 from streamiter.parameter_server.storage.block import FrozenParts
+
+if TYPE_CHECKING:
+    from streamiter.parameter_server.shard import Shard
 
 S = TypeVar("S")
 """The state of a shard, or a reference to it."""
@@ -277,27 +280,6 @@ class SeenAdds:
             self._sum_up_above = max(_FEW, 2 * len(self.parts))
 
 
-class HoldingShard(Protocol):
-    """The shard whose requests are held."""
-
-    @property
-    def matrices(self) -> Mapping[str, MatrixShard]:
-        """The shard's parts of the matrices, by name."""
-
-    @property
-    def workers(self) -> Mapping[int, None]:
-        """The workers that take part."""
-
-    def matrix(self, name: str) -> MatrixShard:
-        """Return the shard's part of a matrix; raises UnknownMatrix."""
-
-    def apply(self, request: HeldRequest | LeaveRequest) -> object:
-        """Handle a request that was held."""
-
-    def freeze(self) -> ServerState:
-        """Return the shard's state now."""
-
-
 @final
 class Holding:
     """Holds the requests that workers send behind a barrier.
@@ -313,7 +295,7 @@ class Holding:
     clock.
     """
 
-    def __init__(self, shard: HoldingShard, snapshots: NumberedSnapshots | None) -> None:
+    def __init__(self, shard: Shard, snapshots: NumberedSnapshots | None) -> None:
         self._shard = shard
         self._snapshots = snapshots
         self._behind: dict[int, int] = {}

@@ -232,7 +232,7 @@ class Subscriptions:
         """``matrix`` returns a matrix of the shard, or raises UnknownMatrix."""
         self._matrix = matrix
         self._reply_bytes = reply_bytes
-        self._followed: dict[str, _FollowedMatrix] = {}
+        self._followed: dict[str, FollowedMatrix] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -247,7 +247,7 @@ class Subscriptions:
             shard.model.tracker.check_worker_valid(request.worker)
         followed = self._followed.get(request.matrix)
         if followed is None:
-            followed = self._followed[request.matrix] = _FollowedMatrix(shard, self._reply_bytes)
+            followed = self._followed[request.matrix] = FollowedMatrix(shard, self._reply_bytes)
             shard.followed = followed
         return followed.next(request)
 
@@ -289,7 +289,7 @@ class Subscriptions:
 
 
 @final
-class _FollowedMatrix:
+class FollowedMatrix:
     """The subscriptions to one matrix on a shard; the matrix tells it of its changes."""
 
     def __init__(self, shard: MatrixShard, reply_bytes: int) -> None:

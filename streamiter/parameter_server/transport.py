@@ -33,7 +33,6 @@ from streamiter.parameter_server.requests import (
     UpdateRequest,
     error_of,
     failure_of,
-    fill,
     outcome_of,
     rolled_back,
     without_outputs,
@@ -73,11 +72,10 @@ class Carrier(Protocol):
 class _SentCall:
     """A request with its waiting reply."""
 
-    __slots__ = ("number", "outputs", "request", "waiting")
+    __slots__ = ("number", "request", "waiting")
 
     def __init__(self, request: Sendable) -> None:
-        self.request: Sendable | None
-        self.request, self.outputs = without_outputs(request)
+        self.request: Sendable | None = without_outputs(request)
         self.waiting: AnyReply = WaitingReply()
         self.number = 0
         """0: not sent yet."""
@@ -246,8 +244,8 @@ class RemoteLink:
             self._clock.call_later(_ACKNOWLEDGE_S, self._acknowledge)
         if isinstance(outcome, Failure):
             call.waiting.fail(error_of(outcome))
-        elif not call.waiting.is_settled:  # Otherwise the arrays to be filled are the caller's again.
-            call.waiting.succeed(fill(outcome, call.outputs))
+        else:
+            call.waiting.succeed(outcome)
         self._send_queued()
 
     def _acknowledge(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, WorkerHasLeft
-from streamiter.parameter_server.calls import Outstanding, OutstandingStatistics
+from streamiter.parameter_server.calls import Outstanding
 
 
 async def _turns(count: int = 3) -> None:
@@ -24,7 +24,7 @@ async def test_room_is_taken_at_once_while_there_is_some() -> None:
     assert outstanding.take() is None
     with pytest.raises(StopIteration):
         outstanding.acquire().send(None)
-    assert outstanding.statistics() == OutstandingStatistics(now=2, peak=2, waiting=0, waited=0)
+    assert outstanding.now == 2
 
 
 async def test_waiting_callers_get_room_in_order_and_no_other_caller_before_them() -> None:
@@ -47,7 +47,7 @@ async def test_waiting_callers_get_room_in_order_and_no_other_caller_before_them
         assert "".join(order) == expected
     await asyncio.gather(*tasks)
     outstanding.release()
-    assert outstanding.statistics() == OutstandingStatistics(now=0, peak=1, waiting=0, waited=6)
+    assert outstanding.now == 0
 
 
 async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_the_room_on() -> None:
@@ -61,7 +61,7 @@ async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_the_room_on() -
     await asyncio.wait_for(second, 5)
     assert first.cancelled()
     outstanding.release()
-    assert outstanding.statistics().now == 0
+    assert outstanding.now == 0
 
 
 async def test_callers_waiting_for_room_get_an_error_when_the_client_leaves() -> None:
@@ -75,7 +75,7 @@ async def test_callers_waiting_for_room_get_an_error_when_the_client_leaves() ->
         with pytest.raises(WorkerHasLeft, match="worker 1 has left"):
             await task
     outstanding.release()
-    assert outstanding.statistics().now == 0
+    assert outstanding.now == 0
 
 
 def test_the_limit_is_at_least_one() -> None:
@@ -112,7 +112,7 @@ def test_any_mix_of_calls_and_cancellations_keeps_the_bound_and_ends_with_room(
                 chosen.choice(tasks).cancel()  # type: ignore[attr-defined]
             elif step == "turn":
                 await asyncio.sleep(0)
-            assert outstanding.statistics().now <= limit
+            assert outstanding.now <= limit
         await _turns(5)
         while holders():
             tasks.remove(holders()[0])
@@ -120,8 +120,6 @@ def test_any_mix_of_calls_and_cancellations_keeps_the_bound_and_ends_with_room(
             await _turns(5)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-        statistics = outstanding.statistics()
-        assert (statistics.now, statistics.waiting) == (0, 0)
-        assert statistics.peak <= limit
+        assert outstanding.now == 0
 
     asyncio.run(run())

@@ -68,12 +68,10 @@ NO_STATE = {
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
-    "streamiter.parameter_server.snapshots.HoldingShard": "asked of the shard, which has a case",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
-    "streamiter.runtime.checkpointing.task_barriers.TaskAtBarrier": "returns the state of the task, which has a case",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "reports the positions of others to tools",
 }
 """Classes that have the method but no state of their own, with the reason."""

@@ -83,6 +83,7 @@ class Training:
             read = [self._get(worker, shard, observed) for shard in range(_SHARDS)]
             yield read
             replies: list[GetReply] = [waiting.result() for waiting in read]
+            assert all(isinstance(reply, GetReply) for reply in replies), f"was given {replies}"
             observed = max(observed, *(reply.clock for reply in replies))
             for reply in replies:
                 self._check_read(worker, iteration, reply.values)
