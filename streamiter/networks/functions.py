@@ -50,9 +50,6 @@ class TransferFunction(abc.ABC):
     ([[0.0, 2.0]], [[0.0, 5.0]])
     """
 
-    type_name: ClassVar[str]
-    """The name in configuration files, in lower case."""
-
     draws: ClassVar[bool] = False
     """Whether the function draws from the generator in training."""
 
@@ -65,8 +62,6 @@ class TransferFunction(abc.ABC):
 class IdentityFunction(TransferFunction):
     """The identity: x."""
 
-    type_name: ClassVar[str] = "identity"
-
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         return Applied(values, lambda gradient: gradient)
 
@@ -74,8 +69,6 @@ class IdentityFunction(TransferFunction):
 @dataclass(frozen=True)
 class Relu(TransferFunction):
     """The rectified linear unit: max(0, x); its slope at 0 is 0."""
-
-    type_name: ClassVar[str] = "relu"
 
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         np.maximum(values, 0, out=values)
@@ -89,8 +82,6 @@ class Sigmoid(TransferFunction):
     >>> Sigmoid().forward(np.array([[0.0, 1000.0]]), None).output.tolist()
     [[0.5, 1.0]]
     """
-
-    type_name: ClassVar[str] = "sigmoid"
 
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         def backward(gradient: Array) -> Array:
@@ -110,8 +101,6 @@ class Tanh(TransferFunction):
     [[0.0, 1.0]]
     """
 
-    type_name: ClassVar[str] = "tanh"
-
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         def backward(gradient: Array) -> Array:
             slopes: Array = values * values
@@ -129,8 +118,6 @@ class Softmax(TransferFunction):
     >>> Softmax().forward(np.array([[1000.0, 1000.0]]), None).output.tolist()
     [[0.5, 0.5]]
     """
-
-    type_name: ClassVar[str] = "softmax"
 
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
         values -= values.max(axis=1, keepdims=True)
@@ -158,7 +145,6 @@ class Dropout(TransferFunction):
     [[1.0, 1.0, 1.0, 1.0]]
     """
 
-    type_name: ClassVar[str] = "dropout"
     draws: ClassVar[bool] = True
     proba: float = 0.5
 
@@ -194,7 +180,6 @@ class WithDropout(TransferFunction):
 class SigmoidWithDropout(WithDropout):
     """dropout(sigmoid(x)); in prediction sigmoid(x)."""
 
-    type_name: ClassVar[str] = "sigmoidwithdropout"
     inner: ClassVar[TransferFunction] = Sigmoid()
 
 
@@ -202,23 +187,20 @@ class SigmoidWithDropout(WithDropout):
 class TanhWithDropout(WithDropout):
     """dropout(tanh(x)); in prediction tanh(x)."""
 
-    type_name: ClassVar[str] = "tanhwithdropout"
     inner: ClassVar[TransferFunction] = Tanh()
 
 
-_TRANSFER_FUNCTIONS: Final[tuple[type[TransferFunction], ...]] = (
-    IdentityFunction,
-    Sigmoid,
-    Relu,
-    Tanh,
-    Softmax,
-    Dropout,
-    SigmoidWithDropout,
-    TanhWithDropout,
-)
-
 TRANSFER_FUNCTIONS: Final[Mapping[str, type[TransferFunction]]] = MappingProxyType(
-    {known.type_name: known for known in _TRANSFER_FUNCTIONS}
+    {
+        "identity": IdentityFunction,
+        "sigmoid": Sigmoid,
+        "relu": Relu,
+        "tanh": Tanh,
+        "softmax": Softmax,
+        "dropout": Dropout,
+        "sigmoidwithdropout": SigmoidWithDropout,
+        "tanhwithdropout": TanhWithDropout,
+    }
 )
 """The transfer functions by their names in configuration files, in lower case."""
 

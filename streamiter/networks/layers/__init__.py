@@ -29,33 +29,32 @@ from streamiter.networks.layers.hidden import (
     WeightedSumLayer,
 )
 from streamiter.networks.layers.inputs import Embedding, KMeansInputLayer, SimpleInputLayer
-from streamiter.networks.layers.layer import Layer, LossLayer, SimpleLossLayer, StatusError
+from streamiter.networks.layers.layer import Layer, LossLayer, StatusError
 
 __all__ = ["LAYER_TYPES", "Layer", "LossLayer", "StatusError"]
 
-_LAYERS: Final[tuple[type[Layer], ...]] = (
-    SimpleInputLayer,
-    Embedding,
-    KMeansInputLayer,
-    FCLayer,
-    ParamSharedFC,
-    BiInnerSumCross,
-    BiInnerCross,
-    BiInteractionCross,
-    BiInteractionCrossTiled,
-    BiOuterCross,
-    ConcatLayer,
-    SumPooling,
-    MulPooling,
-    DotPooling,
-    CrossLayer,
-    WeightedSumLayer,
-    SimpleLossLayer,
-    LossLayer,
-)
-
 LAYER_TYPES: Final[Mapping[str, type[Layer]]] = MappingProxyType(
-    # Files spell the outer cross in two ways.
-    {known.type_name: known for known in _LAYERS} | {"biouttercross": BiOuterCross}
+    {
+        "simpleinputlayer": SimpleInputLayer,
+        "embedding": Embedding,
+        "kmeansinputlayer": KMeansInputLayer,
+        "fclayer": FCLayer,
+        "paramsharedfc": ParamSharedFC,
+        "biinnersumcross": BiInnerSumCross,
+        "biinnercross": BiInnerCross,
+        "biinteractioncross": BiInteractionCross,
+        "biinteractioncrosstiled": BiInteractionCrossTiled,
+        "bioutercross": BiOuterCross,
+        "concatlayer": ConcatLayer,
+        "sumpooling": SumPooling,
+        "mulpooling": MulPooling,
+        "dotpooling": DotPooling,
+        "crosslayer": CrossLayer,
+        "weightedsumlayer": WeightedSumLayer,
+        "simplelosslayer": LossLayer,
+        "losslayer": LossLayer,
+        # Files spell the outer cross in two ways.
+        "biouttercross": BiOuterCross,
+    }
 )
 """The layers by their names in configuration files, in lower case."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,8 +42,6 @@ def products_of_others(factors: Sequence[Array]) -> list[Array]:
 class FCLayer(Layer):
     """The fully connected layer: σ(xW + b)."""
 
-    type_name: ClassVar[str] = "fclayer"
-
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self.transfer = settings.transfer_function
@@ -75,8 +73,6 @@ class ParamSharedFC(FCLayer):
     (Xiao et al., 2017). The input has ``outputdim / weightdim`` vectors.
     """
 
-    type_name: ClassVar[str] = "paramsharedfc"
-
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self.vector_width = settings.weight_dim
@@ -84,8 +80,6 @@ class ParamSharedFC(FCLayer):
 
 class SumPooling(Joining):
     """The sum x₁ + x₂ + … of inputs of one dimension."""
-
-    type_name: ClassVar[str] = "sumpooling"
 
     def _forward(self, inputs: list[Array]) -> Array:
         total: Array = inputs[0] + inputs[1]
@@ -99,8 +93,6 @@ class SumPooling(Joining):
 
 class MulPooling(Joining):
     """The product x₁ ∘ x₂ ∘ …, number by number, of inputs of one dimension."""
-
-    type_name: ClassVar[str] = "mulpooling"
 
     def _forward(self, inputs: list[Array]) -> Array:
         product: Array = inputs[0] * inputs[1]
@@ -116,8 +108,6 @@ class MulPooling(Joining):
 class DotPooling(MulPooling):
     """The sum over the row of the product of the inputs, Σ (x₁ ∘ x₂ ∘ …): the inner product of two inputs."""
 
-    type_name: ClassVar[str] = "dotpooling"
-
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self.vector_width = None
@@ -129,8 +119,6 @@ class DotPooling(MulPooling):
 
 class WeightedSumLayer(Layer):
     """The weighted sum Σ a_p·v_p: the first input is a weight for each vector of the second, as in attention."""
-
-    type_name: ClassVar[str] = "weightedsumlayer"
 
     def _forward(self, inputs: list[Array]) -> Array:
         weights, vectors = inputs
@@ -151,8 +139,6 @@ class WeightedSumLayer(Layer):
 class ConcatLayer(Joining):
     """The inputs side by side: [x₁ x₂ …]."""
 
-    type_name: ClassVar[str] = "concatlayer"
-
     def _forward(self, inputs: list[Array]) -> Array:
         return np.concatenate(inputs, axis=1)
 
@@ -166,8 +152,6 @@ class CrossLayer(Layer):
 
     The inputs are x₀ and x in this order; they may be the same layer.
     """
-
-    type_name: ClassVar[str] = "crosslayer"
 
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
@@ -252,8 +236,6 @@ def sum_of_vectors(vectors: Array) -> Array:
 class BiInnerCross(Crossing):
     """The inner product u_i·u_j of each pair i < j: (0, 1), (0, 2), …, (1, 2), … (Qu et al., 2016)."""
 
-    type_name: ClassVar[str] = "biinnercross"
-
     def _cross(self, vectors: Array) -> Array:
         products = np.empty((len(vectors), self.output_dim), dtype=vectors.dtype)
         for first, others, at in pairs_by_first(vectors.shape[1]):
@@ -272,8 +254,6 @@ class BiInnerCross(Crossing):
 class BiInnerSumCross(Crossing):
     """The second order of a factorization machine: the sum of all inner products, ½(‖Σu‖² − Σ‖u‖²) (Rendle, 2010)."""
 
-    type_name: ClassVar[str] = "biinnersumcross"
-
     def _cross(self, vectors: Array) -> Array:
         self._sum = sum_of_vectors(vectors)
         products: Array = np.einsum("nw,nw->n", self._sum, self._sum)
@@ -291,8 +271,6 @@ class BiInnerSumCross(Crossing):
 class BiInteractionCross(Crossing):
     """The second order of a neural factorization machine: the vector ½((Σu)² − Σu²) (He and Chua, 2017)."""
 
-    type_name: ClassVar[str] = "biinteractioncross"
-
     def _cross(self, vectors: Array) -> Array:
         self._sum = sum_of_vectors(vectors)
         products: Array = self._sum * self._sum
@@ -308,8 +286,6 @@ class BiInteractionCross(Crossing):
 
 class BiInteractionCrossTiled(Crossing):
     """The product u_i ∘ u_j of each pair i < j, number by number; attention weights them (Xiao et al., 2017)."""
-
-    type_name: ClassVar[str] = "biinteractioncrosstiled"
 
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
@@ -334,8 +310,6 @@ class BiInteractionCrossTiled(Crossing):
 
 class BiOuterCross(Crossing):
     """The outer product u_i ⊗ u_j of each pair i < j; each matrix is written row by row (Qu et al., 2016)."""
-
-    type_name: ClassVar[str] = "bioutercross"
 
     def _cross(self, vectors: Array) -> Array:
         count, width = vectors.shape[1:]

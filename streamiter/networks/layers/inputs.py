@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -96,8 +95,6 @@ class InputLayer(Layer):
 class SimpleInputLayer(InputLayer):
     """σ(XW + b) for the features X; of W only the rows of features in the mini-batch are used."""
 
-    type_name: ClassVar[str] = "simpleinputlayer"
-
     def _begin(self, features: int) -> None:
         outputs = self.output_dim
         self._add_weight_and_bias((features, outputs), outputs, features, outputs, by_feature=True)
@@ -125,8 +122,6 @@ class KMeansInputLayer(InputLayer):
     The distance depends on all numbers of a centre, also for features that are not in the mini-batch. So each
     mini-batch needs and changes all of them. A step moves the nearest centres towards their rows (Sculley, 2010).
     """
-
-    type_name: ClassVar[str] = "kmeansinputlayer"
 
     def _begin(self, features: int) -> None:
         outputs = self.output_dim
@@ -163,8 +158,6 @@ class Embedding(Layer):
     The output has the shape (rows, fields × factors), so each row must have as many features as fields. A dense row of
     that width has all its features; a wider one has those that are not 0.
     """
-
-    type_name: ClassVar[str] = "embedding"
 
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -119,9 +119,6 @@ class Layer(abc.ABC):
     it; a second call returns the same result; any other call is an error. A step first calls the same step of the
     layers that it depends on.
     """
-
-    type_name: ClassVar[str]
-    """The name in configuration files, in lower case."""
 
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         self.name = settings.name
@@ -287,8 +284,6 @@ class Joining(Layer):
 class LossLayer(Layer):
     """The end of the graph. Its output is the scores of its input; all gradients are gradients of the mean loss."""
 
-    type_name: ClassVar[str] = "losslayer"
-
     def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self.output_dim = inputs[0].output_dim
@@ -329,12 +324,6 @@ class LossLayer(Layer):
                 f"layer {self.name!r}: expected labels for the loss, given none; feed the mini-batch with labels"
             )
         return self._place_holder.labels
-
-
-class SimpleLossLayer(LossLayer):
-    """The loss layer under its other name in configuration files."""
-
-    type_name: ClassVar[str] = "simplelosslayer"
 
 
 # The standard deviation of Angel's RandomNormal, whose mean is 0.
