@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
 from streamiter.deferred import Deferred, PlainValue, entries_of
@@ -27,6 +27,7 @@ from streamiter.topics.topic import Topic, TopicDescription
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.plain_data import PlainData
+    from streamiter.runtime.topic_inlets import TopicReturnPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +52,6 @@ class FeedbackLimits:
                 raise GraphError(
                     f"FeedbackLimits: expected {name} of at least 0, given {limit!r}; use a whole number of bytes"
                 )
-
-
-class ReturnPath(Protocol):
-    """The way of feedback through a topic into a channel, as the channel and its log use it."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether more feedback waits in the topic than fits into the memory limit."""
-
-    def under_way(self, received: int) -> int:
-        """Return the records in the topic that have not reached the channel, which has received so many records.
-
-        0 if that is unknown.
-        """
-
-    def taken(self) -> None:
-        """The first batch or control record was taken from the channel."""
-
-    def mark(self) -> TrackMark:
-        """Return the place in the topic of the item that is taken next."""
-
-    def since(self, mark: TrackMark) -> list[bytes]:
-        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
-
-    def restore(self, ranges: Sequence[TopicRange]) -> None:
-        """Bring these ranges into the channel before all other feedback."""
-
-    def closed(self) -> None:
-        """The channel is closed and takes no more feedback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +97,7 @@ class FeedbackChannel:
         "return_path",
     )
 
-    def __init__(self, name: str, queue: SpillQueue, return_path: ReturnPath | None = None) -> None:
+    def __init__(self, name: str, queue: SpillQueue, return_path: TopicReturnPath | None = None) -> None:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue
@@ -347,7 +319,7 @@ class _RangeLog:
     log.
     """
 
-    def __init__(self, return_path: ReturnPath, restored: SpillQueue | None) -> None:
+    def __init__(self, return_path: TopicReturnPath, restored: SpillQueue | None) -> None:
         self._return_path = return_path
         self._mark = return_path.mark()
         self._batches = restored.snapshot() if restored is not None and len(restored) else None
@@ -392,7 +364,7 @@ class _FeedbackFrames(Deferred):
             self._batches.release()
 
 
-def _return_path_of(port: Port) -> ReturnPath | None:
+def _return_path_of(port: Port) -> TopicReturnPath | None:
     return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
 
 

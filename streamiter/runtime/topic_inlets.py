@@ -251,13 +251,15 @@ class TopicReturnPath:
         if not self._is_closed:
             self._waiting.append(TrackMark(self._own_part if restored is None else restored.part, at))
 
-    # -- by the channel: see ``ReturnPath`` --------------------------------------------------------------
+    # -- by the channel ----------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
+        """Whether more feedback waits in the topic than fits into the memory limit."""
         return self._pump.is_paused or self._outgoing.is_spilling
 
     def under_way(self, received: int) -> int:
+        """Return the records in the topic that are not among the ``received`` ones; 0 if that is unknown."""
         return 0 if self._is_shared else self._outgoing.total_records + self._restored_records - received
 
     def taken(self) -> None:
@@ -273,11 +275,13 @@ class TopicReturnPath:
     # -- for snapshots: a shared loop has none -----------------------------------------------------------
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
+        """Bring these ranges into the channel before all other feedback."""
         self.restored += [
             RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)
         ]
 
     def mark(self) -> TrackMark:
+        """Return the place in the topic of the item that is taken next."""
         if self._waiting:
             return self._waiting[0]
         for restored in self.restored:
@@ -286,6 +290,7 @@ class TopicReturnPath:
         return TrackMark(self._own_part, self._following)
 
     def since(self, mark: TrackMark) -> list[bytes]:
+        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
         last = self._last
         assert last is not None
         assert last.part == self._own_part

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
@@ -29,10 +29,10 @@ from streamiter.operators.operator import Boundary, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier, Control
-from streamiter.runtime.chain import Chain
 from streamiter.runtime.feedback import BarrierReturned
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.instance import Feeder, OperatorInstance
+
+if TYPE_CHECKING:
+    from streamiter.runtime.task import Task
 
 TaskState: TypeAlias = dict[str, PlainValue]
 """The state of a task: the entries of ``Task.snapshot``, as plain data."""
@@ -70,10 +70,8 @@ class CheckAlignment(Control):
     __slots__ = ()
 
 
-class Acknowledge(Protocol):
-    """Receives the state of a task at a barrier."""
-
-    def __call__(self, task: str, checkpoint: int, parts: list[SnapshotPart]) -> None: ...
+Acknowledge: TypeAlias = Callable[[str, int, list[SnapshotPart]], None]
+"""Receives the state of a task at a barrier: the name of the task, the checkpoint, the parts of the state."""
 
 
 class Suspension(Enum):
@@ -87,22 +85,6 @@ class Suspension(Enum):
     """The task has stopped."""
 
 
-class TaskAtBarrier(Protocol):
-    """The parts of a task that pass a barrier."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def gate(self) -> Gate: ...
-    @property
-    def feeder(self) -> Feeder | None: ...
-    @property
-    def chain(self) -> Chain: ...
-    @property
-    def first(self) -> OperatorInstance: ...
-    async def snapshot(self) -> TaskState: ...
-
-
 @final
 class TaskBarriers:
     """Takes the state of one task at each checkpoint barrier, and passes the barrier on.
@@ -113,7 +95,7 @@ class TaskBarriers:
     """
 
     def __init__(
-        self, task: TaskAtBarrier, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData
+        self, task: Task, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData
     ) -> None:
         """``boundary``: the first operator, if it belongs to the border of a loop. ``acknowledge`` takes the state."""
         self.positions: Positions = {}
