@@ -58,17 +58,6 @@ def numbers_of(rows: NamedRows, fields: Sequence[str]) -> Floats:
     return numbers
 
 
-def standardized(numbers: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return numbers as multiples of the deviation from the mean; 0 in columns without a deviation.
-
-    >>> standardized(np.array([[5.0, 7.0], [np.nan, 7.0]]), np.array([3.0, 7.0]), np.array([2.0, 0.0])).tolist()
-    [[1.0, 0.0], [nan, 0.0]]
-    """
-    varies = deviation > 0.0
-    result: Floats = (numbers - mean) / np.where(varies, deviation, np.inf) + 0.0  # No −0.
-    return result
-
-
 def crossed(
     rows: NamedRows,
     crosses: Sequence[Cross],

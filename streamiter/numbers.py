@@ -23,6 +23,7 @@ __all__ = [
     "plain_float",
     "plain_scalar",
     "positive",
+    "standardized",
     "whole_number",
     "whole_number_in",
 ]
@@ -126,3 +127,13 @@ def whole_number_in(text: str) -> int | None:
     (18, None, None, None)
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
+
+
+def standardized(numbers: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """Return numbers as multiples of the deviation from the mean; 0 in columns without a deviation.
+
+    >>> standardized(np.array([[5.0, 7.0], [np.nan, 7.0]]), np.array([3.0, 7.0]), np.array([2.0, 0.0])).tolist()
+    [[1.0, 0.0], [nan, 0.0]]
+    """
+    result: Floats = (numbers - mean) / np.where(deviation > 0.0, deviation, np.inf) + 0.0  # No −0.
+    return result

@@ -29,6 +29,7 @@ Each module imports only from the modules in the rows below it:
 ``linear``                               ``LinearModel``: weights, steps, gradients
 ``losses``                               what a wrong prediction costs; links
 ``rows``                                 ``Examples``, ``Gradient``, ``BadRows``: mini-batches, refused rows
+``moments``                              ``Moments``: means and deviations of columns
 =======================================  ===============================================================
 """
 

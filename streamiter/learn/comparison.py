@@ -20,6 +20,7 @@ from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DriftDetector
+from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.row_reading import DelayedLabels
@@ -47,6 +48,7 @@ class LearnerOptions(TypedDict, total=False):
     weight: str | Callable[[Any], float] | None
     task: Task | None
     crosses: Sequence[tuple[str, str]]
+    scaler: StandardScaler | None
     extract: Extract | None
     labels: DelayedLabels | None
     mini_batch: int | None

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import saying_that_it_compiles
-from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of, standardized
+from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
 from streamiter.errors import ModelError
 from streamiter.named_rows import NamedRows
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import Floats, Indices, standardized
 
 LabelKind = Literal["binary", "classes", "number"]
 

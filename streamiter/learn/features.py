@@ -19,10 +19,11 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
+from streamiter.learn.moments import Moments
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, Indices, has_plain_digits, plain_float, whole_number
+from streamiter.numbers import Floats, Indices, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
@@ -423,59 +424,46 @@ class StandardScaler:
     """
 
     def __init__(self) -> None:
-        self._records = 0
-        self._mean: Floats = np.zeros(0)
-        self._squares: Floats = np.zeros(0)
-        """The sum of the squared distances to the mean."""
+        self._moments = Moments(0, np.zeros(0), np.zeros(0))
 
     @property
     def records(self) -> int:
         """The number of rows learned from so far."""
-        return self._records
+        return self._moments.records
+
+    @property
+    def moments(self) -> Moments:
+        """The statistics of the rows so far."""
+        return self._moments
 
     def check(self, rows: npt.ArrayLike) -> Floats:
         """Return the rows as a matrix. Raises ModelError for rows that the scaler cannot learn from."""
-        return as_points("StandardScaler", rows, len(self._mean) if self._records else None, what="rows")
+        return as_points("StandardScaler", rows, len(self._moments.mean) or None, what="rows")
 
     def learn(self, rows: npt.ArrayLike) -> None:
-        """Learn from more rows. Source: Chan, Golub and LeVeque, "Updating formulae … sample variances" (1979)."""
-        given = self.check(rows)
-        if not len(given):
-            return
-        mean = given.mean(axis=0)
-        squares = np.square(given - mean).sum(axis=0)
-        if not self._records:
-            self._mean, self._squares, self._records = mean, squares, len(given)
-            return
-        records = self._records + len(given)
-        difference = mean - self._mean
-        self._mean = self._mean + difference * (len(given) / records)
-        self._squares = (
-            self._squares + squares + np.square(difference) * (self._records * len(given) / records)
-        )
-        self._records = records
+        """Learn from more rows."""
+        self._moments = self._moments.plus(Moments.of(self.check(rows)))
 
     def parameters(self) -> dict[str, Any]:
         """Return ``mean`` and ``deviation``, an array each; after a single row the deviation is 0."""
-        if not self._records:
+        if not self.records:
             raise ModelError(
                 "StandardScaler: expected a scaler that has learned, given one without any rows; learn first"
             )
-        deviation = np.sqrt(self._squares / max(self._records - 1, 1))
-        return {"mean": self._mean.copy(), "deviation": deviation}
+        return {"mean": self._moments.mean.copy(), "deviation": self._moments.deviation()}
 
     def to_update(self) -> ModelSnapshot:
         """Return the model to publish: the parameters, and the number of rows."""
-        return ModelSnapshot(self.parameters(), records=self._records)
+        return ModelSnapshot(self.parameters(), records=self.records)
 
     def state(self) -> dict[str, object]:
         """Return a copy of the state of learning, as plain data."""
-        return {"records": self._records, "mean": self._mean.copy(), "squares": self._squares.copy()}
+        records, mean, squares = self._moments
+        return {"records": records, "mean": mean.copy(), "squares": squares.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state`."""
-        self._records = state["records"]
-        self._mean, self._squares = state["mean"].copy(), state["squares"].copy()
+        self._moments = Moments(state["records"], state["mean"].copy(), state["squares"].copy())
 
 
 def scaled(parameters: Mapping[str, Any], rows: npt.ArrayLike) -> Floats:
@@ -486,11 +474,7 @@ def scaled(parameters: Mapping[str, Any], rows: npt.ArrayLike) -> Floats:
     >>> scaled({"mean": np.array([2.0, 5.0]), "deviation": np.array([0.5, 0.0])}, [[3.0, 5.0]]).tolist()
     [[2.0, 0.0]]
     """
-    deviation = parameters["deviation"]
-    differences: Floats = as_floats("scaled", "rows", rows) - parameters["mean"]
-    varies = deviation > 0
-    result: Floats = np.where(varies, differences / np.where(varies, deviation, 1.0), 0.0)
-    return result
+    return standardized(as_floats("scaled", "rows", rows), parameters["mean"], parameters["deviation"])
 
 
 @all_or_nothing

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.losses import LinearLoss
+from streamiter.learn.moments import Moments
 from streamiter.learn.rows import (
     FEW,
     GRADIENT_LIMIT,
@@ -24,6 +25,7 @@ from streamiter.learn.rows import (
     Gradient,
     Rows,
     all_are_few,
+    as_points,
     checked_examples,
     checked_rows,
     dense_weighted_sum,
@@ -38,8 +40,9 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
-from streamiter.numbers import Floats, whole_number
+from streamiter.numbers import Floats, standardized, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
+from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
 
@@ -101,6 +104,32 @@ class LinearModel:
         self._slot_views = [view_of(self._slots[name]) for name in optimizer.slot_names]
         self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
         self._version = self._step = self._records = 0
+        self._moments: Moments | None = None
+        """The statistics that features are scaled with; None: features are taken as they are."""
+
+    def scale(self, start: Moments) -> None:
+        """Scale features to mean 0 and deviation 1 from now on, in ``predict`` and ``gradient``.
+
+        The statistics begin with ``start``; gradients have those of their rows, and ``apply`` adds them. They are a
+        part of the parameters.
+        """
+        if start.records and len(start.mean) != self.width:
+            raise ModelError(
+                f"{self._name}: expected a scaler of {self.width} features, given one of {len(start.mean)}"
+            )
+        self._moments = start if start.records else Moments(0, np.zeros(self.width), np.zeros(self.width))
+
+    def _scaled(self, rows: Rows, moments: Moments) -> Rows:
+        dense = rows.to_dense() if isinstance(rows, SparseRows) else rows
+        return standardized(dense, moments.mean, moments.deviation())
+
+    def _unscaled_rows(self, features: Features) -> Rows:
+        """Return checked rows, for ways of learning that do not scale."""
+        if self._moments is not None:
+            raise ModelError(
+                f"{self._name}: expected gradients to learn from, because the model scales features"
+            )
+        return checked_rows(self._name, features, self.width)
 
     # ---- reading the model
 
@@ -128,7 +157,10 @@ class LinearModel:
 
     def parameters(self) -> dict[str, Any]:
         """Return copies of weights, intercept and link as plain data: all parameters of predictions."""
-        return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
+        parameters = {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
+        if (moments := self._moments) is not None:
+            parameters |= moments._asdict() | {"deviation": moments.deviation()}
+        return parameters
 
     # ---- taking over the parameters of another model
 
@@ -137,9 +169,7 @@ class LinearModel:
 
         Every optimizer keeps these weights, unlike ``initial_weights``, which FTRL resets.
         """
-        weights, intercept = self._checked_parameters(parameters)
-        np.copyto(self._weights, weights)
-        np.copyto(self._bias, intercept)
+        self.follow(parameters)
         for slots, fresh in (
             (self._slots, self.optimizer.slots_for_warm_start(self._weights)),
             (self._bias_slots, self._bias_optimizer.slots_for_warm_start(self._bias)),
@@ -152,6 +182,8 @@ class LinearModel:
         weights, intercept = self._checked_parameters(parameters)
         np.copyto(self._weights, weights)
         np.copyto(self._bias, intercept)
+        if self._moments is not None and isinstance(parameters, Mapping):
+            self._moments = Moments(*(parameters[name] for name in Moments._fields))
 
     def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
         """Take over the parameters of a model that started with these weights; count its steps and records, too."""
@@ -160,6 +192,12 @@ class LinearModel:
         self._records += records
 
     def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
+        is_scaled = isinstance(parameters, Mapping) and "deviation" in parameters
+        if is_scaled != (self._moments is not None):
+            raise ModelError(
+                f"{self._name}: expected parameters {'without' if is_scaled else 'with'} a mean and deviation of "
+                f"features, given others; train with{'' if is_scaled else 'out'} scaler= to start from them"
+            )
         if not isinstance(parameters, Mapping):
             return self._checked_weights(parameters), np.zeros(1)
         link = parameters.get("link", self._link)
@@ -193,6 +231,8 @@ class LinearModel:
         The prediction for a row does not depend on the other rows, to the last bit.
         """
         rows = checked_rows(self._name, features, self.width)
+        if self._moments is not None:
+            rows = self._scaled(rows, self._moments)
         with np.errstate(over="ignore", invalid="ignore"):
             margins = independent_dots(rows, self._weights) + self._bias_view[0]
         if not holds(np.isfinite(margins)):
@@ -204,7 +244,7 @@ class LinearModel:
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> None:
         """Make one step on a mini-batch; no step if there are no rows, or only rows of weight 0."""
-        rows = checked_rows(self._name, features, self.width)
+        rows = self._unscaled_rows(features)
         if len(rows) == 1:
             refuse_not_finite(self._name, rows)
             checked = self.checked_targets(targets, 1)
@@ -223,7 +263,7 @@ class LinearModel:
         it makes two steps; a fraction of a row is a step with that fraction of its gradient. All rows are checked
         before the first step. If the arithmetic overflows at a later row, the model keeps the steps before that row.
         """
-        rows = checked_rows(self._name, features, self.width)
+        rows = self._unscaled_rows(features)
         refuse_not_finite(self._name, rows)
         checked = self.checked_targets(targets, len(rows))
         if sample_weights is None:
@@ -242,7 +282,15 @@ class LinearModel:
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> Gradient:
         """Return the gradient of the loss at the current weights, as sums; the model does not change."""
-        return self._gradient(checked_rows(self._name, features, self.width), targets, sample_weights)
+        rows = checked_rows(self._name, features, self.width)
+        if self._moments is None:
+            return self._gradient(rows, targets, sample_weights)
+        dense = as_points(
+            self._name, rows.to_dense() if isinstance(rows, SparseRows) else rows, what="features"
+        )
+        gradient = self._gradient(self._scaled(dense, self._moments), targets, sample_weights)
+        gradient.moments = Moments.of(dense)
+        return gradient
 
     def checked_examples(self, examples: Examples) -> CheckedExamples:
         """Return checked examples, for repeated learning. Raises ``BadRows`` for rows that are not examples."""
@@ -361,6 +409,8 @@ class LinearModel:
                 f"{gradient!r}; look for extreme feature values or too high a learning rate"
             )
         self._take_step(gradient)
+        if self._moments is not None and gradient.moments is not None:
+            self._moments = self._moments.plus(gradient.moments)
 
     def _take_step(self, gradient: Gradient) -> None:
         if gradient.weight <= 0.0:
@@ -400,6 +450,7 @@ class LinearModel:
             "version": self._version,
             "step": self._step,
             "records": self._records,
+            "moments": self._moments and tuple(self._moments),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -415,6 +466,8 @@ class LinearModel:
             np.copyto(self._slots[name], state["slots"][name])
             np.copyto(self._bias_slots[name], state["intercept_slots"][name])
         self._version, self._step, self._records = state["version"], state["step"], state["records"]
+        if self._moments is not None:
+            self._moments = Moments(*state["moments"])
 
     # ---- checks
 
@@ -473,5 +526,6 @@ def _checked_width(name: str, width: npt.ArrayLike) -> int:
 def _description(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that two states must share: the kind of model, and the lengths of its arrays."""
     kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
+    kinds["is_scaled"] = state.get("moments") is not None
     arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
     return kinds | {name: len(array) for name, array in arrays.items()}

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from streamiter.crossed_rows import checked_crosses, crossed_fields
-from streamiter.errors import ConfigurationError, GraphError
+from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -23,7 +23,9 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DRIFTS, DriftDetector
+from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
+from streamiter.learn.linear import LinearModel
 from streamiter.learn.online_workers import (
     DelayedLabelsWorker,
     OnlineWorker,
@@ -82,6 +84,7 @@ def train_online(
     weight: str | Callable[[Any], float] | None = None,
     task: Task | None = None,
     crosses: Sequence[tuple[str, str]] = (),
+    scaler: StandardScaler | None = None,
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
     mini_batch: int | None = None,
@@ -112,7 +115,9 @@ def train_online(
 
     ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width, optimizer=SGD(0.1))``. It
     makes one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must
-    get equal models. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    get equal models. With a ``scaler`` its features are standardized with the statistics of the rows so far, which are
+    published with the weights; a scaler that has learned is a start. ``initial`` is a stream of one record to start
+    from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. Workers that compute gradients
     continue with the parameters they have, for eight mini-batches at most.
@@ -151,6 +156,8 @@ def train_online(
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
         mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=synchronous)
+    if scaler is not None:
+        model = _scaling(model, scaler, is_by_row=is_by_row)
     flow = examples.flow
     named = step_names(flow, name)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
@@ -451,6 +458,25 @@ def _check_drift(drift: object, *, is_by_row: bool) -> None:
             "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "
             "features; leave out model=, or watch the stream predictions with DriftWatch"
         )
+
+
+def _scaling(model: object, scaler: object, *, is_by_row: bool) -> MakeModel:
+    """Return a function that makes the model, with features scaled."""
+    if is_by_row or not isinstance(scaler, StandardScaler):
+        raise GraphError(
+            "train_online(scaler=): expected StandardScaler() and model= that makes a LinearModel, given "
+            f"{'another model' if isinstance(scaler, StandardScaler) else shortened(scaler)}; the ready-made model "
+            "standardizes its columns itself, and a model of another library has a scaler of its library"
+        )
+    make, start = cast(MakeModel, model), scaler.moments
+
+    def make_scaled() -> LinearModel:
+        made = make()
+        made.scale(start)
+        return made
+
+    make_scaled()  # A scaler of another width is refused at the user's line.
+    return make_scaled
 
 
 def _check_crosses(crosses: Sequence[tuple[str, str]], model: object, features: object) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.moments import Moments
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
@@ -422,6 +423,7 @@ class GradientRecord(TypedDict):
     records: int
     width: int
     indices: Indices | None
+    moments: tuple[int, Floats, Floats] | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -449,6 +451,8 @@ class Gradient:
     width: int
     indices: Indices | None = None
     """Features in ascending order; None: all features."""
+    moments: Moments | None = None
+    """Those of the features, for a model that scales them."""
 
     def __add__(self, other: Gradient) -> Gradient:
         if self.width != other.width:
@@ -463,6 +467,7 @@ class Gradient:
             self.records + other.records,
             self.width,
             indices,
+            self.moments.plus(other.moments) if self.moments and other.moments else None,
         )
 
     def to_dense(self) -> Floats:
@@ -482,12 +487,14 @@ class Gradient:
             "records": self.records,
             "width": self.width,
             "indices": self.indices,
+            "moments": None if self.moments is None else (*self.moments,),
         }
 
     @classmethod
     def from_record(cls, record: GradientRecord) -> Gradient:
         """Return the gradient of a record that :meth:`to_record` returned."""
-        return cls(**record)
+        moments = record["moments"]
+        return cls(**{**record, "moments": None if moments is None else Moments(*moments)})  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         named = self.width if self.indices is None else len(self.indices)

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.crossed_rows import crossed, crossed_fields, numbers_of, standardized
+from streamiter.crossed_rows import crossed, crossed_fields, numbers_of
 from streamiter.errors import ModelError, shortened
 from streamiter.models.update import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, is_missing, named_matrix
-from streamiter.numbers import Floats, Indices, is_number
+from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows, sums_by
 from streamiter.tables import as_floats, columns_of_table
@@ -48,7 +48,7 @@ class LinearPredictor:
     gives probabilities, and ``"log"`` exp(score), as for counts. An array of ``d`` features gives one float; an array
     of shape ``(n, d)``, or a table of ``d`` columns, gives an array of n numbers. A sparse row is the tuple ``(indices,
     values)``, and features that it does not name are 0. A list of such tuples gives an array, and so do ``SparseRows``,
-    about ten times as fast.
+    about ten times as fast. With ``mean`` and ``deviation``, of shape (d,), x is standardized first.
 
     *Standardized* parameters are those of an ``AdaptiveLinearModel``. Rows have named fields: a dict gives one float,
     and a list of dicts, ``Columns`` or a table an array of n numbers. Missing and unknown fields count as the mean. A
@@ -70,6 +70,10 @@ class LinearPredictor:
             self._weights = _weights(fields, subject)
             self._intercept = _intercept(fields, subject)
             self._link = _link(fields, subject)
+            self._scaling: list[Floats] | None = None
+            if "deviation" in fields:
+                shape = (len(self._weights),)
+                self._scaling = [_array(fields, name, subject, shape) for name in ("mean", "deviation")]
 
     @property
     def classes(self) -> list[Any] | None:
@@ -80,6 +84,8 @@ class LinearPredictor:
         if self._standardized is not None:
             return self._standardized.predict(x)
         rows, is_single = rows_to_predict(self._subject, x, len(self._weights))
+        if self._scaling is not None:
+            rows = standardized(rows.to_dense() if isinstance(rows, SparseRows) else rows, *self._scaling)
         scores = rows.dot(self._weights) if isinstance(rows, SparseRows) else rows @ self._weights
         values = self._link(scores + self._intercept)
         return float(values[0]) if is_single else values

@@ -12,11 +12,12 @@ from learn.test_adaptive_model import frozen
 from support.examples import random_examples
 
 from streamiter import Flow
-from streamiter.crossed_rows import crossed, crossed_fields, numbers_of, standardized
+from streamiter.crossed_rows import crossed, crossed_fields, numbers_of
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.learn import AdaptiveLinearModel, LogisticRegression, SparseRows, train_online
 from streamiter.models import LinearPredictor
 from streamiter.named_rows import ABSENT, FieldReader
+from streamiter.numbers import standardized
 
 Record = dict[str, Any]
 

@@ -238,6 +238,7 @@ def online_training(mode: str, flow: Flow) -> dict[str, Stream]:
             mini_batch=4,
             mode=mode,  # type: ignore[arg-type]
             publish_every=2,
+            scaler=StandardScaler() if mode == "synchronous" else None,
             window=6,
             report_every=4,
             name="ctr",
