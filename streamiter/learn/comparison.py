@@ -137,6 +137,11 @@ def compare_online(
     for learner, given in learners.items():
         own: LearnerOptions = given if isinstance(given, dict) else {"model": given}
         options: LearnerOptions = {**shared, **own}
+        if unknown := sorted(options.keys() - LearnerOptions.__annotations__):
+            raise GraphError(
+                f"compare_online: expected {', '.join(LearnerOptions.__annotations__)} as the options of the learner "
+                f"{learner!r}, given {', '.join(unknown)}; leave them out"
+            )
         if isinstance(options.get("model"), ForeignModel):
             options["mode"] = "asynchronous"  # Its one owner learns in the order of the stream in any case.
         training = train_online(

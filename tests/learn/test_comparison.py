@@ -309,6 +309,8 @@ def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
         ({"a": None, "b": None}, {"margin": 1.0}, "margin=\\): expected a share from 0 to 1, given 1.0"),
         ({"a": None, "b": None}, {"report_every": 0}, r"compare_online\(report_every=\)"),
         ({"a": None, "b": LogisticRegression(1)}, {}, "expected a function that makes the model"),
+        ({"a": None, "b": {"window": 5}}, {}, "options of the learner 'b', given window; leave them out"),
+        ({"a": None, "b": None}, {"workers": 2}, "options of the learner 'a', given workers"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_at_their_line(
