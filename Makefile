@@ -40,7 +40,8 @@ test: $(VENV)/installed kafka compiled
 soak: SEED := $(or $(SEED),$(shell date +%s))
 soak: RUNS ?= 10000
 soak: $(VENV)/installed kafka
-	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) $(PYTEST) -m soak
+	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) STREAMITER_EXAMPLES=$(RUNS) \
+	STREAMITER_EXAMPLES_SEED=$(SEED) $(PYTEST) -m "soak or random_examples"
 
 # What is changed, by which tests that should be noticed, and what may survive: tests/mutants.toml.
 mutate: $(VENV)/installed

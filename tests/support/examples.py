@@ -3,7 +3,8 @@
 If one example in a thousand shows a fault, 5,000 examples nearly always find the fault, and 60 examples nearly
 never. That many examples must be cheap: tests of pure data (no tasks, files or processes) use
 ``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. The cost is a small part of the
-cost of a ``hypothesis`` strategy.
+cost of a ``hypothesis`` strategy. A test of expensive examples ends after half a second, but not before 250 examples;
+each run has other examples, and ``make soak`` runs all (``STREAMITER_EXAMPLES`` replaces the 5,000).
 
 All other property tests use the few examples of the profile in ``tests/conftest.py``.
 """
@@ -19,13 +20,18 @@ from random import Random, SystemRandom
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import hypothesis
+import pytest
 
 __all__ = ["EXAMPLES", "random_examples"]
 
 EXAMPLES: Final = 5_000
+# After this processor time, a test of expensive examples ends, once it has run so many examples.
+_ENOUGH_S: Final = 0.5
+_FEWEST: Final = 250
 # The time limit for the search for a smaller failing example.
 _SHRINKING_S: Final = 5.0
 _SEED_VARIABLE: Final = "STREAMITER_EXAMPLES_SEED"
+_NUMBER_VARIABLE: Final = "STREAMITER_EXAMPLES"
 
 Given = ParamSpec("Given")
 Example = TypeVar("Example")
@@ -47,8 +53,12 @@ def random_examples(
         @functools.wraps(test)
         def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
             first = int(os.environ.get(_SEED_VARIABLE) or SystemRandom().getrandbits(40))
-            generator = Random()
-            for seed in range(first, first + examples):
+            told = os.environ.get(_NUMBER_VARIABLE)
+            generator, enough_s = Random(), time.thread_time() + _ENOUGH_S
+            for number in range(examples * int(told or EXAMPLES) // EXAMPLES):
+                if number >= _FEWEST and not told and time.thread_time() > enough_s:
+                    break
+                seed = first + number
                 generator.seed(seed)
                 try:
                     test(make(generator), *args, **kwargs)
@@ -58,7 +68,7 @@ def random_examples(
                     _raise_smaller(error, seed, make, lambda example: test(example, *args, **kwargs))
 
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
-        return run
+        return pytest.mark.random_examples(run)
 
     return decorate
 

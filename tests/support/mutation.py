@@ -27,7 +27,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LIST: Final = ROOT / "tests" / "mutants.toml"
 
 # Each run has the same examples, so that the survivors do not change; failing examples are not made smaller.
-_ENVIRONMENT: Final = {"STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {
+    "STREAMITER_EXAMPLES": "5000",
+    "STREAMITER_EXAMPLES_SEED": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprovider"]
 # A change may make tests slower; a run of more than this many times the usual time is an endless loop.
 _TIMEOUT_FACTOR: Final = 8.0

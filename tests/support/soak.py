@@ -39,15 +39,19 @@ def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
 
 def soak_header(config: pytest.Config) -> str | None:
     """Return a line with the seeds of this run, or None if no soak tests run."""
-    if config.option.markexpr != "soak":
+    if not config.option.markexpr.startswith("soak"):
         return None
     return f"soak: seeds {_first_seed()} to {_first_seed() + _runs() - 1}"
 
 
 def without_time_limits(items: list[pytest.Item]) -> None:
-    """Remove the time limits of a soak test, which may take hours; its checks have their own limits."""
+    """Remove the time limits of a soak test, which may take hours; its checks have their own limits.
+
+    A test of random examples has no limit either if the environment sets the number of examples.
+    """
+    soaked = ["soak", *(["random_examples"] if os.environ.get("STREAMITER_EXAMPLES") else [])]
     for item in items:
-        if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
+        if any(map(item.get_closest_marker, soaked)) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(0))
 
 
