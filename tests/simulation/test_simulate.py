@@ -219,7 +219,8 @@ def test_all_kinds_of_faults_happen_over_the_seeds(monkeypatch: pytest.MonkeyPat
         event(self, now_s, what)
 
     monkeypatch.setattr(Trace, "event", noted)
-    for seed in range(240):
+    # All kinds happen under the first four seeds; after a change of the simulation, perhaps under others.
+    for seed in (201, 20, 0, 206, *range(240)):
         if missing:
             run(running_totals, seed)
     assert missing == set()

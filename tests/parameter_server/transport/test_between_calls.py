@@ -31,7 +31,7 @@ from streamiter.parameter_server.transport import RemoteLink, ShardSessions, bet
 from streamiter.testing.simulated_time import SimulatedTime
 
 WORKERS = (0, 1, 2)
-SEEDS = range(18)
+SEEDS = range(9)
 # More turns of the event loop than pass between a reply and the next message.
 TURNS = 12
 
