@@ -1,9 +1,7 @@
 """Run the real program in its own process: with pipes, or on a terminal."""
 
-import atexit
 import contextlib
 import fcntl
-import functools
 import os
 import pty
 import select
@@ -16,16 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from support.fork_server import ForkServer, fork_server
-from support.processes import process
+from support.processes import forked_run, process
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
 
 # The time limit of a program, far above its time on a busy machine; a program that hangs fails its test.
 DEADLINE_S = 90
-
-_AT_EXIT = contextlib.ExitStack()
-atexit.register(_AT_EXIT.close)
 
 
 def environment() -> dict[str, str]:
@@ -35,20 +29,13 @@ def environment() -> dict[str, str]:
     return kept | {"TERM": "xterm-256color"}
 
 
-@functools.cache
-def _fork_server() -> ForkServer:
-    """Start the process that forks, once for all tests of this process; it ends when this process ends."""
-    return _AT_EXIT.enter_context(fork_server())
-
-
 def streamiter(
     *arguments: str, cwd: Path, given: str | None = None, command: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the program to its end: as a fork of a process that has imported it, or by starting ``command``."""
     given = given or ""
     if command is None:
-        server = _fork_server()
-        return server.run(arguments, cwd=cwd, env=environment(), given=given, timeout_s=DEADLINE_S)
+        return forked_run([*PROGRAM, *arguments], given=given, limit_s=DEADLINE_S, cwd=cwd, env=environment())
     return subprocess.run(
         [*command, *arguments],
         cwd=cwd,
@@ -71,6 +58,7 @@ def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[su
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
+        is_forked=shell is None,
     ) as program:
         yield program
 
@@ -97,7 +85,7 @@ def on_terminal(
         stdout=its if stdout is None else stdout,
         stderr=its,
         env=environment(),
-        preexec_fn=_take_terminal,
+        is_forked=True,
     ) as program:
         os.close(its)
         try:
@@ -105,10 +93,6 @@ def on_terminal(
             return program.wait(), printed
         finally:
             os.close(ours)
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _read_all(terminal: int, interrupt_at: list[str]) -> str:

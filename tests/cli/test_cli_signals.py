@@ -288,6 +288,7 @@ def started(place: Place, line: str, *, is_sigint_ignored: bool) -> Any:
     return async_process(
         [*PROGRAM, *given],
         is_sigint_ignored=is_sigint_ignored,
+        is_forked=True,
         cwd=place.folder,
         env=environment(),
         stdin=asyncio.subprocess.DEVNULL,

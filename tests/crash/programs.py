@@ -132,6 +132,7 @@ async def running(
     async with async_process(
         [sys.executable, *command],
         limit_s=_LIMIT_S,
+        is_forked=True,
         env={"PATH": os.environ["PATH"], **program.environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
-from support.processes import LIMIT_S
+from support.processes import LIMIT_S, forked_run
 
 from streamiter.cli.app import app
 
@@ -51,12 +50,10 @@ def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None
     """
     program = tmp_path / "example.py"
     program.write_text(block["code"], encoding="utf-8")
-    run = subprocess.run(
+    run = forked_run(
         [sys.executable, "-W", "error", str(program)],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        limit_s=60,
     )
     assert run.returncode == 0, run.stderr
     if block["printed"] is not None:
@@ -70,13 +67,11 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
     """The first example printed something else than the text below it says."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = next(match["code"] for match in BLOCK.finditer(text) if match["language"] == "python")
-    run = subprocess.run(
+    run = forked_run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=LIMIT_S,
+        limit_s=LIMIT_S,
     )
     claimed = re.search(r"It prints `(.*?)`", text)
     assert claimed is not None

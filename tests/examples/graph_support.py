@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from iteration.iteration_support import ended
+from support.processes import forked_run
 from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
@@ -33,11 +33,9 @@ def loaded(name: str) -> ModuleType:
 
 def printed_by(name: str) -> list[str]:
     """Run the example as a user does, and return the lines that it prints."""
-    done = subprocess.run(
+    done = forked_run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     assert done.stderr == ""

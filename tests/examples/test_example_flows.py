@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import forked_run
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {"decision_tree.py"}
@@ -22,12 +23,10 @@ PATIENCE_S = 60.0
 
 
 def streamiter(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked_run(
         [sys.executable, "-m", "streamiter", *arguments],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
 

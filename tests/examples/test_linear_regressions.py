@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 from iteration.iteration_support import cut_items, run
-from support.processes import async_process
+from support.processes import async_process, forked_run
 
 from streamiter import Columns, Flow
 from streamiter.models import model_updates
@@ -61,11 +60,9 @@ def as_columns(records: Any) -> Any:
 @pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
 def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
     """The example failed when a user ran it without arguments."""
-    done = subprocess.run(
+    done = forked_run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)
@@ -91,6 +88,7 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(
     async with async_process(
         [sys.executable, EXAMPLES / f"{name}.py", events.url, updates.url],
         is_sigint_ignored=is_sigint_ignored,
+        is_forked=True,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     ) as program:
@@ -112,11 +110,9 @@ def test_it_learns_from_the_records_of_a_file_and_ends(name: str, tmp_path: Path
     file = tmp_path / "examples.jsonl"
     records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
     file.write_bytes(b"".join(orjson.dumps({"x": x, "y": y}) + b"\n" for x, y in records))
-    done = subprocess.run(
+    done = forked_run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), f"file:{file}"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)

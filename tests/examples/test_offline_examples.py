@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import orjson
+from support.processes import forked_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 60.0
 
 
 def printed_by(name: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
+    done = forked_run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     assert done.stderr == ""

@@ -101,6 +101,7 @@ class Stack:
         started = async_process(
             [sys.executable, *arguments],
             is_sigint_ignored=is_sigint_ignored,
+            is_forked=True,
             limit_s=2 * PATIENCE_S,
             cwd=ROOT,
             env={"PATH": os.environ["PATH"], **given, **self._names, **environment},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import forked_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "other_libraries"
 PATIENCE_S = 90.0
@@ -28,12 +28,10 @@ def test_an_example_trains_publishes_and_serves_a_model_of_its_library(
     """A new version of a library changed a method, and the example in the documents no longer ran."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{package} is not installed (pip install {package})")
-    ran = subprocess.run(
+    ran = forked_run(
         [sys.executable, example],
         cwd=EXAMPLES,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     accuracies = [float(found) for found in re.findall(r"accuracy (\d\.\d+)", ran.stdout)]

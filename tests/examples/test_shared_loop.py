@@ -61,11 +61,11 @@ async def test_two_processes_visit_each_page_once(tmp_path: Path) -> None:
     """A command of the page was wrong, or both processes visited a page."""
     *creating, first, second, _ = commands()
     for command in creating:
-        async with async_process(runnable(command), cwd=tmp_path) as child:
+        async with async_process(runnable(command), cwd=tmp_path, is_forked=True) as child:
             assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
     async with (
-        async_process(runnable(first), cwd=tmp_path) as one,
-        async_process(runnable(second), cwd=tmp_path, is_sigint_ignored=True) as other,
+        async_process(runnable(first), cwd=tmp_path, is_forked=True) as one,
+        async_process(runnable(second), cwd=tmp_path, is_forked=True, is_sigint_ignored=True) as other,
     ):
         found = await visits(f"sqlite:///{tmp_path}/crawl.db?topic=visited", PAGES)
         for child, number in ((one, signal.SIGINT), (other, signal.SIGTERM)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from files.files_support import data_file
 from PIL import Image
+from support.processes import forked_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
 PATIENCE_S = 100.0
@@ -27,12 +27,10 @@ MADE_UP = ("file:train.libsvm", "file:test.libsvm", "--seconds", str(SECONDS))
 
 def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
     """Run the example, and return the rows of its printed table by consistency."""
-    done = subprocess.run(
+    done = forked_run(
         [sys.executable, str(EXAMPLE), *arguments],
         cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        limit_s=PATIENCE_S,
         check=True,
     )
     assert done.stderr == ""

@@ -40,7 +40,7 @@ asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
 def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_bytes: int) -> int:
     """Kill the endless writer during a write after some flushes; return the first number that it did not confirm."""
     command = [sys.executable, "-c", ENDLESS_WRITER, str(path), str(first), str(lines), str(line_bytes)]
-    with process(command, stdout=subprocess.PIPE) as writer:
+    with process(command, is_forked=True, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         confirmed = [int(writer.stdout.readline()) for _ in range(flushes)]
         size_bytes = path.stat().st_size

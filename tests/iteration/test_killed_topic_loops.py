@@ -45,6 +45,7 @@ async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]
     async with async_process(
         [sys.executable, PROGRAM, msgspec.json.encode(options).decode()],
         limit_s=DEADLINE_S,
+        is_forked=True,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
     ) as process:
         yield process

@@ -80,7 +80,7 @@ async def worker(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run one of two workers, and end it afterwards."""
     given = [str(index), "2", RUN, loop.url, hops.url, str(tokens), str(count)]
-    async with async_process([sys.executable, CHILD, *given]) as child:
+    async with async_process([sys.executable, CHILD, *given], is_forked=True) as child:
         yield child
 
 

@@ -30,7 +30,9 @@ def running(
 ) -> Iterator[subprocess.Popen[str]]:
     """Return the program, after it has reported that its flow runs."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with process([sys.executable, program, what], is_sigint_ignored=is_sigint_ignored, **pipes) as started:
+    with process(
+        [sys.executable, program, what], is_sigint_ignored=is_sigint_ignored, is_forked=True, **pipes
+    ) as started:
         assert started.stdout.readline() == f"{first}\n"
         yield started
 

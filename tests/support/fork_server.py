@@ -1,35 +1,46 @@
-"""A process imports the program once and forks for each command of the tests.
+"""A process imports the program once, and forks for each Python program of the tests.
 
-Thus each command runs in its own process, as it does for users, but without the second that Python needs to import
-numpy and the program. Tests use ``ForkServer``; run as a program, the module is the process that forks.
+Thus each program runs in its own process, as it does for users, but without the second of processor time that Python
+needs to import numpy, Numba and the program. Tests use ``Forked``; run as a program, the module is the process that
+forks.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import fcntl
+import functools
 import gc
 import importlib
+import io
 import json
 import os
+import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import termios
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from support.processes import kill_session
 from typer.testing import CliRunner
 
-__all__ = ["ForkServer", "fork_server"]
+__all__ = ["Forked", "fork_server"]
 
-TESTS = Path(__file__).parents[1]
+_TESTS: Final = Path(__file__).parents[1]
 
-# The program and the modules that its commands import when they run.
+# The program and the modules that its commands and the examples import when they run.
 _IMPORTED = (
     "asyncio",
     "rich.console",
     "rich.table",
+    "streamiter.charts",
     "streamiter.cli.app",
     "streamiter.cli.demo",
     "streamiter.learn",
@@ -41,119 +52,219 @@ _IMPORTED = (
     "uvloop",
 )
 
-# A reply is a process id, then an exit code, which is negative if a signal ended the command.
-_REPLY_BYTES = 4
+# The server sends a process id, and then the status with which the process has ended.
+_REPLY_BYTES: Final = 4
+# The start of the server takes two seconds, and much longer on a busy machine.
+_START_S: Final = 90.0
 
 
-class ForkServer:
-    """Runs one command of the program after the other, each in a fork of the process at the socket's other end."""
+class Forked(subprocess.Popen[Any]):
+    """A process like one of ``subprocess.Popen``, which is a fork of the server and leads its own session.
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
+    ``args`` is ``[sys.executable, *options, program, *arguments]`` with a script, ``-m module`` or ``-c code``; of the
+    options, only ``-W error`` is known. Variables of the environment that Python reads at its start, except PYTHONPATH
+    and PYTHONUNBUFFERED, have no effect. A standard input that is a terminal becomes the terminal of the session.
+    """
 
-    def run(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], given: str, timeout_s: float
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, like ``subprocess.run`` with pipes; after ``timeout_s`` kill it and raise."""
-        stdin, to_stdin = os.pipe()
-        from_stdout, stdout = os.pipe()
-        from_stderr, stderr = os.pipe()
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}) + "\n"
-        self._requests.settimeout(timeout_s)
-        socket.send_fds(self._requests, [request[:1].encode()], [stdin, stdout, stderr])
-        self._requests.sendall(request[1:].encode())
-        for descriptor in (stdin, stdout, stderr):
-            os.close(descriptor)
-        pid = self._reply()
-        with ThreadPoolExecutor(3) as threads:
-            threads.submit(_write, to_stdin, given)
-            printed = threads.submit(_read, from_stdout)
-            errors = threads.submit(_read, from_stderr)
-            try:
-                code = self._reply()
-            except TimeoutError:
-                kill_session(pid)
-                self._reply()
-                raise
-            finally:
-                # A child process of the command may keep the pipes open, and then the reads would not end.
-                kill_session(pid)
-        return subprocess.CompletedProcess(list(arguments), code, printed.result(), errors.result())
+    def __init__(self, args: Sequence[Any], *, server: socket.socket | None = None, **options: Any) -> None:
+        self._server = server or _shared_server()
+        super().__init__([str(each) for each in args], **options)
+
+    def _execute_child(self, args: list[str], *given: Any) -> None:
+        cwd, env, its_stdin, its_stdout, its_stderr = (given[place] for place in (4, 5, 9, 12, 14))
+        request = {
+            "arguments": args[1:],
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "is_sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        }
+        self._replies, its_replies = socket.socketpair()
+        its = [its_stdin, its_stdout, its_stderr]
+        descriptors = [number if number != -1 else standard for standard, number in enumerate(its)]
+        message = json.dumps(request).encode() + b"\n"
+        try:
+            with its_replies:
+                socket.send_fds(self._server, [message[:1]], [its_replies.fileno(), *descriptors])
+                self._server.sendall(message[1:])
+            self._replies.settimeout(_START_S)
+            self.pid = self._reply()
+            self._child_created = True
+        except BaseException:
+            self._replies.close()
+            raise
+        finally:
+            self._close_pipe_fds(*given[9:15])  # type: ignore[attr-defined]
 
     def _reply(self) -> int:
-        reply = self._requests.recv(_REPLY_BYTES, socket.MSG_WAITALL)
+        reply = self._replies.recv(_REPLY_BYTES, socket.MSG_WAITALL)
         if len(reply) < _REPLY_BYTES:  # An empty reply would mean exit code 0.
-            raise AssertionError("the process that forks for commands has ended")
+            raise AssertionError("the process that forks for programs has ended")
         return int.from_bytes(reply, signed=True)
 
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        self._replies.settimeout(0.0 if wait_flags else None)
+        try:
+            status = self._reply()
+        except BlockingIOError:
+            return 0, 0
+        self._replies.close()
+        return self.pid, status
 
-@contextmanager
-def fork_server() -> Iterator[ForkServer]:
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when the process has ended."""
+        return self._replies.fileno()
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[socket.socket]:
     """Start the process that forks; the process ends with the block, or with the process of the tests."""
     ours, its = socket.socketpair()
     with ours, its:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         program = subprocess.Popen(
             [sys.executable, "-m", "support.fork_server", str(its.fileno())],
-            cwd=TESTS,
+            cwd=_TESTS,
+            env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # A fork has no threads of its parent.
             pass_fds=[its.fileno()],
+            start_new_session=True,
         )
         its.close()
         try:
-            yield ForkServer(ours)
+            yield ours
         finally:
-            ours.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # It has ended already.
+                ours.shutdown(socket.SHUT_RDWR)
             program.wait(timeout=20)
 
 
-def _write(descriptor: int, text: str) -> None:
-    try:
-        with open(descriptor, "w") as pipe:
-            pipe.write(text)
-    except BrokenPipeError:  # The command has not read all of its input.
-        pass
+_AT_EXIT: Final = contextlib.ExitStack()
+atexit.register(_AT_EXIT.close)
 
 
-def _read(descriptor: int) -> str:
-    with open(descriptor) as pipe:
-        return pipe.read()
+@functools.cache
+def _shared_server() -> socket.socket:
+    """Start the server once for all tests of this process; it ends when this process ends."""
+    return _AT_EXIT.enter_context(fork_server())
 
 
-def _serve(requests: socket.socket) -> list[str]:
-    """Fork for each request, and return the arguments in the fork; the parent ends when the socket is closed."""
+def _serve(requests: socket.socket) -> dict[str, Any]:
+    """Fork for each request, and return the request in the fork; the server ends when the socket is closed."""
+    woken, waking = socket.socketpair()
+    waking.setblocking(False)
+    signal.set_wakeup_fd(waking.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # Without a handler, the end of a fork would wake nothing.
+    answers: dict[int, socket.socket] = {}
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 65536, 3)
+        readable, _, _ = select.select([requests, woken], [], [])
+        if woken in readable:
+            woken.recv(4096)
+            _tell_ends(answers)
+        if requests not in readable:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(requests, 65536, 4)
         while message and not message.endswith(b"\n"):
             message += requests.recv(65536)
         if not message:
-            sys.exit()
+            os._exit(0)
+        answer = socket.socket(fileno=descriptors[0])
         if pid := os.fork():
-            for descriptor in descriptors:
+            answers[pid] = answer
+            for descriptor in descriptors[1:]:
                 os.close(descriptor)
-            requests.sendall(pid.to_bytes(_REPLY_BYTES, signed=True))
-            _, status = os.waitpid(pid, 0)
-            requests.sendall(os.waitstatus_to_exitcode(status).to_bytes(_REPLY_BYTES, signed=True))
             continue
-        requests.close()
-        os.setsid()  # A kill of the session then ends the command with all its child processes.
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        request = json.loads(message)
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
-        # `python -m streamiter` in that folder has the same path.
-        sys.path[0] = request["cwd"]
-        return request["arguments"]
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()  # A kill of the session then ends the program with all its child processes.
+        answer.sendall(os.getpid().to_bytes(_REPLY_BYTES, signed=True))
+        for each in (requests, woken, waking, answer, *answers.values()):
+            each.close()
+        _take_streams(descriptors[1:])
+        return json.loads(message)  # type: ignore[no-any-return]
 
 
-if __name__ == "__main__":
+def _tell_ends(answers: dict[int, socket.socket]) -> None:
+    """Send the status of each fork that has ended."""
+    with contextlib.suppress(ChildProcessError):  # No fork is left.
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            with answers.pop(pid) as answer, contextlib.suppress(BrokenPipeError):  # The test has ended.
+                answer.sendall(status.to_bytes(_REPLY_BYTES, signed=True))
+
+
+def _take_streams(descriptors: Sequence[int]) -> None:
+    """Make these descriptors the standard streams."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _run(arguments: list[str], cwd: str, env: dict[str, str], *, is_sigint_ignored: bool) -> None:
+    """Run a program as ``python ARGUMENTS`` does."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if is_sigint_ignored else signal.default_int_handler)
+    sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    is_unbuffered = bool(env.get("PYTHONUNBUFFERED"))
+    sys.stdout = sys.__stdout__ = _writer(1, "strict", is_unbuffered=is_unbuffered, by_line=os.isatty(1))
+    sys.stderr = sys.__stderr__ = _writer(2, "backslashreplace", is_unbuffered=is_unbuffered, by_line=True)
+    if arguments[:2] == ["-W", "error"]:
+        warnings.simplefilter("error")
+        del arguments[:2]
+    sys.argv = arguments
+    if arguments[0] == "-m":
+        sys.path[0] = cwd
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.path[0] = ""
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[0] = str(Path(arguments[0]).absolute().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _writer(descriptor: int, errors: str, *, is_unbuffered: bool, by_line: bool) -> io.TextIOWrapper:
+    file = open(descriptor, "wb", buffering=0 if is_unbuffered else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(file, errors=errors, write_through=is_unbuffered, line_buffering=by_line)
+
+
+def _prepare() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
-    # Typer imports more modules when it reads the arguments of a command.
+    # Typer imports more modules when it reads the arguments of a command, and a model its compiled arithmetic.
     CliRunner().invoke(importlib.import_module("streamiter.cli.app").app, ["topics", "create", "nowhere:"])
+    importlib.import_module("streamiter.learn").AdaptiveLinearModel().learn([[0.0]], [1])
     # Without this, the garbage collector of each fork would scan all modules at the fork's end, for 0.1 s.
     gc.collect()
     gc.freeze()
-    sys.argv = ["streamiter", *_serve(socket.socket(fileno=int(sys.argv[1])))]
-    importlib.import_module("streamiter.cli").main()
+
+
+def _end(code: Any) -> None:
+    """End the fork as Python does, but without the removal of all modules, which would take 0.1 s."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads of the program
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    _prepare()
+    try:
+        _run(**_serve(socket.socket(fileno=int(sys.argv[1]))))
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        _end(end.code)
+    _end(0)

@@ -13,9 +13,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
-__all__ = ["LIMIT_S", "async_process", "kill_session", "process"]
+from support.fork_server import Forked
+
+__all__ = ["LIMIT_S", "AsyncForked", "async_process", "forked_run", "kill_session", "process"]
 
 LIMIT_S: Final = 90.0
 """The limit is longer than a process of a test takes on a busy machine, and below the limit of a test (120 s)."""
@@ -30,17 +32,20 @@ def process(
     *,
     limit_s: float = LIMIT_S,
     is_sigint_ignored: bool = False,
+    is_forked: bool = False,
     text: bool = True,
     **options: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
     """Start a process in its own session; kill it when the block ends, or after ``limit_s`` seconds.
 
+    With ``is_forked``, a program of Python starts as a fork of a process that has imported streamiter.
     ``options`` are those of ``subprocess.Popen``. Ctrl-C works in the process, even if the tests ignore SIGINT; with
     ``is_sigint_ignored``, the process ignores SIGINT, as a background process of a script does. Raises AssertionError
     if the limit is reached.
     """
     with _sigint_of_children(is_ignored=is_sigint_ignored):
-        started = subprocess.Popen(command, text=text, **(options | {"start_new_session": True}))
+        starts = Forked if is_forked else subprocess.Popen
+        started = starts(command, text=text, **(options | {"start_new_session": True}))
     try:
         with _limited(started.pid, limit_s, _call_in_thread):
             yield started
@@ -57,14 +62,22 @@ async def async_process(
     *,
     limit_s: float = LIMIT_S,
     is_sigint_ignored: bool = False,
+    is_forked: bool = False,
     **options: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Do the same as ``process`` for a test whose event loop must run at the same time.
 
-    ``options`` are those of ``asyncio.create_subprocess_exec``.
+    ``options`` are those of ``asyncio.create_subprocess_exec``. With ``is_forked`` the process is an ``AsyncForked``,
+    which has the methods that tests use.
     """
+    started: Any
     with _sigint_of_children(is_ignored=is_sigint_ignored):
-        started = await asyncio.create_subprocess_exec(*command, **(options | {"start_new_session": True}))
+        if is_forked:
+            started = await AsyncForked.start(Forked(command, **options))
+        else:
+            started = await asyncio.create_subprocess_exec(
+                *command, **(options | {"start_new_session": True})
+            )
     try:
         with _limited(started.pid, limit_s, asyncio.get_running_loop().call_later):
             yield started
@@ -72,6 +85,78 @@ async def async_process(
         async with asyncio.timeout(_END_S):
             # wait() would hang if a pipe is full.
             await started.communicate()
+
+
+def forked_run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    given: str = "",
+    limit_s: float = LIMIT_S,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python to its end with pipes, as a fork of a process that has imported streamiter.
+
+    With ``check``, raises AssertionError if the exit code is not 0.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with process(command, limit_s=limit_s, is_forked=True, **pipes, **options) as started:
+        printed, errors = started.communicate(given)
+    assert not check or started.returncode == 0, errors
+    return subprocess.CompletedProcess([*command], started.returncode, printed, errors)
+
+
+class AsyncForked:
+    """A forked process for an event loop, with the methods of ``asyncio.subprocess.Process`` that tests use."""
+
+    def __init__(
+        self, forked: Forked, stdout: asyncio.StreamReader | None, stderr: asyncio.StreamReader | None
+    ) -> None:
+        self.pid = forked.pid
+        self.stdout, self.stderr = stdout, stderr
+        self.send_signal, self.terminate, self.kill = forked.send_signal, forked.terminate, forked.kill
+        self._forked = forked
+        self._end = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(forked.fileno(), self._ended, forked.fileno())
+
+    @classmethod
+    async def start(cls, forked: Forked) -> AsyncForked:
+        """Return a process, whose pipes the event loop reads."""
+        return cls(forked, await _reader(forked.stdout), await _reader(forked.stderr))
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._forked.returncode if self._end.done() else None
+
+    def _ended(self, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        self._forked.poll()
+        self._end.set_result(None)
+
+    async def wait(self) -> int | None:
+        """Wait until the process has ended, and return its exit code."""
+        await asyncio.shield(self._end)
+        return self.returncode
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Read the output to its end, and wait until the process has ended."""
+
+        async def read(stream: asyncio.StreamReader | None) -> bytes:
+            return b"" if stream is None else await stream.read()
+
+        printed, errors = await asyncio.gather(read(self.stdout), read(self.stderr))
+        await self.wait()
+        return printed, errors
+
+
+async def _reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
+    if pipe is None:
+        return None
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    return reader
 
 
 class _Timer(Protocol):

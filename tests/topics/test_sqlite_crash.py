@@ -21,7 +21,8 @@ CHILD = Path(__file__).with_name("sqlite_crash_child.py")
 
 async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
     """Kill the child some turns after an acknowledgement, and return the number of records that it acknowledged."""
-    async with async_process([sys.executable, CHILD, url, way], stdout=asyncio.subprocess.PIPE) as child:
+    command = [sys.executable, CHILD, url, way]
+    async with async_process(command, is_forked=True, stdout=asyncio.subprocess.PIPE) as child:
         assert child.stdout is not None
         acknowledged = 0
         for _ in range(acknowledgements):

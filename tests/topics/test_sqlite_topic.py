@@ -425,7 +425,9 @@ async def test_several_processes_write_while_another_reads(tmp_path: Path) -> No
     reader = await clicks.open_reader(ReadRequest())
     async with contextlib.AsyncExitStack() as writers:
         commands = [[sys.executable, "-c", WRITER, clicks.url, str(name)] for name in range(3)]
-        processes = [await writers.enter_async_context(async_process(command)) for command in commands]
+        processes = [
+            await writers.enter_async_context(async_process(command, is_forked=True)) for command in commands
+        ]
         records = await patiently(read_count(reader, 300))
         assert [await process.wait() for process in processes] == [0, 0, 0]
     assert [record.offset for record in records] == list(range(300))
