@@ -239,9 +239,7 @@ class ProgressiveValidation:
             return 0.0
         self._count += rows.shape[1]
         losses, log_odds = self._losses(rows)
-        terms = self._terms(rows, losses)
-        # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
-        self._sums = np.cumsum(np.column_stack([self._sums, terms]), axis=1)[:, -1].copy()
+        self._sums = self._added(rows, losses, self._sums)
         if self._scores and self._calibration:
             self._calibration.add(rows)
             self._scores.add(log_odds=log_odds, targets=rows[1], weights=rows[2])
@@ -252,7 +250,9 @@ class ProgressiveValidation:
         """Return the metrics by name; the class describes them."""
         metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
-        sums = self._terms(rows, self._losses(rows)[0]).sum(axis=1)
+        sums = np.zeros(_SUMS)
+        if rows.shape[1]:
+            sums = self._added(rows, self._losses(rows)[0], sums)
         area = area_under_curve(*rows) if self._scores else None
         calibration = _calibration_of(rows) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
@@ -330,21 +330,23 @@ class ProgressiveValidation:
         logs, logs_against = np.log(clipped), np.log1p(-clipped)
         return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against
 
-    def _terms(self, rows: Floats, losses: Floats) -> Floats:
-        """Return the terms that each row adds to the sums."""
+    def _added(self, rows: Floats, losses: Floats, sums: Floats) -> Floats:
+        """Return the sums with these rows added to them."""
         predictions, targets, weights = rows
+        chosen = predictions >= 0.5
         if self.kind == "classes":
             squares, correct = np.square(1.0 - predictions), targets == 1.0
         else:
-            squares = np.square(predictions - targets)
-            correct = (predictions >= 0.5) == (targets == 1.0)
-        chosen = predictions >= 0.5
-        both, ones = chosen * targets, chosen + targets
+            squares, correct = np.square(predictions - targets), chosen == (targets == 1.0)
         distances = np.abs(predictions - targets)
-        terms: Floats = (
-            np.stack([np.ones_like(weights), losses, squares, correct, distances, both, ones]) * weights
-        )
-        return terms
+        terms = (1.0, losses, squares, correct, distances, chosen * targets, chosen + targets)
+        added = np.zeros(_SUMS)
+        for place, term in enumerate(terms):
+            # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
+            weighted = term * weights
+            weighted[:1] += sums[place]
+            added[place] = np.cumsum(weighted, out=weighted)[-1]
+        return added
 
     def _means(
         self, count: int, sums: Floats, area: float | None, calibration: _Calibration | None
