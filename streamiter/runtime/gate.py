@@ -19,6 +19,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
@@ -35,7 +36,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
-from streamiter.runtime.port import BLOCKED, Port, ReadyPorts, from_plain, plain_log
+from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -334,12 +335,12 @@ class Gate:
         return {
             **self._epochs.snapshot(),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
-            "held": plain_log(
-                (port.index, item)
+            "held": [
+                (port.index, *_plain(item))
                 for port in self.ports
                 for item in port.held
                 if not isinstance(item, SourceBatch)
-            ),
+            ],
             "ended": [int(port.has_ended) for port in self.ports],
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
@@ -352,9 +353,9 @@ class Gate:
         for port, ended in zip(self.ports, state["ended"], strict=True):
             if ended:
                 port.end()
-        for index, kind, payload, epoch in state["held"]:
-            port, item = self.ports[index], from_plain(kind, payload, epoch)
-            port.hold(item)
+        for index, *plain in state["held"]:
+            port = self.ports[index]
+            port.hold(_from_plain(plain))
             self._ready.add(port)
         self._feedback.restore(logged)
         for port in self._feedback.ports:
@@ -468,6 +469,19 @@ class Gate:
 
     def _all_ended(self) -> bool:
         return all(port.has_ended for port in self.ports if not port.is_feedback)
+
+
+def _plain(item: DataBatch | Control) -> tuple[PlainValue, ...]:
+    if isinstance(item, DataBatch):
+        return item.kind, item.epoch, len(item.records), item.records
+    return control_to_plain(item)
+
+
+def _from_plain(plain: Sequence[PlainValue]) -> DataBatch | Control:
+    if plain[0] == DataBatch.kind:
+        _, epoch, _, records = plain
+        return DataBatch(records, epoch)
+    return control_from_plain(plain)
 
 
 class BarrierAlignment:

@@ -11,23 +11,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
-from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
-    Batch,
     CheckpointBarrier,
     Control,
     DataBatch,
-    EndOfData,
     EndOfInput,
-    EpochWatermark,
-    Idle,
     can_concatenate,
     concatenate,
     estimated_bytes,
@@ -410,40 +405,6 @@ class ReadyPorts:
         for port in parked:
             self._is_parked[port.index] = False
         return parked
-
-
-def plain_log(
-    taken: Iterable[tuple[int, DataBatch | Control]],
-) -> list[tuple[int, str, Batch | None, int | None]]:
-    """Return items that ports hold as plain data: the number of the port, the kind, the records and the epoch.
-
-    >>> plain_log([(0, DataBatch([1, 2], 3)), (1, EpochWatermark(2))])
-    [(0, 'data', [1, 2], 3), (1, 'watermark', None, 2)]
-    """
-    return [(port, *_plain(item)) for port, item in taken]
-
-
-def _plain(item: DataBatch | Control) -> tuple[str, Batch | None, int | None]:
-    if isinstance(item, DataBatch):
-        return item.kind, item.records, item.epoch
-    if isinstance(item, Idle):
-        return item.kind, None, None
-    assert isinstance(item, (EpochWatermark, EndOfData, EndOfInput)), item
-    return item.kind, None, item.epoch
-
-
-def from_plain(kind: str, records: PlainValue, epoch: PlainValue) -> DataBatch | Control:
-    """Return one item of ``plain_log``, without the number of its port."""
-    match kind:
-        case DataBatch.kind:
-            return DataBatch(records, epoch)
-        case EpochWatermark.kind:
-            return EpochWatermark(epoch)
-        case EndOfData.kind:
-            return EndOfData(epoch)
-        case Idle.kind:
-            return Idle()
-    return EndOfInput(epoch)
 
 
 # The time that a turn of a slow step should take. It is short enough that timers, connections and other tasks do not

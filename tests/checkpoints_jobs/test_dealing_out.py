@@ -11,6 +11,7 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
+from streamiter.deferred import entries_of
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
@@ -18,10 +19,9 @@ from streamiter.runtime.checkpointing.old_job import (
     RepeatedFrames,
     WaitingBatch,
     batches_for,
-    batches_held,
-    batches_queued,
     deal,
     entry_of,
+    waiting_batches,
 )
 from streamiter.runtime.checkpointing.redistribute import key_share, redistribute_timers
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
@@ -141,29 +141,22 @@ def test_each_subtask_reads_exactly_its_share_of_waiting_records(
 
 
 def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:
-    content = plain_data.encode_batch(batch) if encoded else None
-    return WaitingBatch(0, 1, reader, len(batch), None if encoded else batch, content)
+    return WaitingBatch(0, 1, reader, len(batch), plain_data.encode_batch(batch) if encoded else batch)
 
 
 def test_batches_that_waited_after_a_watermark_keep_their_level() -> None:
     """In a channel with watermarks between its batches, all batches came before the first watermark after a change."""
-    held = [
-        ("data", [1], 4),
-        ("watermark", None, 5),
-        ("data", [2, 3], 6),
-        ("end", None, None),
-        ("data", [4], 7),
+    items = [
+        ("data", 4, 1, [1]),
+        ("watermark", 5),
+        ("data", 6, 2, b"encoded"),
+        ("end of data", 0),
+        ("data", 7, 1, [4]),
     ]
-    assert list(batches_held(held, 2, 1)) == [
-        WaitingBatch(2, 4, 1, 1, [1], None),
-        WaitingBatch(5, 6, 1, 2, [2, 3], None),
-        WaitingBatch(5, 7, 1, 1, [4], None),
-    ]
-    content = plain_data.encode_batch([1])
-    queued = [("data", 4, 1, content), ("watermark", 5), ("end of data", 0), ("data", 6, 1, content)]
-    assert list(batches_queued(RepeatedFrames(lambda: ([entry] for entry in queued)), 2, 1)) == [
-        WaitingBatch(2, 4, 1, 1, None, content),
-        WaitingBatch(5, 6, 1, 1, None, content),
+    assert list(waiting_batches(items, 2, 1)) == [
+        WaitingBatch(2, 4, 1, 1, [1]),
+        WaitingBatch(5, 6, 1, 2, b"encoded"),
+        WaitingBatch(5, 7, 1, 1, [4]),
     ]
 
 
@@ -173,7 +166,7 @@ def test_a_queue_reads_redistributed_batches(given_batches: Waited) -> None:
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
     frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
     for _ in range(2):
-        read = batches_queued(frames, 0, 0)
+        read = waiting_batches(entries_of(frames), 0, 0)
         assert [list(each.records(plain_data)) for each in read] == [batch for _, batch in given_batches]
 
 

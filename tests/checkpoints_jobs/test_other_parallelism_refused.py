@@ -362,7 +362,7 @@ async def test_broadcast_records_that_some_subtasks_have_not_handled() -> None:
     snapshot = await taken(hearing_ends, 3)
     gate = snapshot["hear[1]"]["gate"]
     port = next(index for index, origin in enumerate(gate["ports"]) if origin[0] == "right")
-    gate["held"] = [*gate["held"], (port, "data", [0], 0)]
+    gate["held"] = [*gate["held"], (port, "data", 0, 1, [0])]
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled other "
         "records of those that all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from streamiter.checkpoints.plain_data import PlainData, control_to_plain
-from streamiter.deferred import PlainValue
+from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -26,11 +26,11 @@ from streamiter.runtime.checkpointing.old_job import (
     SubtaskProgress,
     WaitingBatch,
     batches_for,
-    batches_queued,
     deal,
     entry_of,
     gate_watermark,
     old_ports,
+    waiting_batches,
 )
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
@@ -74,7 +74,7 @@ class EdgeSharing:
         def batches() -> Iterator[WaitingBatch]:
             for reader, queues in enumerate(waiting):
                 for _, frames, _ in queues:
-                    yield from batches_queued(frames, BEFORE_ALL_EPOCHS, reader)
+                    yield from waiting_batches(entries_of(frames), BEFORE_ALL_EPOCHS, reader)
 
         if isinstance(partitioning, Broadcast) and not have_same_records(batches(), range(len(waiting))):
             raise _different_records(input_name)
@@ -272,7 +272,9 @@ class GateShares:
         state["ended"][index] = int(port_end.end_heard)
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
-            frames = RepeatedFrames(lambda: ([entry] for entry in self._entries(batches(), begin, port_end)))
+            frames = RepeatedFrames(
+                lambda: ([item] for item in self._items(batches(), begin, port_end, is_feedback=True))
+            )
             if any(True for _ in frames):
                 logged.append((index, frames))
             return
@@ -281,7 +283,8 @@ class GateShares:
             queue = queue_of(index, batches, self._plain_data)
             state["aside"] += [] if queue is None else [queue]
             held = iter(())
-        state["held"] += [(index, *item) for item in self._held(held, begin, port_end)]
+        items = self._items(held, begin, port_end, is_feedback=False)
+        state["held"] += [(index, *item) for item in items]
 
     def _fill_from_topic(
         self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort
@@ -351,40 +354,26 @@ class GateShares:
                 subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data
             )
 
-    def _held(
-        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd
-    ) -> Iterator[tuple[str, PlainValue, PlainValue]]:
-        """Give the items of a port that is no feedback port: kind, payload and epoch."""
-        level = begin
-        for each in batches:
-            if level < each.level <= port_end.said.watermark:
-                level = each.level
-                yield EpochWatermark.kind, None, level
-            yield DataBatch.kind, each.records(self._plain_data), each.epoch
-        if not port_end.data_end_heard:
-            if port_end.said.watermark > level:
-                yield EpochWatermark.kind, None, port_end.said.watermark
-            if port_end.said.data_ended and not port_end.said.ended:
-                yield EndOfData.kind, None, port_end.said.watermark
-        if port_end.said.ended and not port_end.end_heard:
-            yield EndOfInput.kind, None, port_end.end_epoch
-
-    def _entries(
-        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd
+    def _items(
+        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd, *, is_feedback: bool
     ) -> Iterator[tuple[PlainValue, ...]]:
-        """Give the items of a feedback port as entries of a queue; the steps upstream have not ended for it."""
-        level = begin
+        """Give the items of a port as plain data: the batches, and the control records between and behind them."""
+        said, level = port_end.said, begin
         for each in batches:
-            if level < each.level <= port_end.said.watermark:
+            if level < each.level <= said.watermark:
                 level = each.level
                 yield control_to_plain(EpochWatermark(level))
-            yield entry_of(each, self._plain_data)
-        if port_end.data_end_heard:
-            return
-        if port_end.said.data_ended:
-            yield control_to_plain(EndOfData(port_end.said.watermark))
-        elif port_end.said.watermark > level:
-            yield control_to_plain(EpochWatermark(port_end.said.watermark))
+            if is_feedback:
+                yield entry_of(each, self._plain_data)
+            else:
+                yield DataBatch.kind, each.epoch, each.size, each.records(self._plain_data)
+        if not port_end.data_end_heard:
+            if said.watermark > level and not (is_feedback and said.data_ended):
+                yield control_to_plain(EpochWatermark(said.watermark))
+            if said.data_ended and not said.ended:
+                yield control_to_plain(EndOfData(said.watermark))
+        if said.ended and not port_end.end_heard:
+            yield control_to_plain(EndOfInput(port_end.end_epoch))
 
     # -- looking up ----------------------------------------------------------------------------------------
 

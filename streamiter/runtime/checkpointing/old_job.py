@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -61,7 +62,7 @@ def join_progress(all_progress: Collection[SubtaskProgress]) -> SubtaskProgress:
 
 
 class WaitingBatch(NamedTuple):
-    """A batch that waited before a task: the batch itself, or its encoding."""
+    """A batch that waited before a task."""
 
     level: int
     """The watermark before it on its channel: all its records have a later epoch."""
@@ -71,37 +72,20 @@ class WaitingBatch(NamedTuple):
     """The subtask before which it waited."""
     size: int
     """Records in it."""
-    given: Batch | None
-    """The batch itself; None if it is encoded."""
-    content: bytes | None
-    """Its encoding; None if it is not encoded."""
+    content: Batch | bytes
+    """The batch itself, or its encoding."""
 
     def records(self, plain_data: PlainData) -> Batch:
         """Return the batch, decoded if necessary."""
-        if self.given is not None:
-            return self.given
-        assert self.content is not None
-        return plain_data.decode_batch(self.content)
+        return plain_data.decode_batch(self.content) if isinstance(self.content, bytes) else self.content
 
 
-def batches_held(
-    items: Iterable[tuple[str, PlainValue, PlainValue]], level: int, reader: int
-) -> Iterator[WaitingBatch]:
-    """Give the batches that a gate held of one port; ``items`` are kind, payload and epoch."""
-    for kind, payload, epoch in items:
+def waiting_batches(entries: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
+    """Give the batches that a gate held of one port, or those of a queue; control records may be between them."""
+    for kind, *rest in entries:
         if kind == DataBatch.kind:
-            yield WaitingBatch(level, epoch, reader, len(payload), payload, None)
-        elif kind == EpochWatermark.kind:
-            level = epoch
-
-
-def batches_queued(frames: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
-    """Give the batches of a queue, which may have control records between them; ``frames`` are decoded."""
-    for entry in entries_of(frames):
-        kind, *rest = entry
-        if kind == DataBatch.kind:
-            epoch, count, content = rest
-            yield WaitingBatch(level, epoch, reader, count, None, content)
+            epoch, size, content = rest
+            yield WaitingBatch(level, epoch, reader, size, content)
         elif kind == EpochWatermark.kind:
             [level] = rest
 
@@ -109,9 +93,8 @@ def batches_queued(frames: Iterable[PlainValue], level: int, reader: int) -> Ite
 def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[PlainValue, ...]:
     """Return a batch as an entry of a queue's snapshot."""
     content = waiting.content
-    if content is None:
-        assert waiting.given is not None
-        content = plain_data.encode_batch(waiting.given)
+    if not isinstance(content, bytes):
+        content = plain_data.encode_batch(content)
     return (DataBatch.kind, waiting.epoch, waiting.size, content)
 
 
@@ -177,7 +160,7 @@ def batches_for(
         parts: Sequence[tuple[int, Batch]] = list(split(each.records(plain_data)))
         for owner, part in parts:
             if owner == subtask:
-                yield WaitingBatch(each.level, each.epoch, each.reader, len(part), part, None)
+                yield WaitingBatch(each.level, each.epoch, each.reader, len(part), part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +252,8 @@ class OldPort:
     """Whether the subtask has been told of its end."""
     data_epoch: int
     """The last epoch of its data, in the state of the gate."""
-    held: list[tuple[str, PlainValue, PlainValue]]
-    """Kind, payload and epoch of each item that was taken from the channel."""
+    held: list[PlainValue]
+    """The items that were taken from the channel."""
     later_epochs: Iterable[PlainValue]
     """The frames of batches that waited for the turn of their epoch."""
     logged: Iterable[PlainValue]
@@ -278,12 +261,8 @@ class OldPort:
 
     def batches(self) -> Iterator[WaitingBatch]:
         """Give all waiting batches, in order."""
-        level = self.watermark
-        yield from batches_held(self.held, level, self.reader)
-        for kind, _, epoch in self.held:
-            level = epoch if kind == EpochWatermark.kind else level
-        yield from batches_queued(self.later_epochs, level, self.reader)
-        yield from batches_queued(self.logged, level, self.reader)
+        entries = chain(self.held, entries_of(self.later_epochs), entries_of(self.logged))
+        return waiting_batches(entries, self.watermark, self.reader)
 
     @property
     def in_topic(self) -> str | None:
@@ -296,7 +275,7 @@ class OldPort:
     @property
     def end_epoch(self) -> int | None:
         """The epoch of its end, if that waited; None otherwise."""
-        return next((epoch for kind, _, epoch in self.held if kind == EndOfInput.kind), None)
+        return next((rest[0] for kind, *rest in self.held if kind == EndOfInput.kind), None)
 
 
 def old_ports(task: OldTask) -> list[OldPort]:
@@ -304,9 +283,9 @@ def old_ports(task: OldTask) -> list[OldPort]:
     gate = task.state["gate"]
     aside = {port: frames for port, frames, _ in gate["aside"]}
     logged = dict(task.logged)
-    held: dict[int, list[tuple[str, PlainValue, PlainValue]]] = {}
+    held: dict[int, list[PlainValue]] = {}
     for port, *item in gate["held"]:
-        held.setdefault(port, []).append(tuple(item))
+        held.setdefault(port, []).append(item)
     return [
         OldPort(
             task.subtask,
