@@ -11,14 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
-__all__ = [
-    "BarPanel",
-    "Line",
-    "Panel",
-    "chart",
-]
-
-
 # Distances between ticks that people count in.
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _INTERVALS: Final = 5

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "TimerHandle"]
-
 
 class TimerHandle(Protocol):
     """A call that is due later and can be cancelled."""

@@ -16,16 +16,6 @@ import msgspec
 
 from streamiter.errors import InternalError
 
-__all__ = [
-    "Deferred",
-    "DeferredEntries",
-    "Encode",
-    "PlainValue",
-    "entries_of",
-    "release_all",
-]
-
-
 PlainValue: TypeAlias = Any
 """A value of plain data, such as a state or an entry of a frame; ``checkpoints/plain_data.py`` lists the types."""
 

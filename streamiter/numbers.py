@@ -13,21 +13,6 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, StreamiterError
 
-__all__ = [
-    "Floats",
-    "Indices",
-    "fraction",
-    "has_plain_digits",
-    "is_number",
-    "not_negative",
-    "plain_float",
-    "plain_scalar",
-    "positive",
-    "standardized",
-    "whole_number",
-    "whole_number_in",
-]
-
 Floats = npt.NDArray[np.float64]
 """An array of floats."""
 

@@ -22,8 +22,6 @@ from streamiter.errors import ModelError
 from streamiter.numbers import Floats, Indices
 from streamiter.tables import as_floats
 
-__all__ = ["SparseRow", "SparseRows", "sums_by"]
-
 SparseRow = tuple[Indices, Floats]
 """The indices of the features that a row names, and their values: two arrays of equal length."""
 

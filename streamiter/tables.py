@@ -31,8 +31,6 @@ import numpy.typing as npt
 from streamiter.errors import ModelError, StreamiterError
 from streamiter.records import Array, Columns
 
-__all__ = ["array_of", "as_floats", "columns_of_table", "rows_of_table"]
-
 Floats = npt.NDArray[np.float64]
 
 # Floats hold all integers up to this one exactly.
