@@ -40,6 +40,7 @@ from streamiter_kafka.wire import (
     SaslAuthenticationFailed,
     TopicMetadataRequest,
     UnsupportedSaslMechanismError,
+    buffer_whole_answers,
     create_conn,
     topic_metadata,
 )
@@ -435,7 +436,7 @@ def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
 
 async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
     host, port = server
-    return await create_conn(
+    connection = await create_conn(
         host,
         port,
         client_id=options.client_id,
@@ -447,6 +448,8 @@ async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLCo
         sasl_plain_username=options.sasl_username,
         sasl_plain_password=options.sasl_password,
     )
+    buffer_whole_answers(connection)
+    return connection
 
 
 async def send(connection: Connection, request: object, server: Server, timeout_s: float) -> Response:

@@ -104,6 +104,7 @@ __all__ = [
     "UnsupportedSaslMechanismError",
     "WireBatch",
     "batch_bytes",
+    "buffer_whole_answers",
     "create_conn",
     "fetched_partitions",
     "topic_metadata",
@@ -163,6 +164,16 @@ class WireBatch(Protocol):
     def validate_crc(self) -> bool: ...
     def __iter__(self) -> Iterator[KafkaRecord]: ...
     def __next__(self) -> KafkaRecord: ...
+
+
+# Measured: with aiokafka's 64 KiB, a flow that only reads pauses and resumes 1,600 times for 100 MB, and needs a
+# tenth more CPU time. A request limits the size of its answer, so this adds nothing to the memory of a connection.
+_BUFFER_BYTES: Final = 4_000_000
+
+
+def buffer_whole_answers(connection: Connection) -> None:
+    """Let a connection read an answer without pauses."""
+    connection._reader._limit = _BUFFER_BYTES
 
 
 def batch_bytes(fetched: bytes, start: int) -> int:
