@@ -1,14 +1,16 @@
-"""Learners with their defaults, one pass over a stream: streamiter, river and Vowpal Wabbit.
+"""Learners with their defaults, one pass over a stream: streamiter, trees of river in its flows, river, Vowpal Wabbit.
 
 Each learner predicts a row before it learns from it. What a learner reads is made before its clock starts: ``Columns``
-for streamiter, a dict for each row for river, a line of text for each row for Vowpal Wabbit.
+for flows of streamiter, a dict for each row for river, a line of text for each row for Vowpal Wabbit.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from numbers import Number
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -19,16 +21,29 @@ import numpy.typing as npt
 from benchmarks.learning_streams import LearningStream
 from benchmarks.measuring import Stopwatch
 from streamiter import Columns, Flow
-from streamiter.learn import DelayedLabels, SparseRows, train_online
+from streamiter.learn import DelayedLabels, ForeignModel, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.expert_weights import RowSteps
 from streamiter.learn.losses import PROBABILITY_FLOOR
 
-__all__ = ["LEARNERS", "OURS", "Learned", "Learner", "installed_learners", "loss", "losses"]
+__all__ = [
+    "FOREST",
+    "LEARNERS",
+    "OURS",
+    "TREE",
+    "VALUES_OF_A_FOREST",
+    "Learned",
+    "Learner",
+    "installed_learners",
+    "loss",
+    "losses",
+]
 
 Floats = npt.NDArray[np.float64]
 
 OURS: Final = "streamiter"
+TREE: Final = "tree"
+FOREST: Final = "forest"
 
 
 @dataclass(frozen=True)
@@ -40,9 +55,12 @@ class Learned:
     the first label."""
     cpu_seconds: float
     """The CPU time of this process, which other processes change less than the time by the clock."""
+    accuracy: float | None = None
+    """The part of the rows whose label was predicted, if the learner reports it."""
 
 
-Learner = Callable[[LearningStream], Learned]
+Learner = Callable[[LearningStream], Learned | None]
+"""Learns a stream; None for a stream that it does not take."""
 
 
 def losses(stream: LearningStream, predictions: Floats, known: npt.NDArray[np.bool_] | bool = True) -> Floats:
@@ -76,9 +94,11 @@ def ours(stream: LearningStream) -> Learned:
     with Stopwatch() as watch:
         flow.run()
     predictions = _without_flow(stream)
+    accuracy = None
     for report in reports.items[-1:]:
         _check_reported(stream, report, predictions)
-    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.cpu_seconds)
+        accuracy = report.get("accuracy")
+    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.cpu_seconds, accuracy)
 
 
 def _check_reported(stream: LearningStream, report: Mapping[str, float], predictions: Floats) -> None:
@@ -146,6 +166,62 @@ def _of_true_classes(probabilities: Floats, labels: npt.NDArray[Any]) -> Floats:
     columns = np.where(of_rows > known, probabilities.shape[1] - 1, of_rows)
     found: Floats = probabilities[np.arange(len(labels)), columns]
     return found
+
+
+# ---- trees of river in a flow of streamiter
+
+VALUES_OF_A_FOREST: Final = 400_000
+
+
+def tree(stream: LearningStream) -> Learned | None:
+    """Learn with the Hoeffding adaptive tree of river in a flow; None where labels come later."""
+    from river.tree import HoeffdingAdaptiveTreeClassifier, HoeffdingAdaptiveTreeRegressor
+
+    return _in_flow(stream, HoeffdingAdaptiveTreeClassifier, HoeffdingAdaptiveTreeRegressor)
+
+
+def forest(stream: LearningStream) -> Learned | None:
+    """Learn with the adaptive random forest of river in a flow; None for a long stream, which takes too much time."""
+    from river.forest import ARFClassifier, ARFRegressor
+
+    is_long = len(stream) * stream.columns > VALUES_OF_A_FOREST
+    return None if is_long else _in_flow(stream, ARFClassifier, ARFRegressor)
+
+
+def _in_flow(
+    stream: LearningStream, classifier: Callable[..., Any], regressor: Callable[..., Any]
+) -> Learned | None:
+    if stream.events is not None:
+        return None
+    from river.compose import SelectType
+    from river.preprocessing import OneHotEncoder, StandardScaler
+
+    def make() -> Any:
+        if stream.task != "number":
+            return classifier(seed=1)
+        # Regression trees have linear models in their leaves, which refuse texts, and diverge on large numbers.
+        encoder = SelectType(str) | OneHotEncoder(drop_zeros=True)
+        return (encoder + (SelectType(Number) | StandardScaler())) | regressor(seed=1)
+
+    model = ForeignModel.of_river(make, save=pickle.dumps, load=pickle.loads)
+    features = stream.features
+    records, arguments = _arguments(stream)
+    if isinstance(features, SparseRows):
+        # A feature that is absent is missing for a tree, and has no branch of its own.
+        arguments["features"] = lambda mini_batch: [
+            dict(enumerate(row)) for row in features[mini_batch["row"]].to_dense().tolist()
+        ]
+    flow = Flow("stream")
+    training = train_online(flow.from_items(records), model, **arguments)
+    reports, predicted = training.validation.collect(), training.predictions.collect()
+    with Stopwatch() as watch:
+        flow.run()
+    # The first row is not predicted. A class that has not come yet is scored as if all classes were equally probable.
+    of_rows = np.concatenate([[0.5], *(rows["predictions"] for rows in predicted.items)])
+    if stream.task == "classes":
+        classes, firsts = np.unique(stream.labels, return_index=True)
+        of_rows[firsts] = 1.0 / len(classes)
+    return Learned(of_rows, watch.cpu_seconds, reports.items[-1].get("accuracy"))
 
 
 # ---- the peers, row by row
@@ -314,15 +390,16 @@ LEARNERS: Final[Mapping[str, Learner]] = MappingProxyType(
         "VW": vowpal_wabbit(""),
         "VW --coin": vowpal_wabbit("--coin"),
         "VW --ftrl": vowpal_wabbit("--ftrl"),
+        TREE: tree,
+        FOREST: forest,
     }
 )
 
 
 def installed_learners() -> dict[str, Learner]:
     """Return the learners whose packages are installed."""
-    packages = {"river": "river", "VW": "vowpalwabbit"}
     return {
         name: learner
         for name, learner in LEARNERS.items()
-        if name == OURS or find_spec(packages[name.split()[0]]) is not None
+        if name == OURS or find_spec("vowpalwabbit" if name.startswith("VW") else "river") is not None
     }
