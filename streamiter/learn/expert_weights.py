@@ -20,8 +20,10 @@ from streamiter.numbers import Floats, Indices, standardized
 LabelKind = Literal["binary", "classes", "number"]
 
 
-# The first numeric columns have room without a copy of the state.
-_SPARE_COLUMNS: Final = 16
+# The first columns have room without a copy of the state.
+_SPARE_SLOTS: Final = 16
+# More numeric columns than this are rare, and make a copy of the slots of all hashed columns.
+_SPARE_NUMERIC: Final = 4_096
 
 
 class ModelRows(NamedTuple):
@@ -72,8 +74,8 @@ class RowSteps(NamedTuple):
 class ExpertWeights:
     """The state of the arithmetic: statistics and weights of all columns, and the mixture of the experts.
 
-    The arrays and the order of the columns are those of ``streamiter.learn.row_steps``. Hashed columns that no row
-    has had are neither stored nor published, and take no memory.
+    The arrays and the numbers of the columns are those of ``streamiter.learn.row_steps``. A hashed column gets its slot
+    in memory when the first row that has it is learned from; others are neither stored nor published.
     """
 
     def __init__(self, task: LabelKind, scores: int, hashed: int) -> None:
@@ -82,6 +84,8 @@ class ExpertWeights:
 
         self._steps = row_steps
         self.task = task
+        self.scores = scores
+        """The number of scores of a row."""
         kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
         self._kind = kinds[task]
         self.hashed = hashed
@@ -89,56 +93,70 @@ class ExpertWeights:
         """The number of numeric columns in use."""
         self.mixture: Floats = np.full(row_steps.EXPERTS, 1.0 / row_steps.EXPERTS)
         self.totals: Floats = np.zeros(6)
-        self._columns = self._room(hashed + 1 + _SPARE_COLUMNS, scores)
-        self._is_seen = np.zeros(hashed, dtype=np.bool_)
-        """For each hashed column whether a row that was learned from has had it."""
+        self._columns = self._room(_SPARE_SLOTS, scores)
+        self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
+        """For each column the row of ``_columns`` that it has; 0, a row of zeros, for those that have none."""
+        self._slots = 1
+        """The number of rows of ``_columns`` in use."""
+        self._take_slots(np.array([hashed]))
         with saying_that_it_compiles("the arithmetic of AdaptiveLinearModel"):
-            self.step(
-                ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)),
-                RowSteps.one_each(0, learns=True),
-                np.zeros(0),
-            )
+            # A prediction, which changes nothing.
+            row = ModelRows(np.array([0, 1]), np.zeros(1, np.intp), np.zeros(1))
+            self.step(row, RowSteps.one_each(1, learns=False), np.zeros(1))
 
-    def _room(self, columns: int, scores: int) -> Floats:
-        return np.zeros((columns, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
+    def _room(self, slots: int, scores: int) -> Floats:
+        return np.zeros((slots, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
 
-    @property
-    def scores(self) -> int:
-        """The number of scores of a row."""
+    def _take_slots(self, columns: Indices) -> None:
+        """Give each of these columns a row of ``_columns``."""
+        stop = self._slots + len(columns)
+        self._slot_of[columns] = np.arange(self._slots, stop)
+        self._use_slots(stop)
+
+    def _use_slots(self, count: int) -> None:
+        if count > len(self._columns):
+            # Doubled, so that columns that come one by one do not copy the state each time.
+            self._move(self._room(2 * count, self._room_of_scores()))
+        self._slots = count
+
+    def _room_of_scores(self) -> int:
         return int((self._columns.shape[1] - self._steps.STATISTICS) // self._steps.NUMBERS_A_SCORE)
 
+    def _move(self, room: Floats) -> None:
+        room[: self._slots, : self._columns.shape[1]] = self._columns[: self._slots]
+        self._columns = room
+
     def _used(self) -> Indices:
-        """Return the columns that are stored: the hashed ones that rows have had, the intercept, the numeric ones."""
-        return np.concatenate([self.places(), np.arange(self.hashed, self.hashed + 1 + self.numeric)])
+        """Return the slots that are stored: of the hashed columns by number, of the intercept, of the numeric ones."""
+        of_numeric = self._slot_of[self.hashed : self.hashed + 1 + self.numeric]
+        return np.concatenate([self._slot_of[self.places()], of_numeric])
 
     @property
     def used(self) -> int:
         """The number of columns that rows have had."""
-        return self.numeric + int(np.count_nonzero(self._is_seen))
+        return self._slots - 2
 
     def places(self) -> Indices:
         """Return the hashed columns that rows have had."""
-        return np.flatnonzero(self._is_seen)
+        return np.flatnonzero(self._slot_of[: self.hashed])
 
     def add_numeric(self, count: int) -> None:
         """Use that many more numeric columns."""
-        used = self._used()
-        self.numeric += count
-        if self.hashed + 1 + self.numeric > len(self._columns):
-            # Doubled, so that fields that come one by one do not copy the state each time.
-            self._move(used, self._room(self.hashed + 1 + 2 * self.numeric, self.scores))
+        first, self.numeric = self.hashed + 1 + self.numeric, self.numeric + count
+        if first + count > len(self._slot_of):
+            self._slot_of = np.pad(self._slot_of, (0, first + count))
+        self._take_slots(np.arange(first, first + count))
 
     def split_last_score(self) -> None:
         """Add a score that begins with the weights of the last one."""
-        used = self._used()
-        self._move(used, self._room(len(self._columns), self.scores + 1))
+        if self.scores == self._room_of_scores():
+            self._move(self._room(len(self._columns), 2 * self.scores))
+        self.scores += 1
         own = self._steps.NUMBERS_A_SCORE
-        self._columns[used, -own:] = self._columns[used, -2 * own : -own]
-
-    def _move(self, used: Indices, room: Floats) -> None:
-        # Only the columns in use: a copy of all would take memory for each column that could come.
-        room[used, : self._columns.shape[1]] = self._columns[used]
-        self._columns = room
+        stop = self._steps.STATISTICS + own * self.scores
+        self._columns[: self._slots, stop - own : stop] = self._columns[
+            : self._slots, stop - 2 * own : stop - own
+        ]
 
     def step(
         self,
@@ -156,25 +174,31 @@ class ExpertWeights:
             steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
         )
         indices = _plain(rows.indices, np.intp)
-        # Compiled code checks no bounds; a negative index is a large unsigned one.
-        if len(indices) and int(indices.view(np.uintp).max()) > self.hashed + self.numeric:
+        indptr = _plain(rows.indptr, np.intp)
+        lowest, highest = int(indices.min(initial=self.hashed)), int(indices.max(initial=0))
+        # Compiled code checks no bounds.
+        if lowest < 0 or highest > self.hashed + self.numeric:
             raise ModelError(
                 f"AdaptiveLinearModel: expected rows of {self.hashed} hashed and {self.numeric} numeric columns, given "
-                f"column {indices.view(np.uintp).max()}"
+                f"column {lowest if lowest < 0 else highest}"
             )
-        indptr = _plain(rows.indptr, np.intp)
+        actions, order = actions.astype(np.uint8), _plain(steps.rows, np.intp)
+        if lowest < self.hashed:
+            self._use_slots(
+                self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
+            )
         self._steps.step_rows(
             self._kind,
             self.hashed,
             indptr,
             indices,
             _plain(rows.values, np.float64),
-            _plain(steps.rows, np.intp),
-            actions.astype(np.uint8),
+            order,
+            actions,
             _plain(targets, np.float64),
             _plain(steps.weights, np.float64),
+            self._slot_of,
             self._columns,
-            self._is_seen.view(np.uint8),
             self.mixture,
             self.totals,
             predictions,
@@ -201,13 +225,13 @@ class ExpertWeights:
         sum of weights · clip(value − center, −limit, limit)``, where missing values are left out.
         """
         steps, places = self._steps, self.places()
-        used = self._columns[np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])]
+        used = self._columns[self._published_slots(places)]
         weight, mean, squares = used[:, 0], used[:, 1], used[:, 2]
         scale = np.sqrt(np.divide(squares, weight, out=np.zeros(len(used)), where=weight > 0))
         scale[scale <= steps.ROUNDING * np.abs(mean)] = 0.0
         inverse = np.divide(1.0, scale, out=np.zeros(len(used)), where=scale > 0)
         mixed = self._experts(used) @ self.mixture * inverse[:, None]
-        intercept = self._experts(self._columns[self.hashed, None])[0] @ self.mixture
+        intercept = self._experts(self._columns[self._slot_of[self.hashed], None])[0] @ self.mixture
         if self.task == "number":
             intercept = intercept + self.totals[2]
         is_one = self.task != "classes"
@@ -219,16 +243,24 @@ class ExpertWeights:
             "places": places,
         }
 
+    def _published_slots(self, places: Indices) -> Indices:
+        """Return the slots of the columns of a published model: the numeric ones, then the hashed ones."""
+        return np.take(self._slot_of, np.concatenate([self.hashed + 1 + np.arange(self.numeric), places]))
+
     def _experts(self, columns: Floats) -> Floats:
         """Return the experts' weights: for each column and score."""
         steps = self._steps
-        by_score = columns[:, steps.STATISTICS :].reshape(len(columns), self.scores, steps.NUMBERS_A_SCORE)
+        stop = steps.STATISTICS + steps.NUMBERS_A_SCORE * self.scores
+        by_score = columns[:, steps.STATISTICS : stop].reshape(
+            len(columns), self.scores, steps.NUMBERS_A_SCORE
+        )
         return by_score[:, :, : steps.EXPERTS]
 
     def start_from(self, published: Mapping[str, Any]) -> None:
         """Take on a published model: each expert begins with its weights, each column with its mean and deviation."""
         steps, places = self._steps, np.asarray(published["places"], dtype=np.intp)
-        used = np.concatenate([self.hashed + 1 + np.arange(self.numeric), places])
+        self._take_slots(places)
+        used, of_intercept = self._published_slots(places), self._slot_of[self.hashed]
         scale = np.asarray(published["limit"]) / steps.CLIP
         weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
         weights = weights * scale[:, None]
@@ -250,10 +282,9 @@ class ExpertWeights:
                 slice(first + steps.EXPERTS, first + steps.NUMBERS_A_SCORE),
             )
             self._columns[used, experts] = weights[:, score, None]
-            self._columns[self.hashed, experts] = intercept[score]
+            self._columns[of_intercept, experts] = intercept[score]
             # The adaptive rates are as small as after these rows: the square of a slope is about 1/4.
-            self._columns[used, sums] = self._columns[self.hashed, sums] = _ROWS_OF_A_START / 4
-        self._is_seen[places] = True
+            self._columns[used, sums] = self._columns[of_intercept, sums] = _ROWS_OF_A_START / 4
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data, with the columns in use."""
@@ -262,7 +293,9 @@ class ExpertWeights:
             "hashed": self.hashed,
             "numeric": self.numeric,
             "places": self.places(),
-            "columns": self._columns[self._used()],
+            "columns": self._columns[
+                self._used(), : self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * self.scores
+            ],
             "mixture": self.mixture.copy(),
             "totals": self.totals.copy(),
         }
@@ -275,7 +308,7 @@ class ExpertWeights:
         scores = (state["columns"].shape[1] - row_steps.STATISTICS) // row_steps.NUMBERS_A_SCORE
         weights = cls(state["task"], scores, state["hashed"])
         weights.add_numeric(state["numeric"])
-        weights._is_seen[state["places"]] = True
+        weights._take_slots(state["places"])
         weights._columns[weights._used()] = state["columns"]
         weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
         return weights

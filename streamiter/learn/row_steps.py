@@ -7,8 +7,8 @@ mixed by exponential weights before the link, so all six together are one linear
 All state is in three arrays; a row has one score, or one for each class:
 
 ================================  ====================================================================================
-``columns[:, 3 + 9 * scores]``    for each column its weight, mean and sum of squares; then for each score six experts'
-                                  weights and three sums of squared gradients
+``columns[:, 3 + 9 * scores]``    for each column, at its slot, its weight, mean and sum of squares; then for each
+                                  score six experts' weights and three sums of squared gradients
 ``mixture[6]``                    the experts' shares
 ``totals[6]``                     the weight of all rows, their mean squared norm, and the targets' mean, sum of squared
                                   deviations, smallest and largest
@@ -258,9 +258,9 @@ def _learn(
     values: Floats,
     target: float,
     row_weight: float,
+    slot_of: npt.NDArray[np.int32],
     columns: Floats,
     width: int,
-    is_seen: npt.NDArray[np.uint8],
     mixture: Floats,
     totals: Floats,
     x: Floats,
@@ -278,14 +278,12 @@ def _learn(
     """
     for score in range(size):
         scores[score] = 0.0
-    _add_scores(columns, intercept * width, 1.0, scores, size)
+    _add_scores(columns, slot_of[intercept] * width, 1.0, scores, size)
     norm = 1.0
     for position in range(first, stop):
-        at, value = indices[position] * width, values[position]
+        at, value = slot_of[indices[position]] * width, values[position]
         if abs(value) <= HUGE:
             _observe(columns, at, value, row_weight, indices[position] > intercept)
-            if indices[position] < intercept:
-                is_seen[indices[position]] = 1
         standardized = _standardized(columns, at, value)
         x[position - first] = standardized
         if standardized != 0.0:
@@ -317,9 +315,29 @@ def _learn(
             slopes[score] *= row_weight
     for position in range(first, stop):
         if x[position - first] != 0.0:
-            _step(columns, indices[position] * width, x[position - first], slopes, size, rates)
-    _step(columns, intercept * width, 1.0, slopes, size, rates)
+            _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, rates)
+    _step(columns, slot_of[intercept] * width, 1.0, slopes, size, rates)
     _mix(mixture, likelihoods, row_weight)
+
+
+@compiled
+def take_slots(
+    indptr: Indices,
+    indices: Indices,
+    rows: Indices,
+    actions: npt.NDArray[np.uint8],
+    slot_of: npt.NDArray[np.int32],
+    slots: int,
+) -> int:
+    """Give the next slots to columns without one that rows are learned from; return the number of slots in use."""
+    column_of, used = pointer_to(indices), pointer_to(slot_of)
+    for position in range(len(rows)):
+        if actions[position] & LEARN:
+            for at in range(indptr[rows[position]], indptr[rows[position] + 1]):
+                if used[column_of[at]] == 0:
+                    used[column_of[at]] = slots
+                    slots += 1
+    return slots
 
 
 def room_to_work(indptr: Indices, scores: int) -> Floats:
@@ -339,8 +357,8 @@ def step_rows(
     actions: npt.NDArray[np.uint8],
     targets: Floats,
     row_weights: Floats,
+    slot_of: npt.NDArray[np.int32],
     columns: Floats,
-    is_seen: npt.NDArray[np.uint8],
     mixture: Floats,
     totals: Floats,
     predictions: Floats,
@@ -352,9 +370,9 @@ def step_rows(
 
     Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
     ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
-    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. Hashed columns
-    of rows that were learned from become 1 in ``is_seen``. ``room`` is :func:`room_to_work`, made by the caller,
-    because a pointer does not keep its array.
+    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. Column c has
+    the row ``slot_of[c]`` of ``columns``. ``room`` is :func:`room_to_work`, made by the caller, because a pointer does
+    not keep its array.
     """
     steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * EXPERTS
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
@@ -362,18 +380,19 @@ def step_rows(
     x = pointer_to(room[3 * size + 2 * EXPERTS :])
     state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
     predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
-    column_of, value_of, seen = pointer_to(indices), pointer_to(values), pointer_to(is_seen)
+    column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
     for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
         question = questions[position] * asked.shape[1] * EXPERTS  # It has room for classes that come later.
         if actions[position] & PREDICT:
             for score in range(size):
                 scores[score] = 0.0
-            _add_scores(state, hashed * width, 1.0, scores, size)
-            for at in range(first, stop):
-                value = _standardized(state, column_of[at] * width, value_of[at])
+            _add_scores(state, slots[hashed] * width, 1.0, scores, size)
+            for place in range(first, stop):
+                at = slots[column_of[place]] * width
+                value = _standardized(state, at, value_of[place])
                 if value != 0.0:
-                    _add_scores(state, column_of[at] * width, value, scores, size)
+                    _add_scores(state, at, value, scores, size)
             _link(task, scores, size, shares, sums, predicted, position * (size // EXPERTS))
             if question >= 0:
                 # Scores of numbers are kept with the mean of the targets, which moves.
@@ -393,9 +412,9 @@ def step_rows(
                 value_of,
                 targets[position],
                 row_weights[position],
+                slots,
                 state,
                 width,
-                seen,
                 shares,
                 sums,
                 x,

@@ -10,6 +10,7 @@ and learns from its row when the answer arrives.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
@@ -21,7 +22,7 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.drift import DriftDetector, DriftWatch
-from streamiter.learn.expert_weights import ModelRows, RowSteps
+from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.training import MODELS
@@ -87,7 +88,9 @@ class RowOwner(Operator, IterationListener):
         self._missing = 0
         """The number of missing values since a version was published."""
 
-    def open(self, context: Context) -> None:
+    async def open(self, context: Context) -> None:
+        """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
+        await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1)
         self._context = context
         self._published_at_s = context.clock.monotonic_s()
 

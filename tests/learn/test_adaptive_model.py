@@ -6,6 +6,7 @@ import copy
 import math
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -579,3 +580,17 @@ def test_numba_is_imported_with_the_first_label_only() -> None:
         "model.learn([[1.0]], [True])\nassert 'streamiter.learn.row_steps' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
+
+
+def test_many_classes_take_memory_only_for_texts_that_came() -> None:
+    """A model of 300 classes took gigabytes for places of texts that no row had, and copied them for each class."""
+    rows = [{"city": f"city {n % 50}"} for n in range(600)]
+    model = AdaptiveLinearModel()
+    model.learn(rows[:2], ["class 0", "class 1"])
+    tracemalloc.start()
+    try:
+        model.learn(rows, [f"class {n % 300}" for n in range(600)])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 50e6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -39,6 +41,7 @@ from streamiter.learn import (
     LogisticRegression,
     ProgressiveValidation,
     SparseRows,
+    row_training,
     train_online,
 )
 from streamiter.learn.validation import MeanComparison, PredictedRows
@@ -512,6 +515,26 @@ def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pyte
             on_error="skip",
         )
     assert caplog.messages == []
+
+
+def test_the_event_loop_runs_while_the_arithmetic_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For ten seconds, the broker of the job's topics heard nothing from it, and dealt out its partitions again."""
+    has_run = threading.Event()
+
+    def compile_slowly(*_arguments: Any, **_options: Any) -> None:
+        assert has_run.wait(PATIENCE_S), "the event loop did not run meanwhile"
+
+    async def run_meanwhile() -> None:
+        flow = Flow("compiling")
+        train_online(flow.from_items(trips(50)), label="late", features=FEATURES)
+        asyncio.get_running_loop().call_later(0.01, has_run.set)
+        await (await flow.start()).wait()
+
+    monkeypatch.setattr(row_training, "ExpertWeights", compile_slowly)
+    asyncio.run(run_meanwhile())
+
+
+PATIENCE_S = 30.0
 
 
 def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_the_remedy(
