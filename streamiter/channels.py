@@ -22,8 +22,6 @@ from typing import Final
 from streamiter.errors import InternalError
 from streamiter.records import Control, DataBatch, EpochWatermark, estimated_bytes
 
-__all__ = ["LIMIT_BYTES", "LIMIT_RECORDS", "Channel", "ChannelStatistics", "Intake"]
-
 # One of the largest batches of a topic reader waits while the task handles the batch before it. A larger limit would
 # make jobs slower: each full garbage collection visits all waiting records.
 LIMIT_RECORDS: Final = 8_192
@@ -59,8 +57,6 @@ class ChannelStatistics:
 
 class Intake:
     """Decides whether a source may read. A channel downstream shuts it while the channel's reader holds too much."""
-
-    __slots__ = ("_is_open", "_overfull")
 
     def __init__(self) -> None:
         self._overfull = 0
@@ -100,29 +96,6 @@ class Channel:
     memory, and in each snapshot, just as the records in the channel. They do not count while the consumer needs the
     next item in any case (``make_way``).
     """
-
-    __slots__ = (
-        "_aside_bytes",
-        "_aside_records",
-        "_intakes",
-        "_is_overfull",
-        "_items",
-        "_makes_way",
-        "_on_ready",
-        "_peak_bytes",
-        "_peak_records",
-        "_room",
-        "_size_bytes",
-        "_sizes",
-        "_total_batches",
-        "_total_bytes",
-        "_total_records",
-        "_way",
-        "limit_bytes",
-        "limit_records",
-        "name",
-        "records",
-    )
 
     def __init__(
         self, name: str, *, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES

@@ -131,22 +131,6 @@ class DiskBatches:
     (the step) begins the message of every error.
     """
 
-    __slots__ = (
-        "_contents",
-        "_directory",
-        "_explain_overflow",
-        "_limit_bytes",
-        "_name",
-        "_plain_data",
-        "_segment_bytes",
-        "_segments",
-        "batches_written",
-        "bytes_written",
-        "count",
-        "size_bytes",
-        "size_bytes_peak",
-    )
-
     def __init__(
         self,
         *,
@@ -295,8 +279,6 @@ class DiskBatches:
 class HeldDiskBatches:
     """The batches that were on disk at one moment; they can be read once, and each segment is released when read."""
 
-    __slots__ = ("_segments",)
-
     def __init__(self, segments: Iterable[tuple[FileHold, int, int]]) -> None:
         """``segments`` are files, each with the start and the end of the batches that were not dropped."""
         self._segments = deque(segments)
@@ -338,8 +320,6 @@ class TemporaryFile:
     (the step) begins the message of every error. Where the system allows it, the file has no name, so a process
     that is killed leaves nothing behind; data that must outlive the process is in checkpoints.
     """
-
-    __slots__ = ("_file", "_holds", "_is_closed", "_name", "size_bytes")
 
     def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
         self._file = _open(os.fspath(directory), name)
@@ -428,8 +408,6 @@ class TemporaryFile:
 class _Segment(TemporaryFile):
     """One temporary file of encoded batches."""
 
-    __slots__ = ("read_position",)
-
     def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
         super().__init__(directory, name=name)
         self.read_position = 0
@@ -470,8 +448,6 @@ def _copy_for_holds(file: FileIO) -> FileIO:
 @final
 class FileHold:
     """Reads a temporary file, also after its owner has closed it. A hold without references is released."""
-
-    __slots__ = ("_file",)
 
     def __init__(self, file: TemporaryFile) -> None:
         self._file: TemporaryFile | None = file

@@ -58,8 +58,6 @@ class PlainData:
     {'weights': array([0., 0.], dtype='>f4'), (1, 'a'): {'seen': 3}}
     """
 
-    __slots__ = ("_structs",)
-
     def __init__(self, structs: Iterable[type[msgspec.Struct]] = ()) -> None:
         self._structs = StructRegistry()
         for struct in structs:

@@ -178,8 +178,6 @@ def _check_lengths(packed: bytes | memoryview) -> None:
 class StructRegistry:
     """The ``msgspec.Struct`` classes that an encoding knows."""
 
-    __slots__ = ("classes", "openings")
-
     def __init__(self) -> None:
         self.classes: dict[str, type[msgspec.Struct]] = {}
         """The classes by name."""

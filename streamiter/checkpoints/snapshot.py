@@ -458,8 +458,6 @@ class SnapshotFile(StoredSnapshot):
 class _SectionReader:
     """Reads a section from start to end; several small pieces are read from the file at once."""
 
-    __slots__ = ("_buffer", "_buffer_start", "_end", "_read", "position")
-
     def __init__(self, read: Callable[[int, int], bytes], section: Section) -> None:
         self._read = read
         self._end = section.offset + section.bytes
@@ -508,8 +506,6 @@ class SnapshotWriter:
     ``add_part``, ``begin_deferred`` and ``add_frame`` only collect frames, in the event loop. The other methods block,
     so call them in a thread. One call at a time.
     """
-
-    __slots__ = ("_contents", "_file", "_names", "_parts", "_position", "_written", "path", "pending_bytes")
 
     def __init__(self, path: Path) -> None:
         self.path = path

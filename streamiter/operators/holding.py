@@ -424,8 +424,6 @@ class HeldInput:
     (3, [1, 2, 3])
     """
 
-    __slots__ = ("_length", "_pieces")
-
     def __init__(self) -> None:
         self._pieces: list[Batch] = []
         self._length = 0

@@ -65,17 +65,6 @@ class KeyedState:
     snapshot is encoded while further records are handled, and copies a state when `get` returns it the next time.
     """
 
-    __slots__ = (
-        "_clock",
-        "_encode",
-        "_in_thread",
-        "_name",
-        "_states",
-        "_time_to_live_s",
-        "_unfinished",
-        "_used_at_s",
-    )
-
     def __init__(
         self,
         clock: Clock,

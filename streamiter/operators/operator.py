@@ -262,8 +262,6 @@ class JobScope:
 class Progress:
     """The progress of a task. Its operators read it; only the task writes it."""
 
-    __slots__ = ("epoch", "handled", "is_ending", "origin", "watermark")
-
     def __init__(self) -> None:
         self.handled = 0
         """Counts the handled batches and control records, and single records where each is awaited. A task whose count

@@ -35,18 +35,6 @@ class Output:
     Only one task uses an output. Records of an output that no step reads are dropped.
     """
 
-    __slots__ = (
-        "_gathered",
-        "_origin_now",
-        "_policy",
-        "_receivers",
-        "_step",
-        "_tagged_gathered",
-        "_tagged_receivers",
-        "records_emitted",
-        "rejected",
-    )
-
     def __init__(self, step: str = "operator", policy: RejectionPolicy = "fail") -> None:
         self._step = step
         self._policy = policy

@@ -193,8 +193,6 @@ class Collected:
     Collected(0 items)
     """
 
-    __slots__ = ("_parts",)
-
     def __init__(self) -> None:
         self._parts: dict[int, list[Any]] = {}
 

@@ -192,8 +192,6 @@ async def _sum_of(call: Call[int]) -> int:
 
 
 class _Room(WaitingReply[None]):
-    __slots__ = ("is_given",)
-
     def __init__(self, on_given_up: Callable[[], None]) -> None:
         super().__init__(on_given_up)
         self.is_given = False

@@ -308,8 +308,6 @@ class ProgressTracker:
     (2, 3, 2)
     """
 
-    __slots__ = ("_highest", "_min_clock", "_progress", "_workers_at", "name")
-
     def __init__(self, workers: Iterable[int] = (), *, name: str = "") -> None:
         self.name = name
         self.init(workers)
@@ -472,8 +470,6 @@ class PendingAdds(Generic[A]):
     ['ac', 'b']
     """
 
-    __slots__ = ("_arrived", "_by_clock")
-
     def __init__(self) -> None:
         self._arrived = 0
         self._by_clock: dict[int, dict[int, list[tuple[int, A]]]] = {}
@@ -556,8 +552,6 @@ class WaitingGets(Generic[G]):
     >>> gets.take(1), len(gets)
     ([['second']], 0)
     """
-
-    __slots__ = ("_all", "_by_clock")
 
     def __init__(self) -> None:
         self._all: dict[int, tuple[int, G]] = {}

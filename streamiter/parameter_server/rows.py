@@ -175,8 +175,6 @@ class MatrixAccess:
     worker's own adds that wait for a clock.
     """
 
-    __slots__ = ("_dtype", "_kinds", "_with_own", "_worker", "matrix", "observed", "partitioning", "shards")
-
     def __init__(
         self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool
     ) -> None:

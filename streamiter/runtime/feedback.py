@@ -85,18 +85,6 @@ class FeedbackChannel:
     ``put`` never waits, so a loop cannot deadlock. After the end of the head, feedback is dropped.
     """
 
-    __slots__ = (
-        "_closed",
-        "_last_epoch",
-        "_on_ready",
-        "_peak_records",
-        "_total_records",
-        "name",
-        "queue",
-        "records",
-        "return_path",
-    )
-
     def __init__(self, name: str, queue: SpillQueue, return_path: TopicReturnPath | None = None) -> None:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name

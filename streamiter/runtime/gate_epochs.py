@@ -65,8 +65,6 @@ class WatermarkTracker:
     >>> tracker.finish(0)
     """
 
-    __slots__ = ("_finished", "_watermarks", "watermark")
-
     def __init__(self, channels: int) -> None:
         self._watermarks = [BEFORE_ALL_EPOCHS] * channels
         self._finished = [False] * channels

@@ -397,8 +397,6 @@ class Feeder:
 class FailuresOf:
     """In this block, an error ends the job as a failure of a step, unless the failure names a step already."""
 
-    __slots__ = ("_step",)
-
     def __init__(self, step: str) -> None:
         self._step = step
 

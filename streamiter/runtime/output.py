@@ -75,8 +75,6 @@ class Broadcast:
 class Turns:
     """A splitter that gives a record to each subtask in turn. The next subtask is part of the job's state."""
 
-    __slots__ = ("_subtasks", "following")
-
     def __init__(self, following: int, subtasks: int) -> None:
         self.following = following
         """The subtask that gets the next record."""
@@ -202,8 +200,6 @@ class ChannelOutput:
     ``LANE_LIMIT_BYTES``.
     """
 
-    __slots__ = ("_waiting_bytes", "blocked_s", "channel", "waiting")
-
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.waiting: deque[DataBatch | Control] = deque()
@@ -262,8 +258,6 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, with the epoch of the task."""
 
-    __slots__ = ("_keeps_origin", "_leaves_loop", "_progress", "_step", "lanes", "split")
-
     def __init__(
         self,
         split: Splitter | None,
@@ -310,8 +304,6 @@ class EdgeWriter:
 @final
 class FeedbackWriter:
     """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
-
-    __slots__ = ("_channels", "_progress", "_step", "lanes", "split")
 
     def __init__(
         self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress, step: str

@@ -90,23 +90,6 @@ BLOCKED: Final = PortState.BLOCKED
 class Port:
     """One input channel of a task, and the items that were taken from it and not handled. Only its gate uses it."""
 
-    __slots__ = (
-        "_bounded",
-        "_held_bytes",
-        "_in_hand",
-        "channel",
-        "held",
-        "index",
-        "input_name",
-        "is_feedback",
-        "log",
-        "one_at_a_time",
-        "origin",
-        "restored",
-        "state",
-        "turn_size",
-    )
-
     def __init__(
         self,
         index: int,
@@ -353,8 +336,6 @@ class ReadyPorts:
     sees that its input still is not wanted.
     """
 
-    __slots__ = ("_is_parked", "_is_queued", "_parked", "_waiter", "queue")
-
     def __init__(self, ports: int) -> None:
         self.queue: deque[Port] = deque()
         """The ports in their order. The gate looks whether there are any; only this class changes it."""
@@ -441,8 +422,6 @@ class TurnSize:
     >>> size.records
     5
     """
-
-    __slots__ = ("_is_slow", "_squares", "_times", "_turns", "_weight", "_weighted", "_weighted_s", "records")
 
     def __init__(self) -> None:
         self.records = _FIRST_RECORDS
