@@ -61,8 +61,8 @@ _MAX_WAIT_MS: Final = 500
 
 _MIN_BYTES: Final = 1
 
-# Fewer records are parsed one by one, and then answers are joined to larger batches. As many as this have room in a
-# small answer of a busy topic, and a flow needs less for a batch of them than for parsing them one by one.
+# The records of smaller answers are parsed one by one, and several answers are joined to one batch. An answer with so
+# many records is a batch of its own; a flow's costs for a batch are then small for each record.
 _LOCATED_FROM: Final = 1_000
 
 # The limit for one partition in one answer. Small parts of more partitions let the partitions take turns.
@@ -371,7 +371,7 @@ class FetchedAnswer(NamedTuple):
     """The wanted batches."""
 
     @property
-    def batch_bytes(self) -> int:
+    def share_bytes(self) -> int:
         """The part of the answer with which each batch counts."""
         return len(self.fetched) // len(self.batches)
 
@@ -459,7 +459,7 @@ class ReadPartition:
             self.fetch_offset = max(self.fetch_offset, batch.next_offset)
         if wanted:
             answer = FetchedAnswer(fetched, starts, wanted)
-            self.fetched_bytes += answer.batch_bytes * len(wanted)
+            self.fetched_bytes += answer.share_bytes * len(wanted)
             self._answers.append(answer)
 
     def take(self, max_records: int) -> TopicBatch | None:
@@ -485,9 +485,9 @@ class ReadPartition:
             answer = self._answers.popleft()
             self._located = self._locate(answer)
             if self._located is None:
-                self._batches.extend((batch, answer.batch_bytes) for batch in answer.batches)
+                self._batches.extend((batch, answer.share_bytes) for batch in answer.batches)
             else:
-                self.fetched_bytes -= answer.batch_bytes * len(answer.batches)
+                self.fetched_bytes -= answer.share_bytes * len(answer.batches)
         return bool(self._batches)
 
     def _locate(self, answer: FetchedAnswer) -> LocatedRecords | None:
