@@ -54,7 +54,7 @@ kafka: $(VENV)/installed
 
 # Numba stores what it compiles. Without this, each of the tests' processes would compile the same at the same time.
 compiled: $(VENV)/installed
-	-@$(BIN)/python -c "from streamiter.learn import AdaptiveLinearModel; AdaptiveLinearModel().learn([[0.0]], [1])"
+	-@PYTHONPATH=tests $(BIN)/python -m support.compiled_code
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

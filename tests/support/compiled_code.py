@@ -1,0 +1,33 @@
+"""Compile all compiled functions once, in one process, and store them.
+
+Numba stores the functions that it compiles. Without the stored functions, each process of the tests would compile the
+same functions at the same time. ``make test`` runs this before the tests begin (``PYTHONPATH=tests``)::
+
+    python -m support.compiled_code
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamiter import Columns
+from streamiter.learn import ADWIN, AdaptiveLinearModel, PageHinkley
+from streamiter.learn.drift import DriftWatch
+from streamiter.topics.json_columns import ColumnScanner
+from streamiter_kafka.record_columns import compile_it
+
+__all__ = ["store_compiled_functions"]
+
+
+def store_compiled_functions() -> None:
+    """Call each compiled function that the tests share, unless its code is stored already."""
+    texts = Columns({"kind": np.full(1_000, "a")})  # A few texts are not hashed by compiled code.
+    AdaptiveLinearModel().learn(texts, np.ones(1_000))
+    for detector in (ADWIN(), PageHinkley()):
+        DriftWatch(detector)
+    ColumnScanner([("text", np.dtype(str), None)]).scan([b'{"text": "a"}'])
+    compile_it()
+
+
+if __name__ == "__main__":
+    store_compiled_functions()
