@@ -8,11 +8,25 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import kafka_broker, kafka_broker_factory, topic_prefix
+from support.kafka_fixtures import (
+    breakable_broker,
+    broker_to_break,
+    kafka_broker,
+    kafka_broker_factory,
+    topic_prefix,
+)
 from support.small_disk import small_disk
 from support.soak import for_each_soak_seed, soak_header, without_time_limits
 
-__all__ = ["for_each_soak_seed", "kafka_broker", "kafka_broker_factory", "small_disk", "topic_prefix"]
+__all__ = [
+    "breakable_broker",
+    "broker_to_break",
+    "for_each_soak_seed",
+    "kafka_broker",
+    "kafka_broker_factory",
+    "small_disk",
+    "topic_prefix",
+]
 
 # A failed assert in the shared checks of a contract shows its values, as in a test module.
 pytest.register_assert_rewrite(

@@ -22,6 +22,7 @@ from iteration.iteration_support import (
 )
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from iteration.topic_loops_support import MakeTopic
+from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (
@@ -379,23 +380,25 @@ async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> No
         await ended(job)
 
 
-async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> None:
+async def test_a_broker_that_is_gone_ends_the_job(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """The loop, or its end, waited for a broker forever."""
-    broker = kafka_broker_factory()
-    through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=3.0, request_timeout_s=1.0)
+    through = topic(
+        f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=3.0, request_timeout_s=1.0
+    )
     await through.create()
     job = await endless_loop(through)
-    broker.kill()
+    breakable_broker.kill()
     with pytest.raises(JobFailed, match=r"'variable 0'.*loop"):
         await ended(job)
 
 
-async def test_a_loop_resumes_after_a_restart_of_its_broker(kafka_broker_factory: Any) -> None:
+async def test_a_loop_resumes_after_a_restart_of_its_broker(
+    breakable_broker: KafkaServer, topic_prefix: str
+) -> None:
     """After a restart of the broker, loops stalled, or counted records that were sent again twice."""
-    broker = kafka_broker_factory()
-    through = topic(f"kafka://{broker.bootstrap}/loop")
+    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop")
     await through.create(partitions=2)
-    tokens, rounds = 50, 100
+    tokens, rounds = 50, 40
     reached: list[int] = []
 
     def count(at: tuple[int, int]) -> tuple[int, int]:
@@ -414,24 +417,25 @@ async def test_a_loop_resumes_after_a_restart_of_its_broker(kafka_broker_factory
     collected = counted.collect()
     job = await flow.start()
     await until(lambda: max(reached, default=0) >= 10)
-    await asyncio.to_thread(broker.stop)
-    await asyncio.to_thread(broker.start)
+    await asyncio.to_thread(breakable_broker.stop)
+    await asyncio.to_thread(breakable_broker.start)
     await ended(job)
     expected = [(token, round_number) for token in range(tokens) for round_number in range(1, rounds + 1)]
     assert sorted(collected.items) == expected
 
 
-async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) -> None:
+async def test_an_abort_does_not_wait_for_a_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
-    broker = kafka_broker_factory()
-    through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=100 * BROKER_PATIENCE_S)
+    through = topic(
+        f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S
+    )
     await through.create()
     job = await endless_loop(through)
-    broker.pause()
+    breakable_broker.pause()
     try:
         statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
     finally:
-        broker.resume()
+        breakable_broker.resume()
     assert statistics.state == "aborted"
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from job_faults.service import serve
-from support.kafka_fixtures import skip_without_java
-from support.kafka_server import KafkaServer, running_kafka
+from support.kafka_server import KafkaServer
 
 from streamiter.topics import Topic, topic
 
@@ -23,22 +22,6 @@ def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
         return topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}{name}", **options)
 
     return handle
-
-
-@pytest.fixture(scope="session")
-def broker_to_break() -> Iterator[KafkaServer]:
-    """Start a broker that tests stop and freeze in turn; its start takes as long as several tests."""
-    skip_without_java()
-    with running_kafka() as server:
-        yield server
-
-
-@pytest.fixture
-def breakable_broker(broker_to_break) -> Iterator[KafkaServer]:
-    """Return the broker to break, which runs again after the test."""
-    yield broker_to_break
-    broker_to_break.start()
-    broker_to_break.resume()
 
 
 @pytest.hookimpl(wrapper=True)

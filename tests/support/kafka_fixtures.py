@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from support.kafka_server import KafkaServer, running_kafka, what_is_missing
 
-__all__ = ["GivenKafka", "kafka_broker", "kafka_broker_factory", "skip_without_java", "topic_prefix"]
+__all__ = [
+    "GivenKafka",
+    "breakable_broker",
+    "broker_to_break",
+    "kafka_broker",
+    "kafka_broker_factory",
+    "skip_without_java",
+    "topic_prefix",
+]
 
 BrokerFactory = Callable[..., KafkaServer]
 
@@ -41,9 +49,25 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def broker_to_break() -> Iterator[KafkaServer]:
+    """Start a broker that tests stop and freeze in turn; its start takes as long as several tests."""
+    skip_without_java()
+    with running_kafka() as server:
+        yield server
+
+
+@pytest.fixture
+def breakable_broker(broker_to_break: KafkaServer) -> Iterator[KafkaServer]:
+    """Return the broker to break, which runs again after the test."""
+    yield broker_to_break
+    broker_to_break.start()
+    broker_to_break.resume()
+
+
 @pytest.fixture
 def kafka_broker_factory() -> Iterator[BrokerFactory]:
-    """Return a function that starts a broker for one test.
+    """Return a function that starts a broker with settings of its own for one test.
 
     The test may stop, kill and freeze the broker; the arguments are those of ``running_kafka``.
     """
