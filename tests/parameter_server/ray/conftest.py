@@ -1,4 +1,4 @@
-"""A Ray cluster of the tests' own: one for each test process, started with the first test that needs it."""
+"""A Ray cluster of the tests' own: one for each test process, from the first test that needs it to the last."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
-    """Start Ray without a dashboard and without fixed ports, in a folder whose path is short enough for its sockets."""
+    """Start Ray without a dashboard and without fixed ports, in a folder whose path is short enough for its sockets.
+
+    Ray ends with the tests of this folder, because it takes a thirtieth of a core even without any work.
+    """
     if importlib.util.find_spec("ray") is None:
         if os.environ.get("CI"):
             pytest.fail("these tests need the package ray, which must be there where CI is set: make test")
@@ -68,7 +71,7 @@ def ray_cluster() -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_address(ray_cluster: None) -> Iterator[RayAddress]:
     """Yield the address of two shards for all tests that end no shard; each test makes its own matrices."""
     from streamiter.parameter_server.ray.hosting import RayHosting
