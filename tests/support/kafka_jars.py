@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["KAFKA_VERSION", "class_archive", "kafka_jars", "what_is_missing"]
+__all__ = ["KAFKA_VERSION", "class_archive", "formatted_folder", "kafka_jars", "what_is_missing"]
 
 KAFKA_VERSION = "4.1.1"
 # Kafka's own release adds this logging backend to the jars; without it, a broker that fails logs nothing.
@@ -73,6 +73,11 @@ def class_archive() -> Path:
     changed_ns = java.stat().st_mtime_ns if java.exists() else 0
     this_java = hashlib.sha256(f"{java} {changed_ns}".encode()).hexdigest()[:12]
     return _folder().with_name(f"{_folder().name}-classes-{this_java}.jsa")
+
+
+def formatted_folder() -> Path:
+    """Return the path of a folder as Kafka's tool prepares it for a new broker; ``support.kafka_classes`` makes it."""
+    return _folder().with_name(f"{_folder().name}-formatted")
 
 
 def _folder() -> Path:
