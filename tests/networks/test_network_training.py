@@ -351,13 +351,13 @@ def test_the_networks_of_the_examples_reach_their_documented_quality(name: str, 
     assert fitted.evaluate(held_out).auc >= 0.914  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", ["deepfm", "graph", "daw"])
-def test_the_published_networks_run_as_they_are(name: str) -> None:
+@pytest.mark.parametrize(("name", "seeds"), [("deepfm", (13, 21, 38)), ("graph", (0,)), ("daw", (0,))])
+def test_the_published_networks_run_as_they_are(name: str, seeds: tuple[int, ...]) -> None:
     """With larger initial embeddings and a rate of .5, DeepFM diverged for one seed in twenty: 13, 21, 38."""
     made = Network.from_json(published(name))
     settings = made.configuration.data
     parted = part(census(settings, "train"), validate_ratio=settings.validate_ratio)
-    for seed in (0, 13, 21, 38):
+    for seed in seeds:
         fitted = fit_network(made, parted.training, parted.validation, epochs=3, seed=seed, progress=False)
         assert fitted.results[-1].validation.auc > 0.87  # type: ignore[union-attr, operator]
 
