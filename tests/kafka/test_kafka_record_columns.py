@@ -16,6 +16,7 @@ from topics.topic_case import write
 
 from streamiter import Flow
 from streamiter.compiled import is_compiling
+from streamiter.errors import TopicError
 from streamiter.topics import JsonColumns, OutgoingBatch, Topic, TopicBatch, TopicRecord, json_columns
 from streamiter.topics.joined_values import JoinedValues
 from streamiter_kafka import reader
@@ -141,6 +142,9 @@ def test_located_records_are_those_of_the_parser(given: Fetched) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "is_loaded", lambda: False)
         parsed, *rest = outcome(given)
+    offsets = [record.offset for record in parsed]
+    if offsets != sorted(set(offsets)):
+        return  # damage with a right checksum; a broker stores no records out of order
     assert [positions, error] == rest
     same = min(len(records), len(parsed)) if error else None
     assert records[:same] == parsed[:same]
@@ -160,6 +164,25 @@ def test_plain_records_are_located() -> None:
     batch = partition.take(20)
     assert batch is not None
     assert isinstance(batch.values, JoinedValues)
+
+
+@pytest.mark.parametrize("has_instruction", [True, False])
+def test_damaged_records_are_an_error_on_every_processor(
+    monkeypatch: pytest.MonkeyPatch, has_instruction: bool
+) -> None:
+    """A processor without the instruction for checksums returned records that were never written."""
+    from streamiter_kafka import record_columns
+
+    if not has_instruction:
+        monkeypatch.setattr(record_columns, "_crc_of_8", None)
+    whole = plain_answer(20)
+    partition = ReadPartition(0, "topic 't'", 0, None)
+    partition.add(0, whole, None, 20)
+    assert len(batches := list(batches_of(partition, 20))) == 1
+    assert isinstance(batches[0].values, JoinedValues)
+    partition.add(20, struct.pack(">q", 20) + whole[8:-3] + b"!" + whole[-2:], None, 40)
+    with pytest.raises(TopicError, match="offset 40 is damaged"):
+        partition.take(20)
 
 
 def test_few_records_do_not_keep_an_answer_in_memory() -> None:
