@@ -371,6 +371,9 @@ class ComposeBroker(KafkaServer):
     def bootstrap(self) -> str:
         return self.inside
 
+    def _formatted(self) -> None:
+        """The tool reads the configuration of the file, as it does in the image."""
+
     def _write_files(self) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
         super()._write_files()  # writes the configuration of the logging

@@ -184,8 +184,8 @@ class KafkaServer:
         data = self.directory / "data"
         if (data / "meta.properties").exists():
             return
-        if formatted_folder().is_dir() and not self._format_options:
-            shutil.copytree(formatted_folder(), data)
+        if formatted := self._formatted():
+            shutil.copytree(formatted, data)
             return
         command = [
             *self._java(),
@@ -200,6 +200,11 @@ class KafkaServer:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
         if done.returncode != 0:
             raise KafkaDidNotStart(f"formatting {self.directory} failed:\n{done.stdout}{done.stderr}")
+
+    def _formatted(self) -> Path | None:
+        """Return a folder that the tool has prepared for a broker with the same id and without users, or None."""
+        folder = formatted_folder()
+        return folder if folder.is_dir() and not self._format_options else None
 
     def _write_files(self) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
