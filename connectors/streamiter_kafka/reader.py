@@ -495,10 +495,11 @@ class ReadPartition:
         batches = answer.batches
         if batches[-1].next_offset - _base_offset(batches[0]) < _LOCATED_FROM or not is_loaded():
             return None
-        located = _compiled_locate()(self.number, answer.fetched, answer.starts)
-        if located is None or not (located.are_checked or all(batch.validate_crc() for batch in batches)):
+        if not all(batch.validate_crc() for batch in batches):
             return None
-        located.keep(self.next_offset, self._stop)
+        located = _compiled_locate()(self.number, answer.fetched, answer.starts)
+        if located is not None:
+            located.keep(self.next_offset, self._stop)
         return located
 
     def _is_outside(self, batch: WireBatch) -> bool:

@@ -12,7 +12,7 @@ Source: the description of the record batch in the documentation of Kafka, and K
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -82,61 +82,6 @@ def _count_records(data: Bytes, starts: Slots) -> int:
             return _ODD
         records += count
     return records
-
-
-def _instruction() -> Any:
-    """Return a function for compiled code that adds eight bytes to a checksum (CRC-32C) with one instruction.
-
-    Returns None for a processor without the instruction, or if Numba may not compile for this processor alone.
-    """
-    from llvmlite import binding, ir  # type: ignore[import-untyped]
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    settings, features = vars(config), binding.get_host_cpu_features()
-    if settings["CPU_NAME"] or settings["CPU_FEATURES"] or not features.get("sse4.2", False):
-        return None
-
-    def crc_of_8(_context: Any, _checksum: Any, data: Any, _at: Any) -> Any:
-        def generate(_generating: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            word, (checksum, pointer, at) = ir.IntType(64), arguments
-            read = builder.load(builder.bitcast(builder.gep(pointer, [at]), word.as_pointer()))
-            read.align = 1
-            instruction = builder.module.declare_intrinsic(
-                _CRC_INSTRUCTION, fnty=ir.FunctionType(word, [word, word])
-            )
-            return builder.call(instruction, [checksum, read])
-
-        return types.uint64(types.uint64, data, types.int64), generate
-
-    return intrinsic(crc_of_8)
-
-
-_CRC_INSTRUCTION: Final = "llvm.x86.sse42.crc32.64.64"
-_crc_of_8: Final = _instruction()
-_CRC_START: Final = np.uint64(0xFFFFFFFF)
-_CRC_POLYNOMIAL: Final = np.uint64(0x82F63B78)
-_ONE: Final = np.uint64(1)
-
-
-@compiled
-def _are_whole(data: Bytes, starts: Slots) -> bool:
-    """Return whether the checksums of all batches are right."""
-    text = pointer_to(data)
-    for start in starts:
-        at, end = start + 21, start + 12 + _number(text, start + 8, 4)
-        checksum = _CRC_START
-        while at + 8 <= end:
-            checksum = _crc_of_8(checksum, text, at)
-            at += 8
-        while at < end:
-            checksum ^= np.uint64(text[at])
-            for _ in range(8):
-                checksum = (checksum >> _ONE) ^ (_CRC_POLYNOMIAL * (checksum & _ONE))
-            at += 1
-        if checksum ^ _CRC_START != np.uint64(_number(text, start + 17, 4)):
-            return False
-    return True
 
 
 @compiled
@@ -209,13 +154,9 @@ def _join(data: Bytes, starts: Slots, sizes: Slots, joined: Bytes, ends: Slots) 
 
 
 class LocatedRecords:
-    """The records of one fetch, whose values are still where they were fetched. ``take`` copies the values out.
+    """The records of one fetch, whose values are still where they were fetched. ``take`` copies the values out."""
 
-    ``are_checked`` says whether the checksums of their batches were compared.
-    """
-
-    def __init__(self, partition: int, data: Bytes, records: Slots, *, are_checked: bool) -> None:
-        self.are_checked = are_checked
+    def __init__(self, partition: int, data: Bytes, records: Slots) -> None:
         self._partition = partition
         self._data = data
         self._records = records
@@ -252,15 +193,15 @@ class LocatedRecords:
 
 
 def located_records(partition: int, fetched: bytes, starts: Sequence[int]) -> LocatedRecords | None:
-    """Return the records of the record batches that begin at ``starts``; None if one is not plain, or damaged."""
+    """Return the records of the record batches that begin at ``starts``; None if one is not plain."""
     data, begins = np.frombuffer(fetched, np.uint8), np.array(starts, np.int64)
-    count, are_checked = _count_records(data, begins), _crc_of_8 is not None
-    if count == _ODD or (are_checked and not _are_whole(data, begins)):
+    count = _count_records(data, begins)
+    if count == _ODD:
         return None
     records: Slots = np.empty((count, _COLUMNS), np.int64)
     if _locate(data, begins, records) != count:
         return None
-    return LocatedRecords(partition, data, records, are_checked=are_checked)
+    return LocatedRecords(partition, data, records)
 
 
 def compile_it() -> None:
