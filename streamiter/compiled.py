@@ -31,8 +31,8 @@ def is_compiling() -> bool:
 
 
 def is_loaded() -> bool:
-    """Whether another part of the process has imported Numba, which takes a second."""
-    return "numba" in sys.modules
+    """Whether another part of the process has imported Numba, which takes a second, and its compiler works."""
+    return sys.modules.get("numba") is not None and is_compiling()
 
 
 def compiled(function: AnyFunction) -> AnyFunction:

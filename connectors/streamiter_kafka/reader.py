@@ -350,7 +350,7 @@ def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPart
     open_ones = [each for each in led if not each.is_fetched]
     if not any(each.has_records for each in led):
         return open_ones
-    if sum(each.fetched_bytes for each in led) >= limit_bytes:
+    if sum(each.held_bytes for each in led) >= limit_bytes:
         return []
     with_room = [each for each in open_ones if each.fetched_bytes < _PARTITION_BYTES]
     return with_room if any(each.is_behind for each in with_room) else []
@@ -396,6 +396,11 @@ class ReadPartition:
         self._batches: deque[tuple[WireBatch, int]] = deque()
         self._located: LocatedRecords | None = None
         self._answers: deque[FetchedAnswer] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of memory of all records that were fetched and not yet returned."""
+        return self.fetched_bytes + (self._located.nbytes if self._located else 0)
 
     @property
     def has_records(self) -> bool:
@@ -483,8 +488,9 @@ class ReadPartition:
         """Whether there is a record batch to parse, after opening the next answer if nothing else is left."""
         while self._answers and not self._batches and not self._located:
             answer = self._answers.popleft()
-            self._located = self._locate(answer)
-            if self._located is None:
+            located = self._locate(answer)
+            self._located = located or None  # Without records it releases the answer.
+            if located is None:
                 self._batches.extend((batch, answer.share_bytes) for batch in answer.batches)
             else:
                 self.fetched_bytes -= answer.share_bytes * len(answer.batches)
@@ -498,9 +504,11 @@ class ReadPartition:
         if not all(batch.validate_crc() for batch in batches):
             return None
         located = _compiled_locate()(self.number, answer.fetched, answer.starts)
-        if located is not None:
-            located.keep(self.next_offset, self._stop)
-        return located
+        if located is None:
+            return None
+        located.keep(self.next_offset, self._stop)
+        # Few records are joined to larger batches; a compacted topic has few in many offsets.
+        return None if 0 < len(located) < _LOCATED_FROM else located
 
     def _is_outside(self, batch: WireBatch) -> bool:
         """Whether all records of the batch are before the position or after the stop."""

@@ -74,8 +74,9 @@ def _count_records(data: Bytes, starts: Slots) -> int:
     records = 0
     for start in starts:
         size = _number(data, start + 8, 4) + 12
-        is_plain = size >= _HEADER_BYTES and data[start + 16] == 2 and data[start + 22] & 0x07 == 0
-        if not is_plain or start + size > len(data):
+        if size < _HEADER_BYTES or start + size > len(data):
+            return _ODD
+        if data[start + 16] != 2 or data[start + 22] & 0x07:
             return _ODD
         count = _number(data, start + 57, 4)
         if count > (size - _HEADER_BYTES) // _LEAST_RECORD_BYTES:
@@ -163,6 +164,11 @@ class LocatedRecords:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory."""
+        return self._data.nbytes + self._records.nbytes
 
     def keep(self, first_offset: int, stop_offset: int | None) -> None:
         """Drop the records before an offset, and those from another offset on."""

@@ -67,7 +67,10 @@ class AdaptiveLinearModel:
     missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows.
 
     ``crosses`` are pairs of fields whose effects are not simply added: of two numbers, the product of both, each
-    standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text.
+    standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text. The
+    numbers of crosses are standardized with the statistics of all rows, whatever their weight.
+
+    A model is for one thread at a time: compiled code changes its arrays without a lock.
 
     Compiled with Numba (``pip install "streamiter[fast]"``) it learns from about a million rows of ten columns a
     second; without Numba, from some hundred.
@@ -254,9 +257,10 @@ class AdaptiveLinearModel:
                     predictions[start:stop],
                     weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked),
                 )
-                weights.split_last_score()
-                asked[:, known + 1] = asked[:, known]
-                known += 1
+                while known <= numbers[start]:
+                    weights.split_last_score()
+                    asked[:, known + 1] = asked[:, known]
+                    known += 1
                 weights.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop], asked)
             else:
                 some = steps.part(start, stop)

@@ -149,6 +149,7 @@ def compare_online(
             **options,
             window=window,
             report_every=report_every,
+            workers=1,
             name=learner if name is None else f"{name}: {learner}",
         )
         trainings[learner] = training
@@ -214,7 +215,7 @@ class Compare(Operator):
         self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
         """For each learner matrices: numbers, predictions, targets and weights of rows that are not counted yet."""
         self._validations: dict[str, ProgressiveValidation] = {}
-        self._is_told = False
+        self._has_warned = False
 
     def process(self, told: _Told, out: Output) -> None:
         """Take over predictions or a version of a learner."""
@@ -255,8 +256,8 @@ class Compare(Operator):
         for slow, following in self._next.items():
             if following < limit:
                 self._next[slow] = limit
-                if not self._is_told:
-                    self._is_told = True
+                if not self._has_warned:
+                    self._has_warned = True
                     _log.warning(
                         "compare_online: %r is %d records ahead of %r, so these records are not compared; see the "
                         "records that the steps of %r reject",
@@ -270,14 +271,19 @@ class Compare(Operator):
         """Count the rows of the block that all learners have predicted."""
         self._start += self._report_every
         blocks = {learner: self._taken(learner, self._start) for learner in self._learners}
-        shared = reduce(np.intersect1d, [block[0] for block in blocks.values()])
+        # A learner that has predicted no row of the block does not keep the others from being compared.
+        blocks = {learner: block for learner, block in blocks.items() if block.shape[1]}
+        shared = reduce(np.intersect1d, [block[0] for block in blocks.values()]) if blocks else np.empty(0)
         if not len(shared):
             return
         for learner, (numbers, predictions, targets, weights) in blocks.items():
             at = np.searchsorted(numbers, shared)
             self._validations[learner].update(predictions[at], targets[at], weights[at])
-        metrics = {learner: self._validations[learner].metrics() for learner in self._learners}
-        losses = {learner: found.get("window_loss", np.inf) for learner, found in metrics.items()}
+        metrics = {learner: validation.metrics() for learner, validation in self._validations.items()}
+        losses = {
+            learner: metrics[learner].get("window_loss", np.inf) if learner in blocks else np.inf
+            for learner in self._learners
+        }
         first = min(losses, key=losses.__getitem__)
         if losses[first] < losses[self._best] * (1.0 - self._margin):
             self._best = first
@@ -287,10 +293,14 @@ class Compare(Operator):
 
     def _taken(self, learner: str, stop: int) -> Floats:
         """Return the rows of a learner before ``stop``; they wait no longer."""
-        waiting = np.concatenate([np.empty((4, 0)), *self._waiting[learner]], axis=1)
-        is_before = waiting[0] < stop
-        self._waiting[learner] = [waiting[:, ~is_before]]
-        return waiting[:, is_before]
+        waiting = self._waiting[learner]
+        whole = next((place for place, rows in enumerate(waiting) if rows[0, -1] >= stop), len(waiting))
+        taken, self._waiting[learner] = waiting[:whole], waiting[whole:]
+        if whole < len(waiting):
+            at = int(np.searchsorted(waiting[whole][0], stop))
+            taken.append(waiting[whole][:, :at])
+            self._waiting[learner][0] = waiting[whole][:, at:]
+        return np.concatenate([np.empty((4, 0)), *taken], axis=1)
 
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:
@@ -309,7 +319,7 @@ class Compare(Operator):
             "next": dict(self._next),
             "waiting": {learner: list(waiting) for learner, waiting in self._waiting.items()},
             "validations": {learner: each.state() for learner, each in self._validations.items()},
-            "is told": self._is_told,
+            "has warned": self._has_warned,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -319,7 +329,7 @@ class Compare(Operator):
                 f"{', '.join(self._learners)}; start other learners without the checkpoint, or under another name="
             )
         self._best, self._models, self._start = state["best"], dict(state["models"]), state["start"]
-        self._next, self._is_told = dict(state["next"]), state["is told"]
+        self._next, self._has_warned = dict(state["next"]), state["has warned"]
         self._waiting = {learner: list(waiting) for learner, waiting in state["waiting"].items()}
         for learner, stored in state["validations"].items():
             self._validations[learner] = ProgressiveValidation(window=self._window, kind=stored["kind"])

@@ -182,11 +182,18 @@ class ExpertWeights:
                 f"AdaptiveLinearModel: expected rows of {self.hashed} hashed and {self.numeric} numeric columns, given "
                 f"column {lowest if lowest < 0 else highest}"
             )
+        if self.task == "classes" and np.max(targets, initial=0.0, where=steps.learns) >= self.scores:
+            raise ModelError(
+                f"AdaptiveLinearModel: expected classes below {self.scores}, given {np.max(targets)}"
+            )
         actions, order = actions.astype(np.uint8), _plain(steps.rows, np.intp)
         if lowest < self.hashed:
-            self._use_slots(
-                self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
-            )
+            slots = self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
+            try:
+                self._use_slots(slots)
+            except BaseException:  # There is no memory, or Ctrl-C.
+                self._slot_of[self._slot_of >= self._slots] = 0
+                raise
         self._steps.step_rows(
             self._kind,
             self.hashed,

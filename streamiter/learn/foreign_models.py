@@ -17,7 +17,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.row_reading import UnnamedFields
-from streamiter.learn.rows import BadRows, blaming_rows, of_good_rows
+from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
 from streamiter.models.update import ModelSnapshot
@@ -235,17 +235,20 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         """Predict and learn; records that are no rows follow the policy of the step."""
         self._unnamed.look_at(mini_batch)
 
-        def learn(records: Batch) -> None:
+        def learn(records: Batch, numbers: Indices) -> None:
             features, labels, weights = blaming_rows(self._read, records, self._read)
             predictions = self._learn_rows(features, labels, weights, out)
             known = len(labels) - len(predictions)
-            numbers = self._read_records + np.arange(known, len(labels))
             self._emit(
-                predictions, labels[known:], None if weights is None else weights[known:], numbers, out
+                predictions,
+                labels[known:],
+                None if weights is None else weights[known:],
+                numbers[known:],
+                out,
             )
             self._steps += 1
 
-        of_good_rows(learn, mini_batch, out)
+        of_numbered_rows(learn, mini_batch, self._read_records, out)
         self._read_records += len(mini_batch)
         if self._steps >= self._publish_every:
             self._publish(out)

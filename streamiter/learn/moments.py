@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from streamiter.numbers import Floats
+
+# Rounding leaves a constant column a deviation of this part of its mean, or less.
+_ROUNDING: Final = 1e-14
 
 
 class Moments(NamedTuple):
@@ -44,6 +47,7 @@ class Moments(NamedTuple):
         )
 
     def deviation(self) -> Floats:
-        """Return the sample deviation of each column; 0 after a single row."""
+        """Return the sample deviation of each column; 0 for a constant column and after a single row."""
         deviation: Floats = np.sqrt(self.squares / max(self.records - 1, 1))
+        deviation[deviation <= _ROUNDING * np.abs(self.mean)] = 0.0
         return deviation

@@ -16,7 +16,7 @@ from streamiter.learn.rows import (
     as_examples,
     blaming_rows,
     checked_rows,
-    of_good_rows,
+    of_numbered_rows,
     row_weights,
     without,
 )
@@ -93,12 +93,11 @@ class OnlineWorker(GradientWorker):
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict the rows of a mini-batch, then report their gradient."""
 
-        def learn(rows: Batch) -> None:
+        def learn(rows: Batch, numbers: Indices) -> None:
             examples = blaming_rows(self._extracted, rows, self._check_alone)
-            numbers = self._records_read + np.arange(len(rows))
             self.report_examples(examples, self._model.predict(examples.features), numbers, out)
 
-        of_good_rows(learn, mini_batch, out)
+        of_numbered_rows(learn, mini_batch, self._records_read, out)
         self._records_read += len(mini_batch)
 
     def _extracted(self, rows: Batch) -> Examples:

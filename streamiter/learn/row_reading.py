@@ -23,7 +23,7 @@ from streamiter.learn.rows import (
     SparseRecord,
     as_examples,
     blaming_rows,
-    of_good_rows,
+    of_numbered_rows,
     row_weights,
 )
 from streamiter.named_rows import FieldReader, NamedRows, is_missing, named_matrix
@@ -67,6 +67,8 @@ class RowsToLearn(TypedDict):
     """The rows of a mini-batch, as a worker read them: plain data, from a worker to the owner."""
 
     position: Position
+    numbers: Indices
+    """The number of each record in its subtask of the stream."""
     records: Batch
     """The records that the rows were read from, for those that the owner refuses."""
     features: NamedRecord | SparseRecord
@@ -79,6 +81,7 @@ class EventsToLearn(TypedDict):
     """Questions and answers, as a worker read them: plain data, from a worker to the owner."""
 
     position: Position
+    numbers: Indices
     records: Batch
     keys: list[Hashable]
     """For each event the key that an answer shares with its question."""
@@ -286,10 +289,11 @@ class RowReader(Operator):
         """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
         self._unnamed.look_at(given["records"])
 
-        def emit(records: Batch) -> None:
+        def emit(records: Batch, numbers: Indices) -> None:
             features, labels, weights = blaming_rows(self._read, records, self._read)
             rows: RowsToLearn = {
                 "position": given["position"],
+                "numbers": numbers,
                 "records": records,
                 "features": record_of_features(features),
                 "labels": labels,
@@ -297,7 +301,7 @@ class RowReader(Operator):
             }
             out.emit(rows)
 
-        of_good_rows(emit, given["records"], out)
+        of_numbered_rows(emit, given["records"], given["position"][1], out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,15 +333,19 @@ class EventReader(Operator):
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
-        of_good_rows(
-            lambda records: out.emit(self._read_events(given["position"], records)), given["records"], out
+        of_numbered_rows(
+            lambda records, numbers: out.emit(self._read_events(given["position"], numbers, records)),
+            given["records"],
+            given["position"][1],
+            out,
         )
 
-    def _read_events(self, position: Position, records: Batch) -> EventsToLearn:
+    def _read_events(self, position: Position, numbers: Indices, records: Batch) -> EventsToLearn:
         events = [self._read_event(row, event) for row, event in enumerate(records)]
         asked = [row for row, (_, is_answer, _) in enumerate(events) if not is_answer]
         return {
             "position": position,
+            "numbers": numbers,
             "records": records,
             "keys": [key for key, _, _ in events],
             "is_answer": [is_answer for _, is_answer, _ in events],

@@ -135,7 +135,7 @@ class RowOwner(Operator, IterationListener):
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
         records, labels, weights = given["records"], given["labels"], given["weights"]
-        numbers = given["position"][1] + np.arange(len(records))
+        numbers = given["numbers"]
         features = features_of_record(given["features"])
         while len(records):
             try:
@@ -202,7 +202,7 @@ class RowOwner(Operator, IterationListener):
         predictions = self._make_steps(plan, scores, given["records"], out)
         for key, question in plan.asked.items():
             self._waiting[key] = plan.waiting(question, predictions, scores)
-        self._emit_answered(plan, predictions, given["position"][1], out)
+        self._emit_answered(plan, predictions, given["numbers"], out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
         """Return the rows of the questions, and which row each question has; others are refused."""
@@ -235,11 +235,11 @@ class RowOwner(Operator, IterationListener):
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
     def _emit_answered(
-        self, plan: _EventPlan, predictions: list[list[float]], first: int, out: Output
+        self, plan: _EventPlan, predictions: list[list[float]], numbers: Indices, out: Output
     ) -> None:
         """Emit the predictions of the questions that were answered; one made before the first label does not count."""
         known = [
-            (prediction, label, first + event)
+            (prediction, label, event)
             for prediction, label, event in plan.answered(predictions)
             if not math.isnan(prediction[0])
         ]
@@ -251,8 +251,8 @@ class RowOwner(Operator, IterationListener):
         for row, (prediction, _, _) in enumerate(known):
             matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
         shaped = matrix if self._model.classes else matrix[:, 0]
-        numbers = np.array([number for _, _, number in known])
-        self._emit_predictions(shaped, targets, np.ones(len(known)), numbers, out)
+        of_answers = numbers[[event for _, _, event in known]]
+        self._emit_predictions(shaped, targets, np.ones(len(known)), of_answers, out)
 
     # ---- publishing, state
 

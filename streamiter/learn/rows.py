@@ -145,11 +145,20 @@ def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Outp
 
     The bad rows follow the policy of the step that ``out`` belongs to. Returns None if no row is left.
     """
+    return of_numbered_rows(lambda rows, _: function(rows), mini_batch, 0, out)
+
+
+def of_numbered_rows(
+    function: Callable[[Any, Indices], Result], mini_batch: Batch, first: int, out: Output
+) -> Result | None:
+    """Do as :func:`of_good_rows` with a function that also takes the numbers of the rows, counted from ``first``."""
+    numbers = first + np.arange(len(mini_batch))
     while len(mini_batch):
         try:
-            return function(mini_batch)
+            return function(mini_batch, numbers)
         except BadRows as bad:
             mini_batch = without(mini_batch, bad, out)
+            numbers = np.delete(numbers, list(bad.rows))
     return None
 
 

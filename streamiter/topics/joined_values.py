@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, final, overload
+from typing import Final, Protocol, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,13 @@ import numpy.typing as npt
 from streamiter.numbers import Indices
 
 LINE_FEED: Final = 10
+
+
+class DecodedAhead(Protocol):
+    """The result of a decoder that decoded values ahead of time."""
+
+    def part(self, start: int, stop: int) -> DecodedAhead:
+        """Return the result for the values from ``start`` to ``stop``."""
 
 
 @final
@@ -33,8 +40,7 @@ class JoinedValues(Sequence[bytes | None]):
         self.buffer = buffer
         self.ends = ends
         self.nulls = nulls
-        self.decoded: Any = None
-        """What a decoder made of the values ahead of time; a slice has none."""
+        self.decoded: DecodedAhead | None = None
 
     @property
     def nbytes(self) -> int:
@@ -66,15 +72,18 @@ class JoinedValues(Sequence[bytes | None]):
     def __getitem__(self, which: int | slice) -> bytes | Sequence[bytes | None] | None:
         indices = range(len(self))[which]
         if isinstance(indices, int):
-            is_null = indices in self.nulls
-            return None if is_null else self.buffer[self._start(indices) : self.ends[indices]].tobytes()
+            start, end = self._start(indices), int(self.ends[indices])
+            # A null is empty.
+            return None if start == end and indices in self.nulls else self.buffer[start:end].tobytes()
         if indices.step != 1:
             return list(self)[which]
         start = self._start(indices.start)
         stop = max(start, self._start(indices.stop))
         nulls = self.nulls[(self.nulls >= indices.start) & (self.nulls < indices.stop)]
         ends = self.ends[indices.start : indices.stop]
-        return JoinedValues(self.buffer[start:stop].copy(), ends - start, nulls - indices.start)
+        part = JoinedValues(self.buffer[start:stop].copy(), ends - start, nulls - indices.start)
+        part.decoded = None if self.decoded is None else self.decoded.part(indices.start, indices.stop)
+        return part
 
     def _start(self, index: int) -> int:
         return int(self.ends[index - 1]) + 1 if index else 0

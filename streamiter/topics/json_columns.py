@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, starmap
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -133,7 +133,7 @@ class JsonColumns:
         self._records_before_scanning = _LOADED_AFTER if is_compiling() else math.inf
 
     def ahead(self, batch: TopicBatch) -> Callable[[], None] | None:
-        """Return the part of ``decode`` that runs in a thread beside the event loop; None if that is not worth it."""
+        """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none."""
         values, scanner = batch.values, self._scanner
         if not isinstance(values, JoinedValues) or scanner is None:
             return None
@@ -141,7 +141,7 @@ class JsonColumns:
             return None
 
         def scan() -> None:
-            values.decoded = scanner, scanner.scan(values)
+            values.decoded = _Scanned(scanner, scanner.scan(values))
 
         return scan
 
@@ -164,7 +164,11 @@ class JsonColumns:
             return None
         if self._scanner is None:
             self._scanner = ColumnScanner([(field.name, field.dtype, field.width) for field in self._fields])
-        scanned = _scanned_ahead(values, self._scanner) or self._scanner.scan(values)
+        ahead = values.decoded if isinstance(values, JoinedValues) else None
+        if isinstance(ahead, _Scanned) and ahead.by is self._scanner:
+            scanned = ahead.scanned
+        else:
+            scanned = self._scanner.scan(values)
         if scanned is None or 2 * len(scanned[1]) > len(values):
             self._records_before_scanning = _BATCHES_BETWEEN_TRIALS * len(values)
             return None
@@ -282,14 +286,20 @@ class ColumnScanner:
         return characters.view(f"U{width}")[:, 0]
 
 
-def _scanned_ahead(
-    values: Sequence[bytes | None], scanner: ColumnScanner
-) -> tuple[dict[str, Array], Indices] | None:
-    """Return the columns that a thread has made of the values, and forget them."""
-    if not isinstance(values, JoinedValues) or values.decoded is None:
-        return None
-    (by, scanned), values.decoded = values.decoded, None
-    return scanned if by is scanner else None
+class _Scanned(NamedTuple):
+    """The columns and the indices of the odd records of a batch, as a scanner returned them."""
+
+    by: ColumnScanner
+    scanned: tuple[dict[str, Array], Indices] | None
+
+    def part(self, start: int, stop: int) -> _Scanned:
+        if self.scanned is None:
+            return self
+        columns, odd = self.scanned
+        inside = odd[(odd >= start) & (odd < stop)] - start
+        return _Scanned(
+            self.by, ({name: column[start:stop].copy() for name, column in columns.items()}, inside)
+        )
 
 
 def _joined(values: Sequence[bytes | None]) -> npt.NDArray[np.uint8] | None:

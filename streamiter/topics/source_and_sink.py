@@ -60,6 +60,8 @@ class TopicSource(Source):
         self._start = start
         self._stop = stop
         self._reader: TopicReader | None = None
+        self._pending: TopicBatch | None = None
+        """A batch whose decoding was interrupted; the next read begins with it."""
         self._told: Mapping[int, str] = {}
         """The identities that the positions of the last batch had."""
 
@@ -80,11 +82,13 @@ class TopicSource(Source):
 
     async def read(self) -> SourceBatch | None:
         assert self._reader is not None
-        batch = await self._reader.read()
+        batch = await self._reader.read() if self._pending is None else self._pending
         if batch is None:
             return None
         if self._ahead is not None and (work := self._ahead(batch)) is not None:
+            self._pending = batch
             await asyncio.to_thread(work)
+            self._pending = None
         partition, following = batch.partition, batch.next_offset
         changed: Positions = {}
         if self._reader.identities().get(partition) != self._told.get(partition):

@@ -166,15 +166,8 @@ def test_plain_records_are_located() -> None:
     assert isinstance(batch.values, JoinedValues)
 
 
-@pytest.mark.parametrize("has_instruction", [True, False])
-def test_damaged_records_are_an_error_on_every_processor(
-    monkeypatch: pytest.MonkeyPatch, has_instruction: bool
-) -> None:
-    """A processor without the instruction for checksums returned records that were never written."""
-    from streamiter_kafka import record_columns
-
-    if not has_instruction:
-        monkeypatch.setattr(record_columns, "_crc_of_8", None)
+def test_damaged_records_are_an_error() -> None:
+    """Damaged bytes of a batch became records that were never written."""
     whole = plain_answer(20)
     partition = ReadPartition(0, "topic 't'", 0, None)
     partition.add(0, whole, None, 20)
@@ -198,6 +191,18 @@ def test_few_records_do_not_keep_an_answer_in_memory() -> None:
     assert not partition.has_records
     assert sys.getrefcount(answer) == unused
     assert 100 < batch[5:6].nbytes < 1000
+
+
+def test_located_records_count_as_held_until_the_last_is_taken() -> None:
+    """Each partition kept an answer that counted as nothing, so a reader of many held ten times its limit."""
+    answer = plain_answer(2000)
+    partition = ReadPartition(0, "topic 't'", 0, None)
+    partition.add(0, answer, None, 2000)
+    partition.take(1000)
+    assert partition.fetched_bytes == 0
+    assert partition.held_bytes > len(answer)
+    partition.take(1000)
+    assert partition.held_bytes == 0
 
 
 async def test_a_flow_reads_columns_that_were_located_and_scanned_in_a_thread(

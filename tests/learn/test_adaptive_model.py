@@ -594,3 +594,14 @@ def test_many_classes_take_memory_only_for_texts_that_came() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 50e6
+
+
+def test_classes_that_were_only_asked_for_get_their_scores_in_time() -> None:
+    """Labels that became classes before they were learned from wrote beyond the arrays, and the process crashed."""
+    model = AdaptiveLinearModel()
+    model.learn([[0.0], [1.0]], ["a", "b"])
+    model.targets([f"c{n}" for n in range(90)])
+    model.learn([[0.0], [1.0]], ["c89", "a"])
+    predictions = model.predict([[0.5]])
+    assert predictions.shape == (1, 93)
+    assert np.isfinite(predictions).all()

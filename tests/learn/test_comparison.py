@@ -294,11 +294,37 @@ def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
         for start in range(0, 3_000_000, 250_000):
             operator.process(predicted("a", range(start, start + 250_000)), out)
             assert sum(each.shape[1] for each in operator._waiting["a"]) <= 1_500_000
-    assert [report["learners"]["a"]["count"] for report in heard.reports] == [2]
+    counts = [report["learners"]["a"]["count"] for report in heard.reports]
+    assert counts[:2] == [2, 250_002]
+    assert {report["best"] for report in heard.reports[1:]} == {"a"}
     [warning] = caplog.records
     assert "'a' is 1000000 records ahead of 'b'" in warning.getMessage()
     operator.process(predicted("b", range(2_500_000, 3_000_000)), out)
     assert heard.reports[-1]["learners"]["b"]["count"] == 500_002
+
+
+@pytest.mark.parametrize("mini_batch", [7, 50])
+def test_rows_that_a_reader_refuses_do_not_shift_the_others(mini_batch: int) -> None:
+    """After a record that one learner could not read, its predictions were compared with those of other records."""
+    records = [row | {"town": [1] if n % 9 == 0 else row["town"]} for n, row in enumerate(trips(300))]
+    learners = {"texts": {"features": ["town", "km"]}, "numbers": {"features": ["km"]}}
+    result = compared(
+        records, learners, label="minutes", mini_batch=mini_batch, on_error="skip", report_every=100
+    )
+    texts, numbers = result.rows("texts"), result.rows("numbers")
+    assert set(numbers) - set(texts) == set(range(0, 300, 9))
+    assert [row[1] for row in texts.values()] == [numbers[number][1] for number in texts]
+
+
+def test_late_labels_are_compared_in_a_flow_of_any_parallelism() -> None:
+    """Two readers of a learner counted their records each from 0, and the job ended with an IndexError."""
+    flow = Flow("f", parallelism=2)
+    events = flow.from_items(delayed_events(400, "late"), parallelism=1)
+    found = Compared(
+        flow, events, {"all": None, "same": None}, labels=DELAYED, report_every=50, on_error="skip"
+    )
+    run(flow)
+    assert found.reports[-1]["learners"]["all"] == found.reports[-1]["learners"]["same"]
 
 
 @pytest.mark.parametrize(

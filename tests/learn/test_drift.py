@@ -291,7 +291,8 @@ def test_an_owner_under_watch_resumes_exactly(detector):
     label = np.where(np.arange(600) < 300, x[:, 0] > 0, x[:, 0] < 0)
     batches = [
         {
-            "position": (0, start // 60),
+            "position": (0, start),
+            "numbers": np.arange(start, start + 60),
             "records": list(range(start, start + 60)),
             "features": {
                 "fields": ("x",),

@@ -55,7 +55,8 @@ def random_examples(
             first = int(os.environ.get(_SEED_VARIABLE) or SystemRandom().getrandbits(40))
             told = os.environ.get(_NUMBER_VARIABLE)
             generator, enough_s = Random(), time.thread_time() + _ENOUGH_S
-            for number in range(examples * int(told or EXAMPLES) // EXAMPLES):
+            count = max(examples * int(told or EXAMPLES) // EXAMPLES, min(examples, _FEWEST))
+            for number in range(count):
                 if number >= _FEWEST and not told and time.thread_time() > enough_s:
                     break
                 seed = first + number

@@ -194,7 +194,7 @@ def _tell_ends(answers: dict[int, socket.socket]) -> None:
     with contextlib.suppress(ChildProcessError):  # No fork is left.
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
-            with answers.pop(pid) as answer, contextlib.suppress(BrokenPipeError):  # The test has ended.
+            with answers.pop(pid) as answer, contextlib.suppress(OSError):  # The test has ended.
                 answer.sendall(status.to_bytes(_REPLY_BYTES, signed=True))
 
 
