@@ -26,13 +26,10 @@ _NAME_FOLLOWS: Final = b"\xfd"
 
 def checked_crosses(owner: str, given: Any) -> tuple[Cross, ...]:
     """Return the crosses. Raises ConfigurationError unless they are different pairs of names."""
-    crosses = tuple(tuple(cross) if isinstance(cross, (list, tuple)) else (cross,) for cross in given)
+    pairs = given if isinstance(given, (list, tuple)) else [given]
+    crosses = tuple(tuple(cross) if isinstance(cross, (list, tuple)) else (cross,) for cross in pairs)
     are_pairs = all(len(cross) == 2 and all(isinstance(name, str) for name in cross) for cross in crosses)
-    if (
-        isinstance(given, str)
-        or not are_pairs
-        or len({frozenset(cross) for cross in crosses}) != len(crosses)
-    ):
+    if not are_pairs or len({frozenset(cross) for cross in crosses}) != len(crosses):
         raise ConfigurationError(
             f'{owner}(crosses=): expected different pairs of fields such as [("km", "hour")], given {given!r}'
         )
@@ -91,7 +88,12 @@ def crossed(
         if len(of_texts) + len(of_numbers) < 2:
             continue
         if not of_texts:
-            products[" × ".join(cross)] = of_numbers[0] * of_numbers[1]
+            name = " × ".join(cross)
+            if name in rows.fields:
+                raise ConfigurationError(
+                    f"crosses=: expected no field {name!r}, which is the name of a cross, given one; rename the field"
+                )
+            products[name] = of_numbers[0] * of_numbers[1]
             continue
         value = of_numbers[0] if of_numbers else np.ones(len(rows))
         there = ~np.isnan(value) & np.all([place != ABSENT for place in of_texts], axis=0)

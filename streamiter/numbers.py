@@ -1,4 +1,4 @@
-"""Numbers: checks of settings that are numbers, and the names for arrays of numbers.
+"""Numbers: checks of settings that are numbers, the names for arrays of numbers, and means and deviations of columns.
 
 A check returns the setting as a plain Python number, or raises an error that names the option.
 """
@@ -6,7 +6,7 @@ A check returns the setting as a plain Python number, or raises an error that na
 from __future__ import annotations
 
 import math
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
+
+ROUNDING: Final = 1e-14
+"""Rounding leaves a constant column a deviation of this part of its mean, or less."""
 
 # Every whole number with at most this many digits fits into 64 bits.
 _DIGITS: Final = 18
@@ -112,6 +115,47 @@ def whole_number_in(text: str) -> int | None:
     (18, None, None, None)
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
+
+
+class Moments(NamedTuple):
+    """The number of some rows, and for each column the mean and the sum of the squared distances to the mean.
+
+    >>> first, second = Moments.of(np.array([[1.0], [3.0]])), Moments.of(np.array([[8.0]]))
+    >>> first.plus(second).mean.tolist(), first.deviation().round(3).tolist()
+    ([4.0], [1.414])
+    """
+
+    records: int
+    mean: Floats
+    squares: Floats
+
+    @staticmethod
+    def of(rows: Floats) -> Moments:
+        """Return the moments of the rows of a matrix."""
+        mean = rows.mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
+        return Moments(len(rows), mean, np.square(rows - mean).sum(axis=0))
+
+    def plus(self, other: Moments) -> Moments:
+        """Return the moments of all rows.
+
+        Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+        (1979).
+        """
+        if not (self.records and other.records):
+            return self if self.records else other
+        records = self.records + other.records
+        difference = other.mean - self.mean
+        return Moments(
+            records,
+            self.mean + difference * (other.records / records),
+            self.squares + other.squares + np.square(difference) * (self.records * other.records / records),
+        )
+
+    def deviation(self) -> Floats:
+        """Return the sample deviation of each column; 0 for a constant column and after a single row."""
+        deviation: Floats = np.sqrt(self.squares / max(self.records - 1, 1))
+        deviation[deviation <= ROUNDING * np.abs(self.mean)] = 0.0
+        return deviation
 
 
 def standardized(numbers: Floats, mean: Floats, deviation: Floats) -> Floats:

@@ -28,8 +28,8 @@ Each module imports only from the modules in the rows below it:
 ``estimators``                           the common parts of all ``fit`` methods
 ``linear``                               ``LinearModel``: weights, steps, gradients
 ``losses``                               what a wrong prediction costs; links
-``rows``                                 ``Examples``, ``Gradient``, ``BadRows``: mini-batches, refused rows
-``moments``                              ``Moments``: means and deviations of columns
+``rows``                                 ``Examples``, ``BadRows``: mini-batches, refused rows
+``gradients``                            ``Gradient``: the sum of the gradients of some rows
 =======================================  ===============================================================
 """
 
@@ -41,6 +41,7 @@ from streamiter.learn.decision_tree import DecisionTree
 from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.gradients import Gradient
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
@@ -54,7 +55,7 @@ from streamiter.learn.regression import (
     train_offline,
 )
 from streamiter.learn.row_reading import DelayedLabels
-from streamiter.learn.rows import BadRows, Examples, Gradient
+from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
 from streamiter.optimizers import (

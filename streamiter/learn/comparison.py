@@ -106,8 +106,8 @@ def compare_online(
     which its records arrive there.
 
     Predictions wait until all learners have made theirs. A learner can be ahead of the slowest by the records between
-    the source and the slowest: its mini-batch and its channels, which are bounded. A learner that predicts nothing any
-    more, because it refuses all rows, is left behind after a million records, and a warning is logged.
+    the source and the slowest: its mini-batch and its channels, which are bounded. A learner without predictions in a
+    block, because it refuses all rows, is left out of that block; a million records later a warning is logged.
 
     Raises GraphError for options that cannot be used.
 
@@ -189,7 +189,7 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
     return {"learner": learner, what: record}
 
 
-# A learner that is so many records ahead does not wait any more: 32 MB of predictions.
+# So many records of a learner wait at most: 32 MB of predictions.
 _AHEAD_MAX: Final = 1_000_000
 
 

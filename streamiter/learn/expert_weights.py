@@ -15,7 +15,7 @@ from streamiter.compiled import saying_that_it_compiles
 from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
 from streamiter.errors import ModelError
 from streamiter.named_rows import NamedRows
-from streamiter.numbers import Floats, Indices, standardized
+from streamiter.numbers import ROUNDING, Floats, Indices, standardized
 
 LabelKind = Literal["binary", "classes", "number"]
 
@@ -95,7 +95,7 @@ class ExpertWeights:
         self.totals: Floats = np.zeros(6)
         self._columns = self._room(_SPARE_SLOTS, scores)
         self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
-        """For each column the row of ``_columns`` that it has; 0, a row of zeros, for those that have none."""
+        """For each column its row of ``_columns``; 0, a row of zeros, for a column that has no row."""
         self._slots = 1
         """The number of rows of ``_columns`` in use."""
         self._take_slots(np.array([hashed]))
@@ -235,7 +235,7 @@ class ExpertWeights:
         used = self._columns[self._published_slots(places)]
         weight, mean, squares = used[:, 0], used[:, 1], used[:, 2]
         scale = np.sqrt(np.divide(squares, weight, out=np.zeros(len(used)), where=weight > 0))
-        scale[scale <= steps.ROUNDING * np.abs(mean)] = 0.0
+        scale[scale <= ROUNDING * np.abs(mean)] = 0.0
         inverse = np.divide(1.0, scale, out=np.zeros(len(used)), where=scale > 0)
         mixed = self._experts(used) @ self.mixture * inverse[:, None]
         intercept = self._experts(self._columns[self._slot_of[self.hashed], None])[0] @ self.mixture
@@ -341,7 +341,7 @@ class CrossStatistics:
         self._bits = bits
         self._fields = crossed_fields(crosses)
         self._columns = self._learned = np.zeros((len(self._fields), 3))
-        """For each field weight, mean and squares: those that count, and those after the rows of :meth:`learn`."""
+        """For each field weight, mean and squares: the kept statistics, and the statistics after :meth:`learn`."""
 
     def learn(self, rows: NamedRows) -> NamedRows:
         """Return the rows with their crosses; they are added to the statistics by :meth:`keep`."""
@@ -385,7 +385,7 @@ class CrossStatistics:
         if self.crosses:
             mean, deviation = published["cross_mean"], np.asarray(published["cross_deviation"])
             weight = np.full(len(self._fields), _ROWS_OF_A_START)
-            self._columns = np.column_stack([weight, mean, weight * deviation**2])
+            self._columns = self._learned = np.column_stack([weight, mean, weight * deviation**2])
 
     def refuse_sparse_rows(self) -> None:
         """Raise ModelError if there are crosses: sparse rows have no names of fields."""
@@ -410,4 +410,4 @@ class CrossStatistics:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state`. Raises ModelError for other crosses."""
         self.check(state["crosses"])
-        self._columns = np.array(state["columns"])
+        self._columns = self._learned = np.array(state["columns"])

@@ -19,11 +19,18 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.moments import Moments
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, Indices, has_plain_digits, plain_float, standardized, whole_number
+from streamiter.numbers import (
+    Floats,
+    Indices,
+    Moments,
+    has_plain_digits,
+    plain_float,
+    standardized,
+    whole_number,
+)
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows

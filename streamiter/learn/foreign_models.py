@@ -96,8 +96,9 @@ class ForeignModel(Generic[Model]):
             )
         is_classifier = hasattr(last, "predict_proba_one")
 
-        def learn(model: Any, features: Mapping[str, Any], label: Any, *weights: float) -> None:
-            model.learn_one(_without_missing(features), label, **dict(zip("w", weights, strict=False)))
+        def learn(model: Any, features: Mapping[str, Any], label: Any, *weight: float) -> None:
+            named = {"w": weight[0]} if weight else {}
+            model.learn_one(_without_missing(features), label, **named)
 
         def predict(model: Any, features: Mapping[str, Any]) -> Any:
             row = _without_missing(features)

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.gradients import GRADIENT_LIMIT, Gradient, is_tame
 from streamiter.learn.losses import LinearLoss
-from streamiter.learn.moments import Moments
 from streamiter.learn.rows import (
     FEW,
-    GRADIENT_LIMIT,
     CheckedExamples,
     Examples,
     Features,
-    Gradient,
     Rows,
     all_are_few,
     as_points,
@@ -32,7 +30,6 @@ from streamiter.learn.rows import (
     dots,
     holds,
     independent_dots,
-    is_tame,
     refuse_not_finite,
     refuse_rows,
     row_vector,
@@ -40,7 +37,7 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
-from streamiter.numbers import Floats, standardized, whole_number
+from streamiter.numbers import Floats, Moments, standardized, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
@@ -195,8 +192,9 @@ class LinearModel:
         is_scaled = isinstance(parameters, Mapping) and "deviation" in parameters
         if is_scaled != (self._moments is not None):
             raise ModelError(
-                f"{self._name}: expected parameters {'without' if is_scaled else 'with'} a mean and deviation of "
-                f"features, given others; train with{'' if is_scaled else 'out'} scaler= to start from them"
+                f"{self._name}: expected parameters {'without' if is_scaled else 'with'} the mean and deviation of "
+                f"features, given {sorted(parameters) if isinstance(parameters, Mapping) else 'bare weights'}; train "
+                f"with{'' if is_scaled else 'out'} scaler= to start from them"
             )
         if not isinstance(parameters, Mapping):
             return self._checked_weights(parameters), np.zeros(1)
@@ -289,7 +287,8 @@ class LinearModel:
             self._name, rows.to_dense() if isinstance(rows, SparseRows) else rows, what="features"
         )
         gradient = self._gradient(self._scaled(dense, self._moments), targets, sample_weights)
-        gradient.moments = Moments.of(dense)
+        counts = slice(None) if sample_weights is None else np.asarray(sample_weights) > 0.0
+        gradient.moments = Moments.of(dense[counts])
         return gradient
 
     def checked_examples(self, examples: Examples) -> CheckedExamples:

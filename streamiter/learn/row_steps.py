@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from streamiter.compiled import compiled, pointer_function
 from streamiter.named_rows import HUGE
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()
 
@@ -76,8 +76,6 @@ _LOSS_MAX_OF_NUMBERS: Final = 16.0
 _PROBABILITY_MIN: Final = 1e-6
 _SCORE_MAX: Final = 30.0
 _SQUARE_MIN: Final = 1e-300
-# Rounding leaves a constant column a deviation of this part of its mean, or less.
-ROUNDING: Final = 1e-14
 
 
 @compiled

@@ -1,9 +1,8 @@
-"""Mini-batches as arrays, their gradients, and the refusal of rows that a model cannot learn from.
+"""Mini-batches as arrays, and the refusal of rows that a model cannot learn from.
 
 The features of a mini-batch are a matrix, a row for each record, or ``SparseRows``; :class:`Examples` adds a target and
-a weight for each row. A :class:`Gradient` is a sum over rows, so gradients of several workers can be added. A check
-that finds bad rows raises :class:`BadRows`, which names them, so that an operator refuses just these records and learns
-from the others. Offline training keeps its examples in :class:`ExampleBlocks`.
+a weight for each row. A check that finds bad rows raises :class:`BadRows`, which names them, so that an operator
+refuses just these records and learns from the others. Offline training keeps its examples in :class:`ExampleBlocks`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.moments import Moments
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
-from streamiter.sparse_rows import SparseRows, sums_by
+from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
 # The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
@@ -421,111 +419,6 @@ def checked_examples(
 Extract = Callable[[Any], Examples]
 """Returns the examples of a mini-batch (a list of records, an array or ``Columns``). Raises ``BadRows``, which names
 the rows that are not examples."""
-
-
-class GradientRecord(TypedDict):
-    """The fields of a :class:`Gradient`, as plain data."""
-
-    total: Floats
-    intercept: float
-    weight: float
-    records: int
-    width: int
-    indices: Indices | None
-    moments: tuple[int, Floats, Floats] | None
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Gradient:
-    """The sum of the weighted gradients of some rows, and the sum of the weights of these rows.
-
-    The sum of the gradients of several workers equals the gradient of all their rows:
-
-    >>> first = Gradient(total=np.array([1.0, 2.0]), intercept=0.5, weight=1.0, records=1, width=2)
-    >>> second = Gradient(total=np.array([3.0]), intercept=0.5, weight=3.0, records=2, width=2,
-    ...                   indices=np.array([1]))
-    >>> both = first + second
-    >>> both.total.tolist(), both.weight, both.records
-    ([1.0, 5.0], 4.0, 3)
-    """
-
-    total: Floats
-    """A number for each of the ``width`` features or, with ``indices``, for each feature that it names."""
-    intercept: float
-    """The sum for the intercept."""
-    weight: float
-    """The sum of the weights of the rows."""
-    records: int
-    """The number of rows with a weight above 0."""
-    width: int
-    indices: Indices | None = None
-    """Features in ascending order; None: all features."""
-    moments: Moments | None = None
-    """Those of the features, for a model that scales them."""
-
-    def __add__(self, other: Gradient) -> Gradient:
-        if self.width != other.width:
-            raise ModelError(
-                f"Gradient: expected a gradient of {self.width} features to add, given one of {other.width}"
-            )
-        indices, total = _added(self, other)
-        return Gradient(
-            total,
-            self.intercept + other.intercept,
-            self.weight + other.weight,
-            self.records + other.records,
-            self.width,
-            indices,
-            self.moments.plus(other.moments) if self.moments and other.moments else None,
-        )
-
-    def to_dense(self) -> Floats:
-        """Return the sums of all features, as a new array."""
-        if self.indices is None:
-            return self.total.copy()
-        dense = np.zeros(self.width)
-        dense[self.indices] = self.total
-        return dense
-
-    def to_record(self) -> GradientRecord:
-        """Return the gradient as plain data, to send it to another step."""
-        return {
-            "total": self.total,
-            "intercept": self.intercept,
-            "weight": self.weight,
-            "records": self.records,
-            "width": self.width,
-            "indices": self.indices,
-            "moments": None if self.moments is None else (*self.moments,),
-        }
-
-    @classmethod
-    def from_record(cls, record: GradientRecord) -> Gradient:
-        """Return the gradient of a record that :meth:`to_record` returned."""
-        moments = record["moments"]
-        return cls(**{**record, "moments": None if moments is None else Moments(*moments)})  # type: ignore[arg-type]
-
-    def __repr__(self) -> str:
-        named = self.width if self.indices is None else len(self.indices)
-        return f"Gradient({self.records} records of weight {self.weight:g}, {named} of {self.width} features)"
-
-
-def _added(first: Gradient, second: Gradient) -> tuple[Indices | None, Floats]:
-    if first.indices is None or second.indices is None:
-        return None, first.to_dense() + second.to_dense()
-    indices, places = np.unique(np.concatenate([first.indices, second.indices]), return_inverse=True)
-    totals = np.concatenate([first.total, second.total])
-    return indices, sums_by(places, totals, len(indices))
-
-
-# Several optimizers keep the square of a gradient; the square of 1e150 is still finite.
-GRADIENT_LIMIT: Final = 1e150
-
-
-def is_tame(gradient: Gradient) -> bool:
-    """Whether the square of the gradient is finite, so that optimizers can compute with it."""
-    square = float(gradient.total @ gradient.total) + gradient.intercept * gradient.intercept
-    return square < GRADIENT_LIMIT * GRADIENT_LIMIT
 
 
 # With so many rows the cost of a numpy call does not matter, and BLAS uses all cores. While rows are copied into a

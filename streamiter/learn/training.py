@@ -22,13 +22,9 @@ import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_function
+from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LinearModel
-from streamiter.learn.rows import (
-    Gradient,
-    GradientRecord,
-    blaming_rows,
-    of_good_rows,
-)
+from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output

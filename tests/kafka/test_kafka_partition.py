@@ -9,7 +9,7 @@ import pytest
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch
 from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
-from streamiter_kafka.reader import KafkaBatch, ReadPartition
+from streamiter_kafka.partition import KafkaBatch, ReadPartition
 
 
 def stored(first: int, count: int, compression: str = "none") -> bytes:

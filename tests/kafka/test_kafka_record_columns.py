@@ -19,9 +19,9 @@ from streamiter.compiled import is_compiling
 from streamiter.errors import TopicError
 from streamiter.topics import JsonColumns, OutgoingBatch, Topic, TopicBatch, TopicRecord, json_columns
 from streamiter.topics.joined_values import JoinedValues
-from streamiter_kafka import reader
+from streamiter_kafka import partition
 from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
-from streamiter_kafka.reader import ReadPartition
+from streamiter_kafka.partition import ReadPartition
 
 _RECORD_COUNT_AT = 57
 _CHECKSUM = slice(17, 21)
@@ -35,8 +35,8 @@ def located_from_the_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let compiled code locate the records of every answer, however few."""
     if not is_compiling():
         pytest.skip("records are located only where Numba is installed")
-    monkeypatch.setattr(reader, "_LOCATED_FROM", 1)
-    monkeypatch.setattr(reader, "is_loaded", lambda: True)
+    monkeypatch.setattr(partition, "_LOCATED_FROM", 1)
+    monkeypatch.setattr(partition, "is_loaded", lambda: True)
 
 
 def entry(random: Random) -> bytes | None:
@@ -140,7 +140,7 @@ def test_located_records_are_those_of_the_parser(given: Fetched) -> None:
     """
     records, positions, error = outcome(given)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "is_loaded", lambda: False)
+        patch.setattr(partition, "is_loaded", lambda: False)
         parsed, *rest = outcome(given)
     offsets = [record.offset for record in parsed]
     if offsets != sorted(set(offsets)):

@@ -141,9 +141,9 @@ def test_wrong_uses_are_refused() -> None:
         train_online(stream, model, extract=dense, scaler=wide)
     scales, plain = model(), model()
     scales.scale(StandardScaler().moments)
-    with pytest.raises(ModelError, match="expected parameters with a mean and deviation"):
+    with pytest.raises(ModelError, match="expected parameters with the mean and deviation"):
         scales.start_from(plain.parameters())
-    with pytest.raises(ModelError, match="expected parameters without a mean and deviation"):
+    with pytest.raises(ModelError, match="expected parameters without the mean and deviation"):
         plain.start_from(scales.parameters())
     with pytest.raises(ModelError, match="expected gradients to learn from"):
         scales.learn(X[:5], Y[:5])

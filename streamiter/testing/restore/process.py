@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
@@ -75,13 +76,13 @@ class RestoreProcess:
         self, structs: Sequence[type[msgspec.Struct]], described: PlainValue, request: PlainValue
     ) -> PlainValue:
         """Send a request of a check, and return the answer; ``described`` names the structs."""
-        if self._process is None:
-            self._start()
+        process = self._process or self._start()
+        # A process that hangs ends, and with it each wait on the pipe.
+        deadline = threading.Timer(_ANSWER_S, process.kill)
+        deadline.start()
         try:
             self._connection.send_bytes(PlainData().encode((sys.path, described)))
             self._connection.send_bytes(PlainData(structs).encode(request, name="records"))
-            if not self._connection.poll(_ANSWER_S):
-                raise TimeoutError
             answer = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             self.close()
@@ -89,6 +90,8 @@ class RestoreProcess:
                 "check_restore: expected an answer of the process that restores, given its end; its output on "
                 "stderr says why"
             ) from error
+        finally:
+            deadline.cancel()
         return PlainData().decode(answer)
 
     def close(self) -> None:
@@ -111,7 +114,7 @@ class RestoreProcess:
     ) -> None:
         self.close()
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         self._connection, other = Pipe()
         with other:
             self._process = subprocess.Popen(  # noqa: S603 (this interpreter, our own program)
@@ -121,6 +124,7 @@ class RestoreProcess:
                 env={**os.environ, "PYTHONHASHSEED": str(self._hash_seed)},
                 pass_fds=[other.fileno()],
             )
+        return self._process
 
 
 def main(descriptor: int) -> None:
