@@ -90,18 +90,12 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks", description="Compare the speed of streamiter with hand-written loops."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(BENCHMARKS)}")
-    parser.add_argument(
-        "--quick", action="store_true", help="use small sizes, which check that a benchmark works"
-    )
-    parser.add_argument(
-        "--repeat", type=_at_least_one, default=5, metavar="N", help="number of rounds (default 5)"
-    )
+    parser.add_argument("--quick", action="store_true", help="use small sizes, which check that a benchmark works")
+    parser.add_argument("--repeat", type=_at_least_one, default=5, metavar="N", help="number of rounds (default 5)")
     parser.add_argument("--output", type=Path, default=PROJECT / "benchmarks" / "results", metavar="DIR")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
-        parser.error(
-            f"expected the name of a benchmark, given {unknown[0]!r}; the names are {', '.join(BENCHMARKS)}"
-        )
+        parser.error(f"expected the name of a benchmark, given {unknown[0]!r}; the names are {', '.join(BENCHMARKS)}")
     return options
 
 

@@ -57,15 +57,11 @@ def _learning(session: Session, events: Topic, count: int, *, checkpoints: bool)
         updates = kafka.new_topic(session, "updates")
         flow = Flow(f"learning {updates.name}")
         columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
-        models = learn_online(
-            flow.source(events, decode=columns, stop="latest", name="events"), rows_of_columns
-        )
+        models = learn_online(flow.source(events, decode=columns, stop="latest", name="events"), rows_of_columns)
         models.publish_model(updates, model="regression")
         watch = Stopwatch()
         with tempfile.TemporaryDirectory() as folder, watch:
-            statistics = flow.run(
-                checkpoints=Checkpoints(Path(folder), interval_s=1.0) if checkpoints else None
-            )
+            statistics = flow.run(checkpoints=Checkpoints(Path(folder), interval_s=1.0) if checkpoints else None)
         assert statistics.step("events").records_in == count
         taken = {} if statistics.checkpoints is None else {"checkpoints": float(statistics.checkpoints.taken)}
         return Trial({**watch.rates(count, "events"), **taken}, _learned(updates))
@@ -82,9 +78,7 @@ def recovery(session: Session) -> Iterator[Figure]:
     """The time from the restart of a killed job to its first new event, after 10,000 and after 10 M events."""
     few, many = session.size(10_000, 10_000), session.size(10 * _MILLION, 40_000)
     once = list(make_events(min(few, many)))
-    after = {
-        f"after {count:,} events": _restarts(session, once, count, session.repeat) for count in (few, many)
-    }
+    after = {f"after {count:,} events": _restarts(session, once, count, session.repeat) for count in (few, many)}
     (first, early), (last, late) = after.items()
     yield Figure(first, "s to the first event", early, target=Target("figure", below=3.0))
     ratios = tuple(b / a for a, b in zip(early, late, strict=True))

@@ -48,9 +48,7 @@ def drift(session: Session) -> Iterator[Figure]:
             for seed in seeds:
                 stream = make(np.random.default_rng(seed))
                 found = _found(stream, detector)
-                first = [
-                    [row - at for row in found if at <= row < at + _DELAY_MAX][:1] for at in stream.drifts
-                ]
+                first = [[row - at for row in found if at <= row < at + _DELAY_MAX][:1] for at in stream.drifts]
                 in_time = [row for row in found if any(0 <= row - at < _DELAY_MAX for at in stream.drifts)]
                 drifts, alarms = drifts + len(stream.drifts), alarms + len(found) - len(in_time)
                 delays += [delay for hit in first for delay in hit]

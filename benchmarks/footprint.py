@@ -29,17 +29,13 @@ def memory(session: Session) -> Iterator[Figure]:
     kafka.fill(session, events, chain.from_iterable(repeat(once, rounds)), partitions=2)
     del once
     updates = kafka.new_topic(session, "updates")
-    trials = [
-        _resident_mb(session.kafka, events.name, updates.name, million) for _ in range(min(session.repeat, 3))
-    ]
+    trials = [_resident_mb(session.kafka, events.name, updates.name, million) for _ in range(min(session.repeat, 3))]
     first = tuple(trial[0] for trial in trials)
     last = tuple(trial[rounds - 1] for trial in trials)
     after, later = f"after {million:,} events", f"after {rounds * million:,} events"
     yield Figure(after, "MB resident", first)
     ratios = tuple(late / early for early, late in zip(first, last, strict=True))
-    yield Figure(
-        later, "MB resident", last, compared_with=after, ratios=ratios, target=Target("ratio", below=1.05)
-    )
+    yield Figure(later, "MB resident", last, compared_with=after, ratios=ratios, target=Target("ratio", below=1.05))
 
 
 def _resident_mb(address: str, source: str, target: str, every: int) -> list[float]:
@@ -54,9 +50,7 @@ def slow_learner(session: Session) -> Iterator[Figure]:
     """The memory and the snapshots of a learner that is slower than its topic, with four checkpoints a second."""
     seconds = session.size(120, 6)
     command = [sys.executable, "-m", "benchmarks.slow_learner", str(seconds)]
-    done = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, timeout=seconds + _FINISH_TIMEOUT_S, check=True
-    )
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, timeout=seconds + _FINISH_TIMEOUT_S, check=True)
     lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
     half = len(lines) // 2
     for unit, column in (("MB resident at most", 1), ("MB of the largest snapshot", 2)):
@@ -118,7 +112,5 @@ def import_time(session: Session) -> Iterator[Figure]:
 
 def _import_s(module: str) -> float:
     code = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, timeout=_FINISH_TIMEOUT_S
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=_FINISH_TIMEOUT_S)
     return float(done.stdout)

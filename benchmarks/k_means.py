@@ -61,12 +61,8 @@ def k_means(session: Session) -> Iterator[Figure]:
             yield series.figure(name, UNIT)
     for other in (SAME, BY_HAND, SCIKIT_LEARN):
         if other in works:
-            yield series.figure(
-                "streamiter", UNIT, compared_with=other, target=Target("ratio", at_least=AT_LEAST)
-            )
-    yield series.figure(
-        "streamiter, 2 subtasks", UNIT, compared_with="streamiter", note="they share the thread"
-    )
+            yield series.figure("streamiter", UNIT, compared_with=other, target=Target("ratio", at_least=AT_LEAST))
+    yield series.figure("streamiter, 2 subtasks", UNIT, compared_with="streamiter", note="they share the thread")
 
 
 def _measured(points: Floats, work: Work) -> Contender:
@@ -122,17 +118,13 @@ def _scikit_learn() -> Work | None:
     try:
         from sklearn.cluster import KMeans
     except ImportError:
-        _say(
-            "scikit-learn is not installed, so this run has no line of it; to add the line: pip install --group bench"
-        )
+        _say("scikit-learn is not installed, so this run has no line of it; to add the line: pip install --group bench")
         return None
 
     def fit(points: Floats, initial: Floats) -> Floats:
         model = KMeans(CLUSTERS, init=initial, n_init=1, max_iter=ROUNDS, tol=0, algorithm="lloyd")
         model.fit(points)
-        assert model.n_iter_ == ROUNDS, (
-            f"expected {ROUNDS} rounds, but scikit-learn converged after {model.n_iter_}"
-        )
+        assert model.n_iter_ == ROUNDS, f"expected {ROUNDS} rounds, but scikit-learn converged after {model.n_iter_}"
         centroids: Floats = model.cluster_centers_
         return centroids
 

@@ -143,9 +143,7 @@ def has_confluent() -> bool:
 
 
 @contextlib.contextmanager
-def confluent_clients(
-    address: str, source: Topic, *, partitions: int, linger_s: float
-) -> Iterator[tuple[Any, Any]]:
+def confluent_clients(address: str, source: Topic, *, partitions: int, linger_s: float) -> Iterator[tuple[Any, Any]]:
     """Open a consumer of all partitions of a topic from their beginning, and a producer, of confluent-kafka.
 
     librdkafka fetches and sends in threads of its own. After its queue was full, the consumer would wait for a second

@@ -40,9 +40,7 @@ def kafka_map(session: Session) -> Iterator[Figure]:
     kafka.fill(session, events, make_events(count), partitions=PARTITIONS)
     contenders: dict[str, Contender] = {
         BY_HAND: lambda: _by_hand(session, events, count, score_values),
-        BY_HAND_NUMPY: kafka.with_rare_collections(
-            lambda: _by_hand(session, events, count, score_values_in_numpy)
-        ),
+        BY_HAND_NUMPY: kafka.with_rare_collections(lambda: _by_hand(session, events, count, score_values_in_numpy)),
         "flow, Json, map(score)": lambda: _flow_of_records(session, events, count),
         "flow, JsonColumns, map_batch(scores)": lambda: _flow_of_columns(session, events, count),
     }
@@ -85,10 +83,7 @@ def score_values_in_numpy(values: Sequence[bytes]) -> list[bytes]:
     """Decode and encode one event after the other, and score all of them in numpy."""
     events = [orjson.loads(value) for value in values]
     results = np.round(np.array([event["x"] for event in events]) @ TRUE_WEIGHTS, 6).tolist()
-    return [
-        orjson.dumps({"id": event["id"], "score": result})
-        for event, result in zip(events, results, strict=True)
-    ]
+    return [orjson.dumps({"id": event["id"], "score": result}) for event, result in zip(events, results, strict=True)]
 
 
 def _by_hand(session: Session, events: Topic, count: int, work: Score) -> Trial:

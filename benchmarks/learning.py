@@ -76,9 +76,7 @@ class Compared:
         ys = [y for line in lines for y in line.ys[len(line.ys) // 10 :]]
         cut_above = min(ys) + 1.9 * (float(np.quantile(ys, 0.9)) - min(ys))
         name = "RMSE" if self.task == "number" else "log loss"
-        return chart(
-            [Panel(self.stream, "rows so far", self.lines, name, cut_above=cut_above, has_whole_xs=True)]
-        )
+        return chart([Panel(self.stream, "rows so far", self.lines, name, cut_above=cut_above, has_whole_xs=True)])
 
 
 def compare(stream: LearningStream, learners: Mapping[str, Learner]) -> Compared:
@@ -146,9 +144,7 @@ def as_page(results: Sequence[Compared], missing: Mapping[str, str], minutes: fl
     if any(TREE in result.losses for result in results):
         parts += [_about_trees(results), _table_of_trees(results)]
     if missing:
-        parts.append(
-            "Left out: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".\n"
-        )
+        parts.append("Left out: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".\n")
     parts += [
         "## Loss over time\n",
         "The loss of all rows so far. The lines of learners that are far worse may leave the picture.\n",
@@ -234,18 +230,13 @@ def _with_best(
 ) -> list[str]:
     """Return the figure of each learner, the best one in bold; a dash for learners without one."""
     best = best_of((found[name] for name in learners if name in found), default=None)
-    figures = (
-        (format(found[name], form), found[name] == best) if name in found else ("–", False)
-        for name in learners
-    )
+    figures = ((format(found[name], form), found[name] == best) if name in found else ("–", False) for name in learners)
     return [f"**{figure}**" if is_best else figure for figure, is_best in figures]
 
 
 def _about_trees(results: Sequence[Compared]) -> str:
     streams = [result for result in results if TREE in result.losses]
-    wins = sum(
-        min(result.losses.get(name, np.inf) for name in _TREES) < result.losses[OURS] for result in streams
-    )
+    wins = sum(min(result.losses.get(name, np.inf) for name in _TREES) < result.losses[OURS] for result in streams)
     return _ABOUT_TREES.format(values=VALUES_OF_A_FOREST, wins=wins, streams=len(streams))
 
 
@@ -319,15 +310,11 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.learning", description="Compare learners with their defaults on streams."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(STREAMS)}")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"use the first {_QUICK_ROWS:,} rows of each stream"
-    )
+    parser.add_argument("--quick", action="store_true", help=f"use the first {_QUICK_ROWS:,} rows of each stream")
     parser.add_argument("--output", type=Path, default=PROJECT / "docs", metavar="DIR")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in STREAMS]:
-        parser.error(
-            f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(STREAMS)}"
-        )
+        parser.error(f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(STREAMS)}")
     return options
 
 

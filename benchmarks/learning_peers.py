@@ -129,9 +129,7 @@ def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, A
     assert stream.events is not None
     assert isinstance(stream.features, Columns)
     rows, is_answer = stream.events // 2, stream.events % 2 == 1
-    records = Columns(
-        {**stream.features[rows].arrays, "row": rows, "answer": is_answer, "label": stream.labels[rows]}
-    )
+    records = Columns({**stream.features[rows].arrays, "row": rows, "answer": is_answer, "label": stream.labels[rows]})
     labels = DelayedLabels(
         key_of=itemgetter("row"),
         is_answer=itemgetter("answer"),
@@ -188,9 +186,7 @@ def forest(stream: LearningStream) -> Learned | None:
     return None if is_long else _in_flow(stream, ARFClassifier, ARFRegressor)
 
 
-def _in_flow(
-    stream: LearningStream, classifier: Callable[..., Any], regressor: Callable[..., Any]
-) -> Learned | None:
+def _in_flow(stream: LearningStream, classifier: Callable[..., Any], regressor: Callable[..., Any]) -> Learned | None:
     if stream.events is not None:
         return None
     from river.compose import SelectType
@@ -341,9 +337,7 @@ class _VowpalWabbit:
         self._kind = self._workspace.get_prediction_type()
         self._class_of = [numbers[label] - 1 for label in labels] if stream.task == "classes" else None
         self._questions = _lines(stream)
-        self._answers = [
-            f"{named(label)} {line}" for label, line in zip(labels, self._questions, strict=True)
-        ]
+        self._answers = [f"{named(label)} {line}" for label, line in zip(labels, self._questions, strict=True)]
 
     def predict(self, row: int) -> float:
         return self._of_row(row, self._workspace.predict(self._questions[row]))

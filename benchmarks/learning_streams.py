@@ -88,9 +88,7 @@ def _stream(name: str, task: Task, rows: Iterable[tuple[Mapping[Any, Any], Any]]
     labels = np.array([label for _, label in given])
     if task == "classes":
         labels = labels.astype(np.str_)
-    return LearningStream(
-        name, task, Columns(fields), labels.astype(np.bool_) if task == "binary" else labels
-    )
+    return LearningStream(name, task, Columns(fields), labels.astype(np.bool_) if task == "binary" else labels)
 
 
 def _plain(value: Any) -> Any:
@@ -125,16 +123,13 @@ def _libsvm(path: Path) -> tuple[list[list[int]], Array]:
 def _a9a() -> LearningStream:
     rows, labels = _libsvm(DATA / "a9a" / "a9a_123d_train.libsvm")
     pairs = [([index - 1 for index in row], [1.0] * len(row)) for row in rows]
-    return LearningStream(
-        "a9a", "binary", SparseRows.from_rows(pairs, max(map(max, filter(None, rows)))), labels
-    )
+    return LearningStream("a9a", "binary", SparseRows.from_rows(pairs, max(map(max, filter(None, rows)))), labels)
 
 
 def _census() -> LearningStream:
     rows, labels = _libsvm(DATA / "census" / "census_148d_train.dummy")
     fields = {
-        f"field{number}": np.array(column).astype(np.str_)
-        for number, column in enumerate(zip(*rows, strict=True))
+        f"field{number}": np.array(column).astype(np.str_) for number, column in enumerate(zip(*rows, strict=True))
     }
     return LearningStream("census", "binary", Columns(fields), labels)
 
@@ -173,9 +168,7 @@ def _flights_at_arrival() -> LearningStream:
             events.append(2 * row + 1)
             labels[row] = event["delay"] > 15
     features = Columns({name: np.array([row[name] for row in rows]) for name in _OF_A_FLIGHT})
-    return LearningStream(
-        "flights, labels at arrival", "binary", features, np.array(labels), np.array(events)
-    )
+    return LearningStream("flights, labels at arrival", "binary", features, np.array(labels), np.array(events))
 
 
 # ---- generated streams
@@ -245,9 +238,7 @@ _MAIN: Final[Mapping[str, MakeStream]] = {
     "LED-drift": _generated(
         "LED-drift",
         "classes",
-        lambda synth: synth.LEDDrift(
-            seed=_SEED, noise_percentage=0.1, irrelevant_features=True, n_drift_features=4
-        ),
+        lambda synth: synth.LEDDrift(seed=_SEED, noise_percentage=0.1, irrelevant_features=True, n_drift_features=4),
     ),
     "Mv": _generated("Mv", "number", lambda synth: synth.Mv(seed=_SEED)),
     "Phishing": _shipped("Phishing", "binary", "Phishing"),
@@ -277,9 +268,7 @@ _MAIN: Final[Mapping[str, MakeStream]] = {
 _FURTHER: Final[Mapping[str, MakeStream]] = {
     "flights, labels at arrival": _flights_at_arrival,
     "AirlinePassengers": _shipped("AirlinePassengers", "number", "AirlinePassengers"),
-    "AnomSine": _generated(
-        "AnomSine", "binary", lambda synth: synth.AnomalySine(n_samples=_ROWS, seed=_SEED)
-    ),
+    "AnomSine": _generated("AnomSine", "binary", lambda synth: synth.AnomalySine(n_samples=_ROWS, seed=_SEED)),
     "Mixed": _generated("Mixed", "binary", lambda synth: synth.Mixed(seed=_SEED)),
     "Planes2D": _generated("Planes2D", "number", lambda synth: synth.Planes2D(seed=_SEED)),
     "RandomTree": _generated(

@@ -144,9 +144,7 @@ class Series:
     ) -> Figure:
         """Return the line of one contender, compared with the contender named ``compared_with``."""
         cpu_unit = unit.removesuffix("s") + _CPU
-        cpu = (
-            self._figure(name, cpu_unit, compared_with) if cpu_unit in self.trials[name][0].figures else None
-        )
+        cpu = self._figure(name, cpu_unit, compared_with) if cpu_unit in self.trials[name][0].figures else None
         return replace(self._figure(name, unit, compared_with), target=target, note=note, cpu=cpu)
 
     def _figure(self, name: str, unit: str, compared_with: str) -> Figure:

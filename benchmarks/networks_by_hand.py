@@ -48,9 +48,7 @@ def train_deepfm(
     return losses
 
 
-def _gradients(
-    p: dict[str, Floats], at: npt.NDArray[np.intp], labels: Floats
-) -> tuple[float, dict[str, Floats]]:
+def _gradients(p: dict[str, Floats], at: npt.NDArray[np.intp], labels: Floats) -> tuple[float, dict[str, Floats]]:
     rows, fields = at.shape
     count, factors = p["embedding.weight"].shape
     vectors = p["embedding.weight"][at]

@@ -124,9 +124,7 @@ def _judged(run: Run, train: Path, test: Path, seeds: range) -> Iterator[Figure]
 
 
 def _known_results(metric: str, **known: Known | None) -> str:
-    return ", ".join(
-        f"{name} {getattr(figures, metric):.3f}" for name, figures in known.items() if figures is not None
-    )
+    return ", ".join(f"{name} {getattr(figures, metric):.3f}" for name, figures in known.items() if figures is not None)
 
 
 def _target(run: Run, metric: str, restated: Known | None, *, is_test: bool) -> Target | None:

@@ -83,9 +83,7 @@ def online_learning(session: Session) -> Iterator[Figure]:
     columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
     contenders = {
         BY_HAND: by_hand(orjson.loads, rows_of_dicts),
-        BY_HAND_WITH_SCHEMA: kafka.with_rare_collections(
-            by_hand(msgspec.json.Decoder(Event).decode, rows_of_structs)
-        ),
+        BY_HAND_WITH_SCHEMA: kafka.with_rare_collections(by_hand(msgspec.json.Decoder(Event).decode, rows_of_structs)),
         "flow, Json": flow(learn_asynchronously, Json(), rows_of_dicts),
         "flow, JsonColumns": flow(learn_asynchronously, columns, rows_of_columns),
         "flow, Typed": flow(learn_asynchronously, Typed(Event), rows_of_structs),
@@ -108,9 +106,7 @@ def online_learning(session: Session) -> Iterator[Figure]:
 # -- by hand ------------------------------------------------------------------------------------------------
 
 
-def _by_hand(
-    session: Session, events: Topic, count: int, decode: Callable[[bytes], Any], rows: Rows
-) -> Trial:
+def _by_hand(session: Session, events: Topic, count: int, decode: Callable[[bytes], Any], rows: Rows) -> Trial:
     updates = kafka.new_topic(session, "updates")
 
     async def learn() -> Floats:
@@ -210,9 +206,7 @@ def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: An
     with Stopwatch() as watch:
         statistics = flow.run()
     read = next(step for task in statistics.tasks for step in task.steps if step.step == events.name)
-    assert read.counts.records_in == count, (
-        f"expected {count} events to be read, given {read.counts.records_in}"
-    )
+    assert read.counts.records_in == count, f"expected {count} events to be read, given {read.counts.records_in}"
     return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), last.weights))
 
 

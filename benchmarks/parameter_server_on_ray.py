@@ -46,9 +46,7 @@ def parameter_server_on_ray(session: Session) -> Iterator[Figure]:
             runner.run(server.close())
     for unit in (PUSH, PULL):
         yield series.figure("numpy", unit)
-        yield series.figure(
-            "one shard on Ray", unit, compared_with="numpy", target=Target("figure", below=BELOW_S)
-        )
+        yield series.figure("one shard on Ray", unit, compared_with="numpy", target=Target("figure", below=BELOW_S))
 
 
 async def _begin(server: ParameterServer, columns: int) -> Client:

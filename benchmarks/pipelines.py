@@ -51,9 +51,7 @@ def score_by_hand(address: str, source: str, target: str) -> None:
 def score_in_flow(address: str, source: str, target: str) -> None:
     """Score each event in a flow."""
     flow = Flow("scores")
-    flow.source(topic(f"kafka://{address}/{source}")).map(score_and_stamp).sink(
-        topic(f"kafka://{address}/{target}")
-    )
+    flow.source(topic(f"kafka://{address}/{source}")).map(score_and_stamp).sink(topic(f"kafka://{address}/{target}"))
     flow.run()
 
 

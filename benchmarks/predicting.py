@@ -38,9 +38,7 @@ def predicting(session: Session) -> Iterator[Figure]:
     series = alternate(
         {
             by_hand: lambda: _measured(len(rows), lambda: _by_hand(rows, weights), times=_TIMES),
-            "one tuple after the other": lambda: _measured(
-                len(rows), lambda: np.array([*map(predict, pairs)])
-            ),
+            "one tuple after the other": lambda: _measured(len(rows), lambda: np.array([*map(predict, pairs)])),
             single: lambda: _measured(len(rows), lambda: predict(pairs)),
             "SparseRows": lambda: _measured(len(rows), lambda: predict(rows), times=_TIMES),
         },
@@ -51,9 +49,7 @@ def predicting(session: Session) -> Iterator[Figure]:
     yield series.figure("one tuple after the other", ROWS, compared_with=by_hand)
     yield series.figure(single, ROWS, compared_with=by_hand)
     yield series.figure("SparseRows", ROWS, compared_with=by_hand, target=Target("ratio", at_least=0.5))
-    yield series.figure(
-        "SparseRows", ROWS, compared_with=single, target=Target("ratio", at_least=_TIMES_SINGLE_ROWS)
-    )
+    yield series.figure("SparseRows", ROWS, compared_with=single, target=Target("ratio", at_least=_TIMES_SINGLE_ROWS))
 
 
 def _hashed(count: int, generator: np.random.Generator) -> SparseRows:
@@ -62,9 +58,7 @@ def _hashed(count: int, generator: np.random.Generator) -> SparseRows:
     drawn["price"] = generator.normal(size=count).tolist()
     crosses = [("user", "page"), ("page", "hour")]
     hasher = FeatureHasher([*fields], numeric=["price"], crosses=crosses, bits=_BITS)
-    return hasher.rows(
-        [dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)]
-    )
+    return hasher.rows([dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)])
 
 
 def _by_hand(rows: SparseRows, weights: Floats) -> Floats:

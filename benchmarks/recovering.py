@@ -27,9 +27,7 @@ async def learn(address: str, events: str, updates: str, folder: str, count: int
     flow = Flow(f"recovering {events}")
     columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
     source = flow.source(topic(f"kafka://{address}/{events}"), decode=columns, name="events")
-    learn_online(source, rows_of_columns).publish_model(
-        topic(f"kafka://{address}/{updates}"), model="regression"
-    )
+    learn_online(source, rows_of_columns).publish_model(topic(f"kafka://{address}/{updates}"), model="regression")
     job = await flow.start(checkpoints=Checkpoints(folder, interval_s=1.0))
     for step, records in (("train", 1), ("events", count)):
         while job.statistics().step(step).records_in < records:  # noqa: ASYNC110 (no event signals it)

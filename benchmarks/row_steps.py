@@ -69,9 +69,7 @@ def _hashed(session: Session) -> Iterator[Figure]:
     rows = SparseRows.from_rows([(np.unique(row), np.ones(len(np.unique(row)))) for row in places], 2**_BITS)
     records = Columns({"row": np.arange(count), "label": labels})
     contenders = {
-        BARE: lambda: _bare(
-            ModelRows(rows.indptr, rows.indices, rows.values), labels, hashed=2**_BITS, numeric=0
-        ),
+        BARE: lambda: _bare(ModelRows(rows.indptr, rows.indices, rows.values), labels, hashed=2**_BITS, numeric=0),
         MODEL: lambda: _model(rows, labels),
         FLOW: lambda: _flow(records, features=lambda mini_batch: rows[mini_batch["row"]]),
     }
@@ -92,9 +90,7 @@ def _figures(
     series = alternate({named(name): run for name, run in contenders.items()}, repeat=repeat, agree=_agree)
     for name in contenders:
         target = Target("figure", at_least=at_least) if name == FLOW and at_least is not None else None
-        yield series.figure(
-            named(name), ROWS, compared_with="" if name == BARE else named(BARE), target=target
-        )
+        yield series.figure(named(name), ROWS, compared_with="" if name == BARE else named(BARE), target=target)
     if RIVER in contenders:
         target = Target("ratio", at_least=_TIMES_RIVER)
         yield series.figure(named(FLOW), ROWS, compared_with=named(RIVER), target=target)

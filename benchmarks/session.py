@@ -22,9 +22,7 @@ _END_S = 30.0
 
 
 @contextlib.contextmanager
-def running(
-    command: Sequence[str], *, limit_s: float, stdout: int | None = None
-) -> Iterator[subprocess.Popen[str]]:
+def running(command: Sequence[str], *, limit_s: float, stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """Run a process in the project's folder; terminate it at the end of the block, and kill it if it does not end.
 
     The process is also killed after ``limit_s`` seconds, so that no read of its output waits for ever.

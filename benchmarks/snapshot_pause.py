@@ -42,9 +42,7 @@ def snapshot_pause(session: Session) -> Iterator[Figure]:
     }
     series = alternate(contenders, repeat=session.repeat)
     yield series.figure("no checkpoints", PAUSE)
-    yield series.figure(
-        "with checkpoints", PAUSE, compared_with="no checkpoints", target=Target("figure", below=250)
-    )
+    yield series.figure("with checkpoints", PAUSE, compared_with="no checkpoints", target=Target("figure", below=250))
     yield series.figure("no checkpoints", WORK)
     yield series.figure("with checkpoints", WORK, compared_with="no checkpoints")
     yield series.figure("no checkpoints", RECORDS)
@@ -78,9 +76,7 @@ def _measured(keys: int, interval_s: float | None) -> Contender:
         records = np.concatenate([random.permutation(keys) for _ in range(_ROUNDS)]).tolist()
         pauses = _Pauses(not_timed=keys)
         flow = Flow("snapshots")
-        counted = (
-            flow.from_items(records, name="keys").key_by(_itself).stateful_map(_count, _NEW, name="counts")
-        )
+        counted = flow.from_items(records, name="keys").key_by(_itself).stateful_map(_count, _NEW, name="counts")
         counted.process(lambda: pauses, name="pauses")
         watch = Stopwatch()
         with tempfile.TemporaryDirectory() as directory, watch:

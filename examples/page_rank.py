@@ -172,9 +172,7 @@ def page_rank(
             feedback_variable_streams=[pages, totals],
             output_streams=[pages.side_output(RANKS)],
             # The links are epoch 0, the first ranks epoch 1.
-            termination_criteria=terminate_after(
-                changes, rounds=rounds_max + 2, tolerance=tolerance, name="end"
-            ),
+            termination_criteria=terminate_after(changes, rounds=rounds_max + 2, tolerance=tolerance, name="end"),
         )
 
     outputs: list[Stream] = iterate_bounded_streams_until_termination([no_parts, no_figures], [ends], body)

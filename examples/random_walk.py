@@ -64,9 +64,7 @@ class Walk(Operator):
         origins, to = (np.concatenate([edges[name] for edges in self.edges]) for name in ("from", "to"))
         order = np.lexsort((to, origins))
         self.to = to[order]
-        self.places, self.firsts, self.degrees = np.unique(
-            origins[order], return_index=True, return_counts=True
-        )
+        self.places, self.firsts, self.degrees = np.unique(origins[order], return_index=True, return_counts=True)
         self.edges = []
 
     def process_walkers_batch(self, walkers: Columns, out: Any) -> None:
@@ -90,9 +88,7 @@ class Walk(Operator):
             setattr(self, name, value)
 
 
-def drawn_numbers(
-    seed: int, walkers: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def drawn_numbers(seed: int, walkers: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a random number for each walker and its step, from 0 to below 1.
 
     Each walker has a SplitMix64 generator, whose n-th number depends only on its start and on n.

@@ -97,9 +97,7 @@ class Channel:
     next item in any case (``make_way``).
     """
 
-    def __init__(
-        self, name: str, *, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES
-    ) -> None:
+    def __init__(self, name: str, *, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES) -> None:
         self.name = name
         self.limit_records = limit_records
         self.limit_bytes = limit_bytes
@@ -129,9 +127,7 @@ class Channel:
         if not self._makes_way:
             occupied += self._aside_records
             occupied_bytes += self._aside_bytes
-        if occupied and (
-            occupied + count > self.limit_records or occupied_bytes + size_bytes > self.limit_bytes
-        ):
+        if occupied and (occupied + count > self.limit_records or occupied_bytes + size_bytes > self.limit_bytes):
             return False
         self.records += count
         self._size_bytes += size_bytes
@@ -150,11 +146,7 @@ class Channel:
         An epoch watermark replaces a watermark that is last in the channel. It has the same meaning as both together,
         and a consumer that is late does not find one for each epoch.
         """
-        if (
-            self._items
-            and isinstance(control, EpochWatermark)
-            and isinstance(self._items[-1], EpochWatermark)
-        ):
+        if self._items and isinstance(control, EpochWatermark) and isinstance(self._items[-1], EpochWatermark):
             self._items[-1] = control
             return
         self._append(control)
@@ -164,9 +156,7 @@ class Channel:
         if not self._items and (self._makes_way or not self._aside_records):
             return
         if self._room is not None:
-            raise InternalError(
-                f"channel {self.name}: expected one producer, but a second task waits for room"
-            )
+            raise InternalError(f"channel {self.name}: expected one producer, but a second task waits for room")
         self._room = asyncio.get_running_loop().create_future()
         try:
             await self._room
@@ -236,8 +226,7 @@ class Channel:
 
     def _check_intakes(self) -> None:
         is_overfull = (
-            self._aside_records > self._way * self.limit_records
-            or self._aside_bytes > self._way * self.limit_bytes
+            self._aside_records > self._way * self.limit_records or self._aside_bytes > self._way * self.limit_bytes
         )
         if is_overfull is not self._is_overfull:
             self._is_overfull = is_overfull

@@ -324,11 +324,7 @@ _SHOWN_CHARACTERS: Final = 200
 def shortened(record: Any) -> str:
     """Return a record as messages show it: its repr, cut after 200 characters."""
     shown = safe_repr(record)
-    return (
-        shown
-        if len(shown) <= _SHOWN_CHARACTERS
-        else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
-    )
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
 
 
 def safe_repr(record: Any) -> str:

@@ -196,11 +196,7 @@ class FieldReader:
         if isinstance(records, list):
             columns, count = self._columns_of_dicts(records), len(records)
         else:
-            table = (
-                records
-                if isinstance(records, Columns)
-                else columns_of_table(self._owner, records, ModelError)
-            )
+            table = records if isinstance(records, Columns) else columns_of_table(self._owner, records, ModelError)
             if table is None:
                 raise ModelError(
                     f"{self._owner}: expected records with named fields (dicts, Columns or a table), given "
@@ -237,9 +233,7 @@ class FieldReader:
             if all(tuple(record) == first for record in records):
                 columns = zip(*(record.values() for record in records), strict=True)
                 return {
-                    name: list(column)
-                    for name, column in zip(first, columns, strict=True)
-                    if self._is_wanted(name)
+                    name: list(column) for name, column in zip(first, columns, strict=True) if self._is_wanted(name)
                 }
             names = tuple(filter(self._is_wanted, dict.fromkeys(chain.from_iterable(records))))
         return {name: [record.get(name, _UNNAMED) for record in records] for name in names}
@@ -280,9 +274,7 @@ class FieldReader:
             places_of_rows[:, position] = of_field
         return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows, missing_count)
 
-    def _read_column(
-        self, name: str, column: Array | list[Any]
-    ) -> tuple[Floats | None, Array | None, Array | None]:
+    def _read_column(self, name: str, column: Array | list[Any]) -> tuple[Floats | None, Array | None, Array | None]:
         """Return the numbers of a field, the places of its texts, and which of its values are missing."""
         if isinstance(column, np.ndarray):
             if column.dtype.kind in "biuf" and column.ndim <= 2:
@@ -309,9 +301,7 @@ class FieldReader:
             return None, self._text_places(name, column), None
         return self._read_mixed(name, column)
 
-    def _read_mixed(
-        self, name: str, column: Sequence[Any]
-    ) -> tuple[Floats | None, Array | None, Array | None]:
+    def _read_mixed(self, name: str, column: Sequence[Any]) -> tuple[Floats | None, Array | None, Array | None]:
         count = len(column)
         is_text = np.fromiter((isinstance(value, str) for value in column), np.bool_, count)
         is_none = np.fromiter((value is None for value in column), np.bool_, count)
@@ -362,9 +352,7 @@ class FieldReader:
         if len(known) > _CACHED_TEXTS:
             known.clear()
         for text in set(texts).difference(known):
-            data = (
-                name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
-            )
+            data = name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
             known[text] = hash_of(data) & self._mask
         return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
 

@@ -164,9 +164,7 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
         return first.shape[1:] == second.shape[1:] and _same_records(first.dtype, second.dtype)
     if isinstance(first, Columns):
         assert isinstance(second, Columns)
-        return first.names == second.names and all(
-            can_concatenate(first[name], second[name]) for name in first.names
-        )
+        return first.names == second.names and all(can_concatenate(first[name], second[name]) for name in first.names)
     return isinstance(first, list)
 
 

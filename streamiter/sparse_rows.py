@@ -51,9 +51,7 @@ class SparseRows:
 
     __slots__ = ("_row_of_value", "indices", "indptr", "values", "width")
 
-    def __init__(
-        self, indptr: npt.ArrayLike, indices: npt.ArrayLike, values: npt.ArrayLike, width: int
-    ) -> None:
+    def __init__(self, indptr: npt.ArrayLike, indices: npt.ArrayLike, values: npt.ArrayLike, width: int) -> None:
         self.width = width
         self.indptr = _as_indices("indptr", indptr)
         self.indices = _as_indices("indices", indices)
@@ -116,9 +114,7 @@ class SparseRows:
         """Return all parts, at least one, as one batch; all have one width."""
         widths = {part.width for part in parts}
         if len(widths) != 1:
-            raise ModelError(
-                f"SparseRows: expected parts of one width, given {sorted(widths)}; make the widths equal"
-            )
+            raise ModelError(f"SparseRows: expected parts of one width, given {sorted(widths)}; make the widths equal")
         lengths = np.concatenate([np.diff(part.indptr) for part in parts])
         indices = np.concatenate([part.indices for part in parts])
         values = np.concatenate([part.values for part in parts])
@@ -152,9 +148,7 @@ class SparseRows:
 
     def _row(self, number: int) -> SparseRow:
         if not -len(self) <= number < len(self):
-            raise IndexError(
-                f"SparseRows: expected a row from {-len(self)} to {len(self) - 1}, given {number}"
-            )
+            raise IndexError(f"SparseRows: expected a row from {-len(self)} to {len(self) - 1}, given {number}")
         start, stop = self.indptr[number % len(self)], self.indptr[number % len(self) + 1]
         return self.indices[start:stop], self.values[start:stop]
 
@@ -233,12 +227,7 @@ class SparseRows:
 
     def _check_indptr(self) -> None:
         indptr, indices = self.indptr, self.indices
-        if (
-            not len(indptr)
-            or indptr[0] != 0
-            or indptr[-1] != len(indices)
-            or (indptr[1:] < indptr[:-1]).any()
-        ):
+        if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (indptr[1:] < indptr[:-1]).any():
             raise ModelError(
                 f"SparseRows: expected indptr to ascend from 0 to the number of values, {len(indices)}, "
                 f"given {indptr[:8].tolist()}…"
@@ -247,9 +236,7 @@ class SparseRows:
     def _check_indices(self) -> None:
         indptr, indices = self.indptr, self.indices
         if self.values.shape != indices.shape:
-            raise ModelError(
-                f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}"
-            )
+            raise ModelError(f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}")
         if len(indices) and (indices.min() < 0 or indices.max() >= self.width):
             at = int(np.flatnonzero((indices < 0) | (indices >= self.width))[0])
             raise ModelError(

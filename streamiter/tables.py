@@ -53,9 +53,7 @@ class _Column(NamedTuple):
     """For each row whether its value is missing."""
 
 
-def rows_of_table(
-    owner: str, given: object, error: type[StreamiterError]
-) -> Columns | Array | list[Any] | None:
+def rows_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | Array | list[Any] | None:
     """Return the rows of a table, or the values of one column (a ``Series``, an Arrow array); None for other objects.
 
     The rows are ``Columns`` if all columns are arrays without Python objects, which can be stored; otherwise a list of
@@ -87,10 +85,7 @@ def columns_of_table(owner: str, given: object, error: type[StreamiterError]) ->
         return None
     _check_names(owner, names, error)
     return Columns(
-        {
-            name: _array(f"{owner}: column {name!r}", column, error)
-            for name, column in zip(names, columns, strict=True)
-        }
+        {name: _array(f"{owner}: column {name!r}", column, error) for name, column in zip(names, columns, strict=True)}
     )
 
 
@@ -123,9 +118,7 @@ def as_floats(owner: str, what: str, given: Any) -> Floats:
     try:
         return np.asarray(_numbers(f"{owner}: {what}", given), dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"{owner}: expected {what} as numbers, given {type(given).__name__}: {error}"
-        ) from None
+        raise ModelError(f"{owner}: expected {what} as numbers, given {type(given).__name__}: {error}") from None
 
 
 def array_of(owner: str, given: Any) -> Array:
@@ -173,9 +166,7 @@ def _check_names(owner: str, names: Sequence[Any], error: type[StreamiterError])
         raise error(f"{owner}: expected a table with columns, given one without; give it at least one")
     for place, name in enumerate(names):
         if not isinstance(name, str):
-            raise error(
-                f"{owner}: expected columns with texts as names, given {name!r} for column {place}; rename it"
-            )
+            raise error(f"{owner}: expected columns with texts as names, given {name!r} for column {place}; rename it")
         if name in names[:place]:
             raise error(f"{owner}: expected each column once, given two named {name!r}; rename one of them")
 
@@ -244,9 +235,7 @@ def _objects(values: Sequence[Any]) -> Array:
     return array
 
 
-def _without_objects(
-    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
-) -> Array:
+def _without_objects(where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]) -> Array:
     """Return an array of numbers, truth values or texts if all values are of one such type, else the objects."""
     values = present.tolist()
     kinds = set(map(type, values))
@@ -269,9 +258,7 @@ def _fit_an_array(texts: Sequence[str]) -> bool:
     return longest * len(texts) <= room and not any(text.endswith("\0") for text in texts)
 
 
-def _check_plain(
-    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
-) -> None:
+def _check_plain(where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]) -> None:
     for place, value in enumerate(present):
         if not _is_plain(value):
             row = int(np.flatnonzero(~missing)[place]) if missing.any() else place
@@ -292,9 +279,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN_VALUES
 
 
-def _with_missing(
-    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
-) -> Array:
+def _with_missing(where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]) -> Array:
     kind = present.dtype.kind
     if kind in "iu":
         if len(present) and max(-int(present.min()), int(present.max())) > _EXACT_IN_FLOATS:

@@ -241,9 +241,7 @@ def test_records_set_aside_take_room_and_shut_intakes_by_their_sums(calls: Calls
                 counted, counted_bytes = sum(inside[which]), sum(inside[which])
                 if not makes_way[which]:
                     counted, counted_bytes = counted + records_aside, counted_bytes + bytes_aside
-                fits = not counted or (
-                    counted + number <= limit_records and counted_bytes + number <= limit_bytes
-                )
+                fits = not counted or (counted + number <= limit_records and counted_bytes + number <= limit_bytes)
                 assert channel.try_put(DataBatch(np.zeros(number, np.uint8))) is fits
                 if fits:
                     inside[which].append(number)

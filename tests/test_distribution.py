@@ -104,9 +104,7 @@ def test_the_hint_for_a_missing_extra_is_a_command_that_installs_it(wheel: Path,
 def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
     """A hint named an unknown extra, for which pip installs nothing and only warns."""
     code = [*ROOT.joinpath("streamiter").rglob("*.py"), *ROOT.joinpath("connectors").rglob("*.py")]
-    named = set(
-        re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", "".join(map(Path.read_text, code)))
-    )
+    named = set(re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", "".join(map(Path.read_text, code))))
     assert {"kafka", "draw", "ray", "demo"} <= named <= set(metadata.provides_extra or [])
 
 
@@ -166,9 +164,7 @@ def requirements(name: str, extra: str = "") -> set[str]:
         each = open_requirements.pop()
         extras = [*each.extras, ""]
         for further in map(Requirement, distribution(each.name).requires or []):
-            is_wanted = further.marker is None or any(
-                further.marker.evaluate({"extra": one}) for one in extras
-            )
+            is_wanted = further.marker is None or any(further.marker.evaluate({"extra": one}) for one in extras)
             if is_wanted and canonicalize_name(further.name) not in found:
                 found.add(canonicalize_name(further.name))
                 open_requirements.append(further)

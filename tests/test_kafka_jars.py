@@ -38,9 +38,6 @@ def test_processes_that_start_at_once_download_kafka_once(tmp_path: Path) -> Non
     program = "from support.kafka_jars import kafka_jars; print([jar.name for jar in kafka_jars().iterdir()])"
     with contextlib.ExitStack() as processes:
         command = [sys.executable, "-c", program]
-        started = [
-            processes.enter_context(process(command, env=environment, stdout=subprocess.PIPE))
-            for _ in range(3)
-        ]
+        started = [processes.enter_context(process(command, env=environment, stdout=subprocess.PIPE)) for _ in range(3)]
         assert [each.communicate()[0] for each in started] == ["['kafka.jar']\n"] * 3
     assert fetches.read_text() == "fetched\n"

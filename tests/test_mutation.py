@@ -43,8 +43,7 @@ def test_the_list_names_existing_modules_and_tests() -> None:
     assert [
         (module, name)
         for module, name in named
-        if name != "*"
-        and not re.search(rf"^(async def|def|class) {name}\b", (ROOT / module).read_text(), re.M)
+        if name != "*" and not re.search(rf"^(async def|def|class) {name}\b", (ROOT / module).read_text(), re.M)
     ] == []
     cores = tuple(module.removesuffix(".py").replace("/", ".") + "." for module in modules)
     assert [each["where"] for each in listed["survivor"] if not each["where"].startswith(cores)] == []

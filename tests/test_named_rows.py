@@ -105,8 +105,7 @@ def test_only_the_wanted_fields_are_read(records: list[dict[str, Value]]) -> Non
     """The label was among the features, so that each model was perfect until it was served."""
     without = FieldReader(without=["a", "ö"], bits=BITS).rows(records)
     assert found_rows(without) == [
-        row_of({name: value for name, value in record.items() if name not in ("a", "ö")})
-        for record in records
+        row_of({name: value for name, value in record.items() if name not in ("a", "ö")}) for record in records
     ]
     wanted = FieldReader(["b", "a"], bits=BITS).rows(records)
     assert found_rows(wanted) == [
@@ -143,9 +142,7 @@ def test_columns_and_tables_become_the_same_rows() -> None:
 
 def test_a_column_of_arrays_is_a_field_for_each_number() -> None:
     """A matrix as a column was refused, or read as one number."""
-    rows = FieldReader(bits=BITS).rows(
-        Columns({"x": np.array([[1.0, math.nan], [3.0, 4.0]]), "y": np.array([5, 6])})
-    )
+    rows = FieldReader(bits=BITS).rows(Columns({"x": np.array([[1.0, math.nan], [3.0, 4.0]]), "y": np.array([5, 6])}))
     assert rows.fields == ("x[0]", "x[1]", "y")
     assert found_rows(rows) == [
         ({"x[0]": 1.0, "y": 5.0}, [], 1),

@@ -108,9 +108,7 @@ warnings.warn("late")
 
 @pytest.mark.parametrize("options", [[], ["-W", "error"]])
 @pytest.mark.parametrize("way", ["-c", "-m", "script"])
-def test_a_forked_program_runs_as_one_that_python_starts(
-    way: str, options: list[str], tmp_path: Path
-) -> None:
+def test_a_forked_program_runs_as_one_that_python_starts(way: str, options: list[str], tmp_path: Path) -> None:
     """A program had the arguments, the folder or the warnings of the process that forks."""
     (tmp_path / "program.py").write_text(PRINTS)
     program = {"-c": ["-c", PRINTS], "-m": ["-m", "program"], "script": [str(tmp_path / "program.py")]}[way]

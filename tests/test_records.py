@@ -359,8 +359,7 @@ def test_a_record_of_a_channel_keeps_and_shows_its_fields(
 
 def two_origins(random: Random) -> tuple[BatchOrigin, BatchOrigin]:
     first, second = (
-        BatchOrigin(random.choice("ab"), *(random.choice([None, 0, 1, 2]) for _ in range(3)))
-        for _ in range(2)
+        BatchOrigin(random.choice("ab"), *(random.choice([None, 0, 1, 2]) for _ in range(3))) for _ in range(2)
     )
     return first, second
 

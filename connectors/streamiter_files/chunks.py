@@ -216,9 +216,7 @@ class CsvSplitter(LineSplitter):
 
     def _unfinished(self) -> TopicError:
         opened = self._rest[:40]
-        return TopicError(
-            f"file {str(self._path)!r}: a quote is not closed in the record that begins {opened!r}"
-        )
+        return TopicError(f"file {str(self._path)!r}: a quote is not closed in the record that begins {opened!r}")
 
 
 # zlib's window bits for the largest window and a gzip header (zlib manual, inflateInit2).

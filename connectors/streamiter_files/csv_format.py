@@ -150,9 +150,7 @@ def parse_header(
     try:
         [names] = csv.reader([line.decode()], delimiter=delimiter, strict=True)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TopicError(
-            f"file {str(path)!r}: expected a header of names, given {line[:80]!r} ({error})"
-        ) from None
+        raise TopicError(f"file {str(path)!r}: expected a header of names, given {line[:80]!r} ({error})") from None
     if len(set(names)) < len(names) or not all(names):
         raise TopicError(
             f"file {str(path)!r}: expected a header of names that differ, given {names}; for a file without "
@@ -160,8 +158,7 @@ def parse_header(
         )
     if expected is not None and tuple(names) != expected:
         raise TopicError(
-            f"file {str(path)!r}: expected the header {', '.join(expected)} (option columns), "
-            f"given {', '.join(names)}"
+            f"file {str(path)!r}: expected the header {', '.join(expected)} (option columns), given {', '.join(names)}"
         )
     return tuple(names)
 
@@ -298,9 +295,7 @@ class _CsvLines:
         names = self._names
         if not any(self._types) or not rows:
             return [dict(zip(names, row, strict=True)) for row in rows]
-        columns = [
-            column.tolist() if isinstance(column, np.ndarray) else column for column in self._converted(rows)
-        ]
+        columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in self._converted(rows)]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def as_columns(self, rows: Sequence[Sequence[str]]) -> Columns:
@@ -346,6 +341,4 @@ def _field(name: str, value: Any) -> Any:
         raise ValueError(f"column {name!r}: a line end within the field")
     if value is None or isinstance(value, (str, int, float, np.generic)):
         return value
-    raise TypeError(
-        f"column {name!r}: expected text, a number, a truth value or None, given {type(value).__name__}"
-    )
+    raise TypeError(f"column {name!r}: expected text, a number, a truth value or None, given {type(value).__name__}")

@@ -203,9 +203,7 @@ def _check(parts: SplitResult, url: str) -> None:
             f"{host!r}; did you mean 'file:{host}{parts.path}'?"
         )
     if parts.fragment:
-        raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected no '#'; write %23 where the path has one"
-        )
+        raise ConfigurationError(f"topic {shown_url(url)!r}: expected no '#'; write %23 where the path has one")
     if "\0" in unquote(parts.path):
         raise ConfigurationError(f"topic {shown_url(url)!r}: expected a path without NUL characters")
 
@@ -312,15 +310,13 @@ def _name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
     if names_a_folder(path):
         if given is None:
             raise ConfigurationError(
-                f"topic {path!r}: expected the option format= to create files in a folder, "
-                "such as format='jsonl'"
+                f"topic {path!r}: expected the option format= to create files in a folder, such as format='jsonl'"
             )
         return f"{path.rstrip('/')}/part-", f".{given.suffixes[0]}"
     before, _, after = path.partition("*")
     if glob.has_magic(before) or glob.has_magic(after) or "/" in after:
         raise ConfigurationError(
-            f"topic {path!r}: expected a pattern with one '*' in the file's name to create files, "
-            "such as part-*.jsonl"
+            f"topic {path!r}: expected a pattern with one '*' in the file's name to create files, such as part-*.jsonl"
         )
     return before, after
 
@@ -387,9 +383,7 @@ def parse_options(options: Mapping[str, object], *, topic: str) -> FileOptions:
     ('a', 'b')
     """
     check_options(f"topic {topic!r}", options, _PARSERS)
-    parsed = {
-        name: _PARSERS[name](value, f"topic {topic!r}, option {name}") for name, value in options.items()
-    }
+    parsed = {name: _PARSERS[name](value, f"topic {topic!r}, option {name}") for name, value in options.items()}
     return FileOptions(**parsed)
 
 
@@ -401,9 +395,7 @@ def _format(value: object, where: str) -> FileFormat:
 
 def _delimiter(value: object, where: str) -> str:
     if not (isinstance(value, str) and len(value) == 1 and value.isascii() and value not in '"\r\n'):
-        raise ConfigurationError(
-            f"{where}: expected one ASCII character, no quote or line end, given {value!r}"
-        )
+        raise ConfigurationError(f"{where}: expected one ASCII character, no quote or line end, given {value!r}")
     return value
 
 

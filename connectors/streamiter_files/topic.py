@@ -98,9 +98,7 @@ class FilesConnector(Connector):
 
 def _check_format(location: Location, options: FileOptions) -> None:
     if not Path(location.name).name and not location.name.endswith("/"):
-        raise ConfigurationError(
-            f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl"
-        )
+        raise ConfigurationError(f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl")
     is_known = options.format or format_of_name(Path(location.path).name)
     if not (is_known or names_a_folder(location.path) or is_pattern(location.path)):
         raise ConfigurationError(
@@ -525,9 +523,7 @@ class FilePartition:
         self._next_offset = offsets.stop
         timestamps_ms = [self._state.mtime_ms] * len(values)
         if self._layout.delimiter is None:
-            return TopicBatch(
-                partition=self.number, values=values, offsets=offsets, timestamps_ms=timestamps_ms
-            )
+            return TopicBatch(partition=self.number, values=values, offsets=offsets, timestamps_ms=timestamps_ms)
         return CsvBatch(
             partition=self.number,
             values=values,

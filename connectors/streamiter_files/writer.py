@@ -182,9 +182,7 @@ def mend_members(handle: int, path: Path, size_bytes: int, begin: int) -> bool:
 
 
 def _last_byte(path: Path, size_bytes: int, begin: int) -> bytes:
-    members = GzipChunks(
-        PlainChunks(FileState(path, size_bytes, 0), _STEP_BYTES, begin=begin), path, _STEP_BYTES
-    )
+    members = GzipChunks(PlainChunks(FileState(path, size_bytes, 0), _STEP_BYTES, begin=begin), path, _STEP_BYTES)
     last = b"\n"
     try:
         while chunk := members.read():

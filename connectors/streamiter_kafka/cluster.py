@@ -215,9 +215,7 @@ class BrokerConnections:
         known = [server for _node, server in sorted(self._brokers.items())]
         return dict.fromkeys([*connected, *known, *self._servers])
 
-    async def _request_at(
-        self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float
-    ) -> Response:
+    async def _request_at(self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float) -> Response:
         connection = await self._connection(server, lane)
         return await send(connection, request, server, self.options.request_timeout_s + wait_s)
 
@@ -307,10 +305,7 @@ class OffsetFinder:
             self._find(dict.fromkeys(wanted, _LATEST), READ_COMMITTED),
             self._find(dict.fromkeys(wanted, _LATEST), READ_UNCOMMITTED),
         )
-        return {
-            number: PartitionEnds(earliest[number], stable[number].offset, end[number].offset)
-            for number in wanted
-        }
+        return {number: PartitionEnds(earliest[number], stable[number].offset, end[number].offset) for number in wanted}
 
     async def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
         return _offsets(await self._find(dict.fromkeys(partitions, _EARLIEST), READ_UNCOMMITTED))
@@ -482,9 +477,7 @@ async def disconnect(connections: list[Connection]) -> None:
 def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> StreamiterError:
     if isinstance(error, ssl.SSLCertVerificationError):
         authorities = (
-            f"ssl_cafile {shown_path(options.ssl_cafile)}"
-            if options.ssl_cafile
-            else "the system's authorities"
+            f"ssl_cafile {shown_path(options.ssl_cafile)}" if options.ssl_cafile else "the system's authorities"
         )
         return TopicDenied(
             f"{shown(server)}: the broker's certificate does not verify against {authorities} "
@@ -499,9 +492,7 @@ def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> 
 def _reason(error: Exception, options: KafkaOptions) -> str:
     """Return the reason with a hint: a broker drops a connection of the wrong protocol without an error."""
     if isinstance(error, KafkaError):
-        return (
-            f"{_described(error)}; does it expect another security_protocol than {options.security_protocol}?"
-        )
+        return f"{_described(error)}; does it expect another security_protocol than {options.security_protocol}?"
     return _described(error)
 
 

@@ -168,9 +168,7 @@ class KafkaOptions:
         return [secret for secret in (self.sasl_username, self.sasl_password, self.ssl_password) if secret]
 
     def _reason(self, error: Exception) -> str:
-        reason = (
-            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        )
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return self.hide_secrets(reason)
 
     def _check(self, subject: str) -> None:
@@ -190,9 +188,7 @@ class KafkaOptions:
         if self.linger_s < 0:
             raise ConfigurationError(f"{subject}: expected linger_s of 0 or more, given {self.linger_s}")
         if self.fetch_max_bytes < 1:
-            raise ConfigurationError(
-                f"{subject}: expected fetch_max_bytes above 0, given {self.fetch_max_bytes}"
-            )
+            raise ConfigurationError(f"{subject}: expected fetch_max_bytes above 0, given {self.fetch_max_bytes}")
 
     def _check_security(self, subject: str) -> None:
         for name in _SECRET:
@@ -259,9 +255,7 @@ def _converted(name: str, annotation: str, value: object, subject: str) -> objec
         if annotation == "int":
             return int(text)
     except (KeyError, ValueError):
-        raise ConfigurationError(
-            f"{subject}: expected {name} as {annotation}, given {_shown_value(value)}"
-        ) from None
+        raise ConfigurationError(f"{subject}: expected {name} as {annotation}, given {_shown_value(value)}") from None
     return str(value)
 
 
@@ -340,9 +334,7 @@ def _server(text: str) -> Server:
     match = _SERVER.fullmatch(text)
     port = int(match["port"] or _DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65_536:
-        raise ConfigurationError(
-            f"expected brokers as host:port,host:port in {_EXAMPLE}, given {_shown_server(text)}"
-        )
+        raise ConfigurationError(f"expected brokers as host:port,host:port in {_EXAMPLE}, given {_shown_server(text)}")
     return match["host"].strip("[]"), port
 
 

@@ -198,9 +198,7 @@ class Packing:
 
     def new_batch(self) -> PendingBatch:
         """Return an empty record batch."""
-        return PendingBatch(
-            RecordBatchBuilder(_FORMAT, self._codec, self._transactional, -1, -1, 0, self._batch_bytes)
-        )
+        return PendingBatch(RecordBatchBuilder(_FORMAT, self._codec, self._transactional, -1, -1, 0, self._batch_bytes))
 
     def size_limit(self) -> SizeLimit:
         """Return the limit for one record: its size alone in a batch, compressed if it is too large otherwise."""

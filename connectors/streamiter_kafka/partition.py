@@ -116,9 +116,7 @@ class ReadPartition:
         end = self.stable_offset if self._stop is None else min(self.stable_offset, self._stop)
         return max(0, end - self.position)
 
-    def add(
-        self, asked_offset: int, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int
-    ) -> None:
+    def add(self, asked_offset: int, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int) -> None:
         """Add the answer to a fetch at ``asked_offset``.
 
         The answer is dropped if that is not the next offset to fetch any more. While the leadership of a partition
@@ -212,8 +210,7 @@ class ReadPartition:
             return list(batch)
         except UnsupportedCodecError as error:
             raise ConfigurationError(
-                f"{self._subject}, partition {self.number}: {error}; install it with: "
-                "pip install 'streamiter[kafka]'"
+                f"{self._subject}, partition {self.number}: {error}; install it with: pip install 'streamiter[kafka]'"
             ) from None
 
 

@@ -65,9 +65,7 @@ async def open_reader(cluster: BrokerConnections, topic: str, request: ReadReque
     finder = OffsetFinder(cluster, topic, subject)
     share = partitions_of(request, len(leaders))
     identities = await cluster.persist(lambda: finder.identities(share))
-    partitions = await cluster.persist(
-        lambda: _first_partitions(finder, topic, subject, request, share, identities)
-    )
+    partitions = await cluster.persist(lambda: _first_partitions(finder, topic, subject, request, share, identities))
     reader = KafkaReader(cluster, topic, subject, request, finder, identities)
     reader.start(partitions, len(leaders))
     return reader
@@ -233,9 +231,7 @@ class KafkaReader(TopicReader):
             max_bytes=self._cluster.options.fetch_max_bytes,
             isolation_level=READ_COMMITTED,
         )
-        return await self._cluster.request(
-            node, request, lane=ConnectionPurpose.FETCH, wait_s=_MAX_WAIT_MS / 1000
-        )
+        return await self._cluster.request(node, request, lane=ConnectionPurpose.FETCH, wait_s=_MAX_WAIT_MS / 1000)
 
     async def _take_in(self, response: Response, offsets: Mapping[int, int]) -> dict[int, BrokerTrouble]:
         """Add the fetched records to their partitions; return the trouble of each partition that has some."""

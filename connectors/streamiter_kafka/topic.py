@@ -62,9 +62,7 @@ class KafkaConnector(Connector):
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
         address = KafkaAddress.parse(url)
         subject = f"topics of {address.cluster}"
-        async with BrokerConnections(
-            address.servers, _options(address, options, subject), subject
-        ) as cluster:
+        async with BrokerConnections(address.servers, _options(address, options, subject), subject) as cluster:
             return await cluster.persist(cluster.topic_names)
 
 
@@ -169,9 +167,7 @@ _REFUSALS: Final = frozenset(
 )
 
 
-async def create_topic(
-    cluster: BrokerConnections, topic: str, partitions: int, settings: Mapping[str, str]
-) -> None:
+async def create_topic(cluster: BrokerConnections, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
     """Create a topic, or add the partitions that it lacks; return when all its partitions can be read and written.
 
     ``settings`` are those of Kafka, and ``replication.factor``.
@@ -262,9 +258,7 @@ async def _delete(cluster: BrokerConnections, topic: str) -> None:
     response = await cluster.request_controller(request)
     [(_name, code)] = response.topic_error_codes
     if code == Code.TOPIC_DELETION_DISABLED:
-        raise ConfigurationError(
-            f"topic {topic!r}: this cluster does not let topics be deleted (delete.topic.enable)"
-        )
+        raise ConfigurationError(f"topic {topic!r}: this cluster does not let topics be deleted (delete.topic.enable)")
     # An earlier attempt whose answer was lost may have deleted the topic.
     if code != Code.UNKNOWN_TOPIC_OR_PARTITION:
         check(code, f"topic {topic!r}")
@@ -298,21 +292,16 @@ async def commit_group_offsets(
         await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions))
 
 
-async def _commit_offsets(
-    cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]
-) -> None:
+async def _commit_offsets(cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]) -> None:
     subject = f"offsets of the consumer group {group!r} in topic {topic!r} at {cluster.address}"
     node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
     partitions = [(number, offset, _NO_METADATA) for number, offset in sorted(positions.items())]
-    request = OffsetCommitRequest(
-        group, _NO_GENERATION, _NO_MEMBER, _DEFAULT_RETENTION, [(topic, partitions)]
-    )
+    request = OffsetCommitRequest(group, _NO_GENERATION, _NO_MEMBER, _DEFAULT_RETENTION, [(topic, partitions)])
     response = await cluster.request(node, request)
     for _topic, answers in response.topics:
         for _number, code in answers:
             if code == Code.UNKNOWN_MEMBER_ID:
                 raise TopicError(
-                    f"{subject}: expected a group without consumers, given {group!r}, which has some; "
-                    "use another group"
+                    f"{subject}: expected a group without consumers, given {group!r}, which has some; use another group"
                 )
             check(code, subject)

@@ -423,8 +423,7 @@ class FetchTopicRequest(Request[_FETCH]):  # type: ignore[misc]
     def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
         """Return the request with its fields in the order of the protocol; an unused field is 0, -1 or empty."""
         partitions = [
-            (number, -1, offset, -1, -1, max_bytes, _NO_TAGS)
-            for number, offset, max_bytes in self._partitions
+            (number, -1, offset, -1, -1, max_bytes, _NO_TAGS) for number, offset, max_bytes in self._partitions
         ]
         topics = [(self._topic_id, partitions, _NO_TAGS)]
         return request_type(-1, *self._limits, 0, -1, topics, [], "", _NO_TAGS)

@@ -191,9 +191,7 @@ class Sender:
                 await self._enlist(queue.key for queue in queues)
             request = self._request(queues)
             wait_s = _ANSWER_MARGIN_S
-            response = await self._cluster.request(
-                node, request, lane=ConnectionPurpose.PRODUCE, wait_s=wait_s
-            )
+            response = await self._cluster.request(node, request, lane=ConnectionPurpose.PRODUCE, wait_s=wait_s)
         except BrokerTrouble as trouble:
             return {queue.key: trouble for queue in queues}
         return self._take_in(response, {queue.key: queue for queue in queues})

@@ -107,9 +107,7 @@ class Database:
         records are lost.
         """
         assert self._connection is not None
-        return await self._in_thread(
-            functools.partial(self._call, function, self._connection, *args, **kwargs)
-        )
+        return await self._in_thread(functools.partial(self._call, function, self._connection, *args, **kwargs))
 
     def _call(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -198,8 +196,7 @@ _TABLES: Final = (
     " PRIMARY KEY (topic_id, partition, first_offset)) WITHOUT ROWID",
     # run: the newest owner of the id. deadline_ms: from then on any process may discard the staged blocks; -1 after
     # that was done.
-    "CREATE TABLE transactional_ids (id TEXT PRIMARY KEY, run INTEGER NOT NULL, deadline_ms INTEGER)"
-    " WITHOUT ROWID",
+    "CREATE TABLE transactional_ids (id TEXT PRIMARY KEY, run INTEGER NOT NULL, deadline_ms INTEGER) WITHOUT ROWID",
     # The blocks of open transactions. The commit gives them their offsets in the order of their ids.
     "CREATE TABLE staged (block_id INTEGER PRIMARY KEY, transactional_id TEXT NOT NULL,"
     " topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, records INTEGER NOT NULL,"
@@ -210,9 +207,7 @@ _TABLES: Final = (
 Synchronous = Literal["FULL", "NORMAL"]
 
 
-def connect(
-    path: Path, *, create: bool, synchronous: Synchronous, lock_timeout_s: float
-) -> sqlite3.Connection:
+def connect(path: Path, *, create: bool, synchronous: Synchronous, lock_timeout_s: float) -> sqlite3.Connection:
     """Return a connection to the file, for use by the calling thread only.
 
     Without ``create``, a missing or empty file raises ``TopicNotFound``. The function raises ``sqlite3.Error`` and
@@ -248,9 +243,7 @@ def _check_path(path: Path, *, create: bool) -> None:
 
 def no_topics_message(path: Path) -> str:
     """Return the message for a file that does not exist, or has no topics yet."""
-    return (
-        f"{path}: expected a file of topics, found none; create one with `await topic.create(partitions=...)`"
-    )
+    return f"{path}: expected a file of topics, found none; create one with `await topic.create(partitions=...)`"
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
@@ -372,9 +365,7 @@ def _translated(error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: P
         return _damaged(error, path)
     if code is None:
         return TopicError(f"{path}: {error}")
-    make = _BY_CODE.get(code) or _BY_CODE.get(
-        code & 0xFF
-    )  # the low byte is the kind of error, the rest is its detail
+    make = _BY_CODE.get(code) or _BY_CODE.get(code & 0xFF)  # the low byte is the kind of error, the rest is its detail
     return make(error, path) if make is not None else TopicError(f"{path}: {error} ({_name(error)})")
 
 

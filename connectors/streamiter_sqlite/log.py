@@ -66,9 +66,7 @@ def topic_names(connection: sqlite3.Connection) -> list[str]:
 
 def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
     """Return the topic of that name, or raise ``TopicNotFound``."""
-    row = connection.execute(
-        "SELECT id, name, settings, identity FROM topics WHERE name = ?", (name,)
-    ).fetchone()
+    row = connection.execute("SELECT id, name, settings, identity FROM topics WHERE name = ?", (name,)).fetchone()
     if row is None:
         _check_table(connection)
         there_are = ", ".join(topic_names(connection)) or "none"
@@ -111,9 +109,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
         raise DamagedFile(found)
 
 
-def create_topic(
-    connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]
-) -> None:
+def create_topic(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
     """Create the topic unless it exists, and the partitions that it lacks."""
     connection.execute(
         "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
@@ -159,9 +155,7 @@ def _check_deleted(connection: sqlite3.Connection, topic_id: int, name: str) -> 
         raise DamagedFile(f"partitions of topic {name!r} are missing")
 
 
-def append(
-    connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]
-) -> None:
+def append(connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]) -> None:
     """Store blocks at the ends of their partitions. They are visible when the transaction ends."""
     for partition, block in blocks:
         block_id = insert_block(connection, block)
@@ -301,9 +295,7 @@ def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
     """
     if not topic.settings.get(COMPACTION_SETTING):
         return
-    partitions = connection.execute(
-        "SELECT number FROM partitions WHERE topic_id = ?", (topic.id,)
-    ).fetchall()
+    partitions = connection.execute("SELECT number FROM partitions WHERE topic_id = ?", (topic.id,)).fetchall()
     for (number,) in partitions:
         _compact_partition(connection, topic, number)
 
@@ -358,11 +350,7 @@ class RecordBlock(msgspec.Struct, array_like=True):
 
     def times_ms(self) -> list[int]:
         """Return the time stamp of each record."""
-        return (
-            [self.timestamps_ms] * len(self.values)
-            if isinstance(self.timestamps_ms, int)
-            else self.timestamps_ms
-        )
+        return [self.timestamps_ms] * len(self.values) if isinstance(self.timestamps_ms, int) else self.timestamps_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,7 @@ a relative path and four before an absolute one, as in sqlite:///relative.db?top
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     topic = query.pop("topic", None)
     if query or parts.fragment or topic == "":
-        raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected ?topic=<name> and nothing else after the path"
-        )
+        raise ConfigurationError(f"topic {shown_url(url)!r}: expected ?topic=<name> and nothing else after the path")
     return SqliteUrl(Path(path), topic)
 
 
@@ -205,9 +203,7 @@ class SqliteTopic(Topic):
         async with closed_on_failure(await self._connect()) as database:
             return await SqliteWriter.open(database, self._name, self._options.clock)
 
-    async def open_transactions(
-        self, transactional_id: str, *, timeout_s: float = 60.0
-    ) -> SqliteTransactions:
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> SqliteTransactions:
         async with closed_on_failure(await self._connect()) as database:
             return await SqliteTransactions.open(
                 database, self.commit_domain, transactional_id, timeout_s, self._options
@@ -322,9 +318,7 @@ class SqliteReader(TopicReader):
         self._is_closed = False
 
     @classmethod
-    async def open(
-        cls, database: Database, name: str, request: ReadRequest, options: SqliteOptions
-    ) -> SqliteReader:
+    async def open(cls, database: Database, name: str, request: ReadRequest, options: SqliteOptions) -> SqliteReader:
         """Return a reader at its start position, which owns ``database``."""
         return cls(database, await database.run(_begin, name, request), request, options)
 
@@ -520,9 +514,7 @@ def _check_gap(span: OffsetSpan, following: int, offset: int) -> None:
         )
 
 
-def _payloads(
-    connection: sqlite3.Connection, span: OffsetSpan
-) -> Iterator[tuple[int, int, bytes | None, int | None]]:
+def _payloads(connection: sqlite3.Connection, span: OffsetSpan) -> Iterator[tuple[int, int, bytes | None, int | None]]:
     """Return the offsets, the bytes and the checksum of each block that has records of the span, in order."""
     return connection.execute(
         "SELECT first_offset, end_offset, payload, crc32 FROM entries LEFT JOIN blocks ON blocks.id = block_id"

@@ -404,9 +404,7 @@ def stage(
     connection: sqlite3.Connection, owner: TransactionOwner, gathered: Sequence[Gathered], deadline_ms: int
 ) -> None:
     """Store records where no reader sees them."""
-    packed = [
-        (topic, list(blocks_of(parts))) for topic, parts in gathered
-    ]  # packs them before the file is locked
+    packed = [(topic, list(blocks_of(parts))) for topic, parts in gathered]  # packs them before the file is locked
     with write_transaction(connection):
         check_run(connection, owner)
         _set_deadline(connection, owner.transactional_id, deadline_ms)
@@ -479,6 +477,4 @@ def discard(connection: sqlite3.Connection, owner: TransactionOwner) -> None:
 
 
 def _set_deadline(connection: sqlite3.Connection, transactional_id: str, deadline_ms: int | None) -> None:
-    connection.execute(
-        "UPDATE transactional_ids SET deadline_ms = ? WHERE id = ?", (deadline_ms, transactional_id)
-    )
+    connection.execute("UPDATE transactional_ids SET deadline_ms = ? WHERE id = ?", (deadline_ms, transactional_id))

@@ -27,9 +27,7 @@ class Classifier:
 
     def learn(self, rows: list[list[float]], labels: list[bool]) -> None:
         scores = self.network(torch.tensor(rows)).squeeze(1)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            scores, torch.tensor(labels, dtype=torch.float32)
-        )
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, torch.tensor(labels, dtype=torch.float32))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -69,9 +67,7 @@ MODEL = ForeignModel(
 
 if __name__ == "__main__":
     flow = Flow("moving boundary")
-    training = train_online(
-        flow.from_items(points()), MODEL, label="inside", features=features, mini_batch=20
-    )
+    training = train_online(flow.from_items(points()), MODEL, label="inside", features=features, mini_batch=20)
     quality, versions = training.validation.collect(), training.models.collect()
     flow.run()
     print(f"log loss {quality.items[-1]['loss']:.3f}, accuracy {quality.items[-1]['accuracy']:.3f}")

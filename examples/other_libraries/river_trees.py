@@ -32,15 +32,12 @@ if __name__ == "__main__":
     flow = Flow("moving boundary")
     stream = flow.from_items(points())
     trainings = {
-        name: train_online(stream, model, label="inside", mini_batch=500, name=name)
-        for name, model in MODELS.items()
+        name: train_online(stream, model, label="inside", mini_batch=500, name=name) for name, model in MODELS.items()
     }
     quality = {name: training.validation.collect() for name, training in trainings.items()}
     versions = trainings["adaptive random forest"].models.collect()
     flow.run()
     for name, metrics in quality.items():
-        print(
-            f"{name}: log loss {metrics.items[-1]['loss']:.3f}, accuracy {metrics.items[-1]['accuracy']:.3f}"
-        )
+        print(f"{name}: log loss {metrics.items[-1]['loss']:.3f}, accuracy {metrics.items[-1]['accuracy']:.3f}")
     served = MODELS["adaptive random forest"].predictor(versions.items[-1].parameters)
     print("probability that (0, 0) is inside:", round(served({"x": 0.0, "y": 0.0})[True], 2))

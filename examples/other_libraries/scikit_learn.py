@@ -39,9 +39,7 @@ MODEL = ForeignModel(
 
 if __name__ == "__main__":
     flow = Flow("moving boundary")
-    training = train_online(
-        flow.from_items(points()), MODEL, label="inside", features=features, mini_batch=20
-    )
+    training = train_online(flow.from_items(points()), MODEL, label="inside", features=features, mini_batch=20)
     quality, versions = training.validation.collect(), training.models.collect()
     flow.run()
     print(f"log loss {quality.items[-1]['loss']:.3f}, accuracy {quality.items[-1]['accuracy']:.3f}")

@@ -193,9 +193,7 @@ async def main(task: Task, worker: type[Worker], to: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", help="two topics: examples to learn from, examples to judge by")
-    parser.add_argument(
-        "--hiccups", action="store_true", help="all are slow now and then, instead of one always"
-    )
+    parser.add_argument("--hiccups", action="store_true", help="all are slow now and then, instead of one always")
     parser.add_argument("--k-means", action="store_true", help="clusters, instead of a logistic regression")
     parser.add_argument("--picture", type=Path, default=Path("stragglers.png"))
     parser.add_argument(
@@ -207,11 +205,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if len(given.files) not in (0, 2):
         parser.error(f"expected two topics or none, given {len(given.files)}")
-    made = (
-        examples_in(given.files)
-        if given.files
-        else [made_up_examples(20_000, 1), made_up_examples(10_000, 2)]
-    )
+    made = examples_in(given.files) if given.files else [made_up_examples(20_000, 1), made_up_examples(10_000, 2)]
     Worker.seconds = given.seconds
     task = (Clustering if given.k_means else LogisticRegression)(*made)
     asyncio.run(main(task, Stumbling if given.hiccups else Worker, given.picture))

@@ -462,9 +462,7 @@ class FlowFolder:
     def _check_may_save(self, checkpoint: CheckpointId) -> None:
         self._owned(checkpoint.run, f"save checkpoint {checkpoint.number}")
         if self.path_of(checkpoint).exists():
-            raise InternalError(
-                f"{self._what}: checkpoint {checkpoint} is saved a second time, in {self.path}"
-            )
+            raise InternalError(f"{self._what}: checkpoint {checkpoint} is saved a second time, in {self.path}")
 
     def _make(self) -> None:
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]

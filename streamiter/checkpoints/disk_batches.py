@@ -90,9 +90,7 @@ class LimitedBatches(abc.ABC):
     def _explain_overflow(self) -> str:
         """Return the end of the message of ``LoopOverflow``: the present state, and what to do."""
 
-    def _snapshot(
-        self, entries: Generator[tuple[PlainValue, ...], None, None], held: HeldDiskBatches
-    ) -> Deferred:
+    def _snapshot(self, entries: Generator[tuple[PlainValue, ...], None, None], held: HeldDiskBatches) -> Deferred:
         return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
 
@@ -204,9 +202,7 @@ class DiskBatches:
         """
         size_bytes = encoded.disk_bytes
         self.check_room(size_bytes)
-        with errors_of_a_full_disk(
-            self._name, self._directory, wanted_bytes=size_bytes, kept_bytes=self.size_bytes
-        ):
+        with errors_of_a_full_disk(self._name, self._directory, wanted_bytes=size_bytes, kept_bytes=self.size_bytes):
             segment = self._last_segment()
             position = segment.size_bytes
             segment.add(encoded)

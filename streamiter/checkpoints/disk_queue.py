@@ -399,8 +399,8 @@ class ReplayCache(LimitedBatches):
         self._clear()
         for entry in entries_of(frames):
             match entry:
-                case [int() as records, int() | None as size_bytes, bytes() as content] if (
-                    records in _COUNTS and (size_bytes is None or size_bytes in _COUNTS)
+                case [int() as records, int() | None as size_bytes, bytes() as content] if records in _COUNTS and (
+                    size_bytes is None or size_bytes in _COUNTS
                 ):
                     self._restore_batch(content, records, size_bytes)
                 case _:

@@ -44,9 +44,7 @@ _TUPLE_OPENING: Final = extension(plain_format.TUPLE, b"")
 _COLUMNS_OPENING: Final = extension(plain_format.COLUMNS, b"")
 
 _CONTAINERS: Final = frozenset({list, tuple, dict})
-_LEAVES: Final = (
-    frozenset({NoneType, bool, int, float, str, bytes, np.ndarray, np.str_, np.bytes_}) | SCALAR_TYPES
-)
+_LEAVES: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray, np.str_, np.bytes_}) | SCALAR_TYPES
 
 
 class NotPlain(Exception):
@@ -125,9 +123,7 @@ class _PlainDataEncoder:
             return [self._openings[kind], *msgspec.structs.astuple(value)]
         if self._deferred is not None and isinstance(value, Deferred):
             self._deferred.append(value)
-            return extension(
-                plain_format.DEFERRED, plain_format.DEFERRED_NUMBER.pack(len(self._deferred) - 1)
-            )
+            return extension(plain_format.DEFERRED, plain_format.DEFERRED_NUMBER.pack(len(self._deferred) - 1))
         return _encode_rare_type(value, kind)
 
     def _array(self, array: Array) -> Extension:
@@ -202,9 +198,7 @@ def holds_foreign(value: PlainValue, structs: Container[type[object]]) -> bool:
     return True
 
 
-def _inside(
-    level: list[PlainValue], kinds: set[type[object]], structs: Container[type[object]]
-) -> list[PlainValue]:
+def _inside(level: list[PlainValue], kinds: set[type[object]], structs: Container[type[object]]) -> list[PlainValue]:
     """Return the items of the containers and structs of a level."""
     parts: list[PlainValue] = []
     if not kinds <= _CONTAINERS | _LEAVES:
@@ -229,9 +223,7 @@ _AXIS_BYTES: Final = plain_format.shape_layout(1).size
 _TIMESTAMP_CODE: Final = b"\xff"
 
 
-def decode_frame(
-    frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None
-) -> PlainValue:
+def decode_frame(frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None) -> PlainValue:
     """Return the value of a frame. Raises ``ValueError``, or an error of msgpack or numpy, if it is damaged.
 
     If the frame is a writable memoryview, large arrays stay in it and keep it in use. ``resolve`` is called for each

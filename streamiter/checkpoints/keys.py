@@ -114,9 +114,7 @@ def _encode(key: Key) -> bytes:
 
 def _too_large(reason: str) -> PlainDataError:
     expected = "key: expected one that its encoding can hold"
-    return PlainDataError(
-        f"{expected}, given one too deep or too long ({reason}); use a flat and shorter one"
-    )
+    return PlainDataError(f"{expected}, given one too deep or too long ({reason}); use a flat and shorter one")
 
 
 def _pack_instead(part: Any) -> list[Any] | Extension:

@@ -262,8 +262,7 @@ def control_from_plain(plain: PlainValue) -> Control:
         case [Idle.kind]:
             return Idle()
     raise PlainDataError(
-        f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a "
-        "newer version"
+        f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
     )
 
 

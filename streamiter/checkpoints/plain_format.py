@@ -93,9 +93,7 @@ def shape_layout(dimensions: int) -> Struct:
 Extension: TypeAlias = Any
 """A msgpack extension object: a code from 0 to 127 and a payload."""
 
-PACKED_UNASKED: Final[frozenset[type[object]]] = frozenset(
-    {bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp}
-)
+PACKED_UNASKED: Final[frozenset[type[object]]] = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
 """Types that msgpack packs as another type, even when strict, or reads without a hook."""
 
 UNICODE_ERRORS: Final = "surrogatepass"
@@ -224,9 +222,7 @@ _TEXT: Final = re.compile(r"[<>|](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z
 
 # C types that share their text with another one: on 64-bit Linux "q" (long long) and "l" (long) are both <i8,
 # yet their scalars are of different classes.
-_AMBIGUOUS: Final = frozenset(
-    char for char in "bBhHiIlLqQefdgFDG" if np.dtype(np.dtype(char).str).char != char
-)
+_AMBIGUOUS: Final = frozenset(char for char in "bBhHiIlLqQefdgFDG" if np.dtype(np.dtype(char).str).char != char)
 
 # numpy's own types end at NPY_HALF = 23; higher numbers are types of other packages, and strings of variable width.
 _LAST_BUILTIN: Final = 23

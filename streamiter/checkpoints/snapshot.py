@@ -196,9 +196,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> SnapshotHeader:
-        return SnapshotHeader(
-            self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes
-        )
+        return SnapshotHeader(self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes)
 
 
 def pack_preamble() -> bytes:
@@ -254,9 +252,7 @@ def unpack_trailer(trailer: bytes) -> tuple[int, int, int]:
     """Return the offset, the length and the CRC-32 of the manifest. Raises ``Damage``."""
     offset, length, manifest_crc32, crc32, end = _TRAILER.unpack(trailer)
     if end != _END:
-        raise Damage(
-            f"expected a file that ends with {_END!r}, given {end!r}: it is cut off, or never was whole"
-        )
+        raise Damage(f"expected a file that ends with {_END!r}, given {end!r}: it is cut off, or never was whole")
     if crc32 != zlib.crc32(trailer[: -len(_END) - _CRC32_BYTES]):
         raise Damage("its last bytes do not match their checksum")
     return offset, length, manifest_crc32
@@ -360,9 +356,7 @@ class SnapshotFile(StoredSnapshot):
         size_bytes = self.size_bytes
         check_preamble(self._read(0, min(size_bytes, PREAMBLE_BYTES)))
         if size_bytes < PREAMBLE_BYTES + TRAILER_BYTES:
-            raise Damage(
-                f"expected at least {PREAMBLE_BYTES + TRAILER_BYTES} bytes, given {size_bytes}: it is cut off"
-            )
+            raise Damage(f"expected at least {PREAMBLE_BYTES + TRAILER_BYTES} bytes, given {size_bytes}: it is cut off")
         end = size_bytes - TRAILER_BYTES
         offset, length, crc32 = unpack_trailer(self._read(end, TRAILER_BYTES))
         if offset + length != end or offset < PREAMBLE_BYTES:
@@ -426,9 +420,7 @@ class SnapshotFile(StoredSnapshot):
             # fileno() is called each time: the number of a closed file may belong to another file now.
             piece = os.pread(self._file.fileno(), length, offset)
             if not piece:
-                raise Damage(
-                    f"expected {length} more bytes from byte {offset} on, given its end: it is cut off"
-                )
+                raise Damage(f"expected {length} more bytes from byte {offset} on, given its end: it is cut off")
             pieces.append(piece)
             offset += len(piece)
             length -= len(piece)
@@ -491,9 +483,7 @@ class _SectionReader:
 
 def _compare(number: int, given: int, expected: int) -> None:
     if given != expected:
-        raise Damage(
-            f"frame {number} does not match its checksum (expected {expected:08x}, given {given:08x})"
-        )
+        raise Damage(f"frame {number} does not match its checksum (expected {expected:08x}, given {given:08x})")
 
 
 BATCH_BYTES: Final = 1 << 20

@@ -216,9 +216,7 @@ class FlowRecord:
     def with_commit(self, checkpoint: CheckpointId) -> FlowRecord:
         """Return the record with this checkpoint as the last commit."""
         runs = [
-            replace(each, committed=max(checkpoint.number, each.committed or 0))
-            if each.run == checkpoint.run
-            else each
+            replace(each, committed=max(checkpoint.number, each.committed or 0)) if each.run == checkpoint.run else each
             for each in self.runs
         ]
         if checkpoint.run not in [each.run for each in runs]:

@@ -46,13 +46,9 @@ def demo(
     ] = 1000,
     labels: Annotated[
         When,
-        typer.Option(
-            help="When the label of a flight is known: after its arrival, or at once, for comparison."
-        ),
+        typer.Option(help="When the label of a flight is known: after its arrival, or at once, for comparison."),
     ] = When.delayed,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
 ) -> None:
     """Learn online which flights will be late; no server is needed.
@@ -109,9 +105,7 @@ app.command(
         "streamiter run loop.py:flow --on-interrupt drain",
     )
 )(run)
-app.command(
-    epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg")
-)(draw)
+app.command(epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg"))(draw)
 app.command(
     epilog=examples(
         "streamiter train --config deepfm.json --data train.dummy --validate test.dummy",

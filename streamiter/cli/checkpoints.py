@@ -57,11 +57,7 @@ class ListedCheckpoint:
         """Return when the checkpoint was taken, in local time."""
         if self.header is None:
             return ""
-        return (
-            datetime.fromtimestamp(self.header.created_at_ms / 1000)
-            .astimezone()
-            .isoformat(timespec="seconds")
-        )
+        return datetime.fromtimestamp(self.header.created_at_ms / 1000).astimezone().isoformat(timespec="seconds")
 
     @property
     def state(self) -> str:
@@ -102,9 +98,7 @@ def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
     """Return the folders of all flows, or of the named one."""
     if not directory.is_dir():
         given = "a file" if directory.exists() else "none of that name"
-        raise typer.BadParameter(
-            f"expected a directory, given {directory}: {given}", param_hint="'DIRECTORY'"
-        )
+        raise typer.BadParameter(f"expected a directory, given {directory}: {given}", param_hint="'DIRECTORY'")
     folders = flows_in(directory)
     if flow is None:
         return folders
@@ -243,9 +237,7 @@ def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
             )
 
 
-def show(
-    directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
-) -> None:
+def show(directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
     """Show a checkpoint, by default the committed one.
 
     It prints its notes, its steps with their parallelism, and its parts with their sizes.
@@ -304,17 +296,13 @@ def _described(step: StepState) -> str:
     return f"{step.operator}, parallelism {step.parallelism}{source}"
 
 
-def verify(
-    directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
-) -> None:
+def verify(directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
     """Read checkpoints completely and compare all checksums.
 
     The exit code is 1 if a file is damaged or missing; each such file is named.
     """
     listed = [each for folder in all_folders(directory, flow) for each in listed_checkpoints(folder)]
-    sound = [
-        _verify(each, as_json) for each in (listed if checkpoint is None else numbered(listed, checkpoint))
-    ]
+    sound = [_verify(each, as_json) for each in (listed if checkpoint is None else numbered(listed, checkpoint))]
     complete = [_verify_record(folder) for folder in all_folders(directory, flow)]
     if not sound:
         typer.echo(f"no checkpoints in {directory}", err=True)

@@ -110,11 +110,7 @@ def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) ->
         progress.update(task, description="Writing events in time order", total=len(events))
         written = write_flights(topics, wanted, events, lambda count: progress.update(task, completed=count))
         run_in_own_loop(written)
-    arrival = (
-        ""
-        if wanted.labels == "immediate"
-        else " (arrival: scheduled departure + delay there + time in the air)"
-    )
+    arrival = "" if wanted.labels == "immediate" else " (arrival: scheduled departure + delay there + time in the air)"
     tell(
         f"Wrote {events.flights:,} flights of 2013 as {len(events):,} events in time order{arrival} "
         f"to {topics.database} in {time.monotonic() - started_s:.1f} s"
@@ -302,11 +298,7 @@ def _metrics(summary: DemoSummary) -> list[tuple[str, str, str]]:
         "accuracy": ("accuracy", f"always “on time” has {summary.always_on_time:.4f}"),
     }
     metrics = summary.metrics
-    return [
-        (name, f"{metrics[metric]:.4f}", remark)
-        for metric, (name, remark) in remarks.items()
-        if metric in metrics
-    ]
+    return [(name, f"{metrics[metric]:.4f}", remark) for metric, (name, remark) in remarks.items() if metric in metrics]
 
 
 DATABASE: Final = "streamiter.db"
@@ -419,9 +411,7 @@ async def write_flights(
 
 def _with_header(batch: OutgoingBatch, header: bytes) -> OutgoingBatch:
     headers = [((_HEADER, header),), *[()] * (len(batch) - 1)]
-    return OutgoingBatch(
-        batch.values, headers=headers, timestamps_ms=batch.timestamps_ms, partition=batch.partition
-    )
+    return OutgoingBatch(batch.values, headers=headers, timestamps_ms=batch.timestamps_ms, partition=batch.partition)
 
 
 async def _delete(one: Topic) -> None:
@@ -538,9 +528,7 @@ def _number(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.4f}" if name in metrics else "–"
 
 
-async def train(
-    topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress
-) -> JobStatistics:
+async def train(topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress) -> JobStatistics:
     """Train on the events in the topic until its current end or Ctrl-C, with live figures on a terminal."""
     await topics.create()
     job = await _training_flow(topics, labels, mini_batch, progress).start()

@@ -72,9 +72,7 @@ async def watched(
 
     # The output of steps goes to a file if stdout is one, else above the figures.
     is_seen = sys.stdout.isatty()
-    with Live(
-        picture(), console=console, auto_refresh=False, transient=True, redirect_stdout=is_seen
-    ) as live:
+    with Live(picture(), console=console, auto_refresh=False, transient=True, redirect_stdout=is_seen) as live:
         refreshing = asyncio.create_task(_refresh(live, picture))
         try:
             with _log_above(console):
@@ -99,11 +97,7 @@ class _AboveFigures(logging.Handler):
 @contextlib.contextmanager
 def _log_above(console: Console) -> Iterator[None]:
     """Print that code is compiled, and what learners log, unless the program has a log of its own."""
-    logs = [
-        log
-        for log in map(logging.getLogger, ("streamiter.compiled", "streamiter.learn"))
-        if not log.hasHandlers()
-    ]
+    logs = [log for log in map(logging.getLogger, ("streamiter.compiled", "streamiter.learn")) if not log.hasHandlers()]
     handler, levels = _AboveFigures(console), [log.level for log in logs]
     for log in logs:
         log.addHandler(handler)
@@ -148,9 +142,7 @@ def statistics_table(statistics: JobStatistics, since: JobStatistics | None = No
     """
     rows = _rows(statistics, since)
     there = [column for column in range(1, len(_COLUMNS)) if column <= 2 or any(row[column] for row in rows)]
-    table = Table(
-        title=_title(statistics), title_justify="left", title_style="bold", box=None, pad_edge=False
-    )
+    table = Table(title=_title(statistics), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("step", overflow="fold")
     for column in there:
         # On a narrow terminal names are cut, numbers never.
@@ -337,9 +329,7 @@ def print_table(
     _print(table)
 
 
-def print_rows(
-    headings: Sequence[str], rows: Iterable[Sequence[str | int]], *, numbers: Collection[str] = ()
-) -> None:
+def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str | int]], *, numbers: Collection[str] = ()) -> None:
     """Print rows: on a terminal a table, with separators in ints; elsewhere a line for each row, with tabs."""
     if sys.stdout.isatty():
         cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
@@ -459,9 +449,7 @@ def _report(error: Exception, *, debug: bool) -> None:
     elif isinstance(error, (StreamiterError, OSError)):
         print_error(str(error))
     else:
-        print_error(
-            f"unexpected {type(error).__name__}: {error}\nPlease report it, with the output of --debug."
-        )
+        print_error(f"unexpected {type(error).__name__}: {error}\nPlease report it, with the output of --debug.")
 
 
 def print_error(message: str) -> None:

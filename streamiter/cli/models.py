@@ -30,12 +30,8 @@ Url = Annotated[
         show_default=False,
     ),
 ]
-Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")
-]
+Model = Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")]
 
 # Search this many times further back if the last records have too few updates: the others are of other models, or
 # updates consist of many chunks.
@@ -193,9 +189,7 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
     if update.records is not None:
         fields.append(("records", f"{update.records:,}"))
     fields += [(name, f"{value:.6g}") for name, value in update.metrics.items()]
-    parameters = (
-        update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
-    )
+    parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
     return fields + [(name, _described(value)) for name, value in parameters.items()]
 
 
@@ -207,9 +201,7 @@ def _described(value: object) -> str:
     """
     if isinstance(value, np.ndarray):
         kind = "text" if value.dtype.kind == "U" else str(value.dtype)
-        head = [
-            repr(item) if isinstance(item, str) else f"{item:.4g}" for item in value.ravel()[:_HEAD].tolist()
-        ]
+        head = [repr(item) if isinstance(item, str) else f"{item:.4g}" for item in value.ravel()[:_HEAD].tolist()]
         return " ".join([f"{kind}{list(value.shape)}", *head, *(["…"] if value.size > _HEAD else [])])
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_described(part)}' for name, part in value.items())}}}"

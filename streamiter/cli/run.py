@@ -46,9 +46,7 @@ def load_flow(target: str) -> Flow:
     """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
-        raise ConfigurationError(
-            f"expected module:flow or file.py:flow, given {target!r}; for example: clicks.py:flow"
-        )
+        raise ConfigurationError(f"expected module:flow or file.py:flow, given {target!r}; for example: clicks.py:flow")
     importing = _import_file if module_name.endswith(".py") else _import_module
     module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")
     found = _attribute(module, module_name, name)
@@ -159,11 +157,7 @@ def _place(error: BaseException) -> str:
         "<frozen",
         *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(libraries)
-    ]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(libraries)]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
@@ -206,9 +200,7 @@ def run(
             "for several.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the final statistics as one JSON document.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
     """Run a flow until its inputs end, with live figures on a terminal; at the end, report how its loops ended.
 

@@ -91,9 +91,7 @@ def _parsed(settings: Sequence[str]) -> dict[str, str]:
         if not (name and equals):
             raise typer.BadParameter(f"expected NAME=VALUE, given {setting!r}", param_hint="'--setting'")
         if name in parsed:
-            raise typer.BadParameter(
-                f"expected each name once, given {name!r} twice", param_hint="'--setting'"
-            )
+            raise typer.BadParameter(f"expected each name once, given {name!r} twice", param_hint="'--setting'")
         parsed[name] = value
     return parsed
 

@@ -90,15 +90,11 @@ def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[L
 def train(
     config: Annotated[
         Path,
-        typer.Option(
-            "--config", metavar="FILE", help="The configuration file of the network, such as deepfm.json."
-        ),
+        typer.Option("--config", metavar="FILE", help="The configuration file of the network, such as deepfm.json."),
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", metavar="FILE", help="The rows for training; data.path of the network by default."
-        ),
+        typer.Option("--data", metavar="FILE", help="The rows for training; data.path of the network by default."),
     ] = None,
     validate: Annotated[
         str | None,
@@ -128,17 +124,13 @@ def train(
         int | None,
         typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default."),
     ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")
-    ] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")] = 1,
     consistency: Annotated[
         str, typer.Option("--consistency", help="How workers wait for each other: bsp, asp, or ssp:2.")
     ] = "bsp",
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed", min=0, help="The seed of all random numbers: the same seed gives the same model."
-        ),
+        typer.Option("--seed", min=0, help="The seed of all random numbers: the same seed gives the same model."),
     ] = 0,
     plot: PlotOption = None,
     as_json: AsJson = False,
@@ -377,9 +369,7 @@ def check(file: ConfigurationFile) -> None:
     typer.echo(f"{summary.title}, {summary.totals}")
 
 
-def draw_network(
-    file: ConfigurationFile, output: OutputOption = None, drawing_format: FormatOption = None
-) -> None:
+def draw_network(file: ConfigurationFile, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
     """Draw the layers of a network, as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
     write_drawing(load_network(file), chosen, output)
@@ -390,16 +380,12 @@ def show(
     as_json: AsJson = False,
     as_canonical: Annotated[
         bool,
-        typer.Option(
-            "--canonical", help="Print canonical JSON instead: with all defaults, and layers in order."
-        ),
+        typer.Option("--canonical", help="Print canonical JSON instead: with all defaults, and layers in order."),
     ] = False,
 ) -> None:
     """Show the layers of a network: inputs, outputs, parameters."""
     if as_json and as_canonical:
-        raise typer.BadParameter(
-            "expected one of --json and --canonical, given both", param_hint="'--canonical'"
-        )
+        raise typer.BadParameter("expected one of --json and --canonical, given both", param_hint="'--canonical'")
     network = load_network(file)
     if as_canonical:
         from streamiter.networks.configuration import as_text
@@ -441,9 +427,7 @@ network_app.command(
 )(show)
 network_app.command(
     "draw",
-    epilog=examples(
-        "streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg"
-    ),
+    epilog=examples("streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg"),
 )(draw_network)
 network_app.command(
     "check",

@@ -148,9 +148,7 @@ class Outlets:
 
     def __init__(self, flow: FlowUnderConstruction, *outlets: Step | StepOutput) -> None:
         self._building = flow
-        self._outlets = tuple(
-            outlet if isinstance(outlet, StepOutput) else StepOutput(outlet) for outlet in outlets
-        )
+        self._outlets = tuple(outlet if isinstance(outlet, StepOutput) else StepOutput(outlet) for outlet in outlets)
 
     @property
     def flow(self) -> FlowUnderConstruction:
@@ -296,9 +294,7 @@ def check_bounded(stream: Outlets, method: str) -> None:
             if stream.flow.loop is None
             else "in an IterationListener emit a result for each epoch of stamped data"
         )
-        raise GraphError(
-            f"{method}: expected a bounded stream, given {stream.name!r}, which never ends; {otherwise}"
-        )
+        raise GraphError(f"{method}: expected a bounded stream, given {stream.name!r}, which never ends; {otherwise}")
 
 
 def check_outside_loops(stream: Outlets, method: str, label: str) -> None:
@@ -345,9 +341,7 @@ def check_options(method: str, options: Mapping[str, object], allowed: type = St
     for name in options:
         if name not in names:
             known = ", ".join(f"{known}=" for known in names)
-            raise TypeError(
-                f"{method}() got an unexpected keyword argument {name!r}; its options are {known}"
-            )
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; its options are {known}")
 
 
 def add_next_step(
@@ -448,11 +442,7 @@ def _may_emit_unasked(factory: OperatorFactory) -> bool:
     """Return whether a user's operator may emit without a record: in a callback, at a timer or the end of an input."""
     if not isinstance(factory, type):
         return True  # Nothing is known of the operators that it makes.
-    return (
-        issubclass(factory, IterationListener)
-        or hasattr(factory, "input_ended")
-        or hasattr(factory, "on_timer")
-    )
+    return issubclass(factory, IterationListener) or hasattr(factory, "input_ended") or hasattr(factory, "on_timer")
 
 
 def label_of(factory: OperatorFactory) -> str:
@@ -505,9 +495,7 @@ def add_sink(
     check_options("sink", options)
     name = options.get("name")
     if not isinstance(topic, Topic):
-        raise GraphError(
-            f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))'
-        )
+        raise GraphError(f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))')
     _check_delivery(delivery, "sink")
     check_outside_loops(stream, "sink", name or topic.name)
     at_least_once = delivery == "at_least_once"
@@ -546,8 +534,7 @@ def add_publisher(
         )
     if format not in ("auto", "json", "safetensors"):
         raise GraphError(
-            f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; '
-            "choose one of these"
+            f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; choose one of these'
         )
     _check_delivery(delivery, "publish_model")
     check_outside_loops(stream, "publish_model", name or model)

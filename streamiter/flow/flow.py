@@ -129,9 +129,7 @@ class Flow(FlowWithSources):
                 add_dead_letters(self, step, dead_letter)
         return stream
 
-    def from_items(
-        self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
+    def from_items(self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None) -> Stream:
         """Return a bounded stream of these items; with n subtasks item i goes to subtask i mod n.
 
         Arrays (first axis = record) and ``Columns`` are used as they are; any other iterable is listed now. The items
@@ -156,9 +154,7 @@ class Flow(FlowWithSources):
             bounded=True,
         )
 
-    def from_source(
-        self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
+    def from_source(self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None) -> Stream:
         """Return a stream of your own :class:`~streamiter.operators.Source`: its class, or a callable that makes one.
 
         The attribute ``bounded`` of the class or callable says whether the source ends; a callable without it counts as
@@ -205,9 +201,7 @@ class Flow(FlowWithSources):
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
-        parallelism = check_count(
-            self.parallelism if parallelism is None else parallelism, "a parallelism", step=label
-        )
+        parallelism = check_count(self.parallelism if parallelism is None else parallelism, "a parallelism", step=label)
         step = Step(
             name=label,
             parallelism=parallelism,
@@ -470,9 +464,7 @@ def connect(**streams: Stream) -> ConnectedStreams:
     first = next(iter(streams.values()))
     for name, stream in streams.items():
         if not isinstance(stream, Stream):
-            raise GraphError(
-                f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)"
-            )
+            raise GraphError(f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)")
         check_same_flow(first, stream, "connect")
     check_input_names(streams)
     return ConnectedStreams(dict(streams))

@@ -25,9 +25,7 @@ from streamiter.topics.urls import shown_given
 def check_name(name: str | None) -> None:
     """Raise GraphError for a name that is neither None nor a text with characters."""
     if name is not None and (not isinstance(name, str) or not name):
-        raise GraphError(
-            f'step: expected name= to be a text, given {name!r}; write name="…", or leave it out'
-        )
+        raise GraphError(f'step: expected name= to be a text, given {name!r}; write name="…", or leave it out')
 
 
 def check_count(count: int, what: str, *, step: str) -> int:
@@ -71,8 +69,7 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
     """Return the policy for refused records; it is ``"dead_letter"`` if there is a topic for them."""
     if on_error not in ("fail", "skip", "dead_letter"):
         raise GraphError(
-            f'step {step!r}: expected on_error "fail", "skip" or "dead_letter", given {on_error!r}; '
-            "choose one of these"
+            f'step {step!r}: expected on_error "fail", "skip" or "dead_letter", given {on_error!r}; choose one of these'
         )
     if dead_letter is None:
         if on_error == "dead_letter":

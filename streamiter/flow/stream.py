@@ -63,15 +63,11 @@ class FlowWithSources(FlowUnderConstruction):
         """Read a topic."""
         raise NotImplementedError
 
-    def from_items(
-        self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
+    def from_items(self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None) -> Stream:
         """Return a bounded stream of these items."""
         raise NotImplementedError
 
-    def from_source(
-        self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
-    ) -> Stream:
+    def from_source(self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None) -> Stream:
         """Return a stream of a source of the user."""
         raise NotImplementedError
 
@@ -593,13 +589,9 @@ class KeyedStream(Stream):
     def _tolerant(self, options: StepOptions) -> Stream:
         """Return the stream to a keyed step; a step that survives refused records also receives those without a key."""
         survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
-        return self._partitioned(
-            ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches)
-        )
+        return self._partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
 
     def _record_key(self, method: str) -> Callable[[Any], Any]:
         if self._whole_batches:
-            raise GraphError(
-                f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)"
-            )
+            raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
         return self._key_of

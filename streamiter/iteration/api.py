@@ -48,9 +48,7 @@ _AHEAD_IN_BOUNDED = 0
 class IterationBuilder:
     """Puts one iteration into the graph of a flow. Raises GraphError for arguments that it cannot use."""
 
-    def __init__(
-        self, initial: object, data: object, body: Body[Any], config: object, *, bounded: bool
-    ) -> None:
+    def __init__(self, initial: object, data: object, body: Body[Any], config: object, *, bounded: bool) -> None:
         check_body(body)
         self._body = body
         self._initial, self._data = check_arguments(initial, data)
@@ -73,9 +71,7 @@ class IterationBuilder:
         streams = [stream_of(given) for given in self._data]
         loop = self._loop = Loop(
             bounded=self._bounded,
-            has_plain_endless_data=any(
-                not stream.is_bounded and not is_stamped(stream) for stream in streams
-            ),
+            has_plain_endless_data=any(not stream.is_bounded and not is_stamped(stream) for stream in streams),
             limits=self._config.feedback_limits,
             max_epochs_ahead=self._ahead,
             has_stamped_data=any(is_stamped(stream) for stream in streams),
@@ -85,9 +81,7 @@ class IterationBuilder:
         is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
         with self._flow.body_of(loop, RoundScope(whole_body=True) if is_per_round else None):
             result = check_result(body(variables, data), loop, self._initial, bounded=self._bounded)
-        for head, initial, feedback in zip(
-            loop.heads, self._initial, result.feedback_variable_streams, strict=True
-        ):
+        for head, initial, feedback in zip(loop.heads, self._initial, result.feedback_variable_streams, strict=True):
             self._close_loop(head, feedback, initial.parallelism)
         if result.termination_criteria is not None:
             self._add_criteria_head(result.termination_criteria)

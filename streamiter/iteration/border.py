@@ -110,9 +110,7 @@ class ReceivedEpochs:
         return [
             {
                 "counts": [] if head else runs,
-                "unacknowledged": [
-                    (epoch, 0 if head else count) for epoch, count in sums.items() if epoch <= reported
-                ],
+                "unacknowledged": [(epoch, 0 if head else count) for epoch, count in sums.items() if epoch <= reported],
                 "reported": reported,
                 "has ended": has_ended,
             }
@@ -181,9 +179,7 @@ class Head(ReceivingHead):
     With ``max_epochs_ahead`` None no feedback is held.
     """
 
-    def __init__(
-        self, coordinator_of: Callable[[JobScope], LoopCoordinator], max_epochs_ahead: int | None
-    ) -> None:
+    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator], max_epochs_ahead: int | None) -> None:
         super().__init__(coordinator_of)
         self._max_epochs_ahead = max_epochs_ahead
         self._held: EpochsAside | None = None
@@ -407,9 +403,7 @@ class Entrance(Boundary):
     def open(self, context: Context) -> None:
         self.context = context
         self.coordinator = self._coordinator_of(context.scope)
-        self._index = self.coordinator.register_entrance(
-            self.tell, name=f"{context.name}[{context.subtask_index}]"
-        )
+        self._index = self.coordinator.register_entrance(self.tell, name=f"{context.name}[{context.subtask_index}]")
 
     def tell(self, control: Control) -> None:
         """Let the task handle a control record of the loop next."""

@@ -180,9 +180,7 @@ def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream 
 
 def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
     if not isinstance(streams, (list, tuple)):
-        raise GraphError(
-            f"iteration: expected a {container} of {kind} streams, given {streams!r}; write [stream]"
-        )
+        raise GraphError(f"iteration: expected a {container} of {kind} streams, given {streams!r}; write [stream]")
     return list(streams)
 
 
@@ -295,9 +293,7 @@ def check_body(body: Any) -> None:
 # -- checks of the body ----------------------------------------------------------------------------------------
 
 
-def check_result(
-    result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool
-) -> IterationBodyResult[Any]:
+def check_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool) -> IterationBodyResult[Any]:
     """Return the result of a body. Raises GraphError for streams that the iteration cannot use."""
     if not isinstance(result, IterationBodyResult):
         raise GraphError(
@@ -317,9 +313,7 @@ def check_result(
             f"given {len(feedback)}; return one for each, in the same order"
         )
     outputs = result.output_streams
-    listed = (
-        list(outputs.values()) if isinstance(outputs, Mapping) else _listed("output", outputs, _OR_A_DICT)
-    )
+    listed = list(outputs.values()) if isinstance(outputs, Mapping) else _listed("output", outputs, _OR_A_DICT)
     feedback = [given.stream if isinstance(given, FeedbackThrough) else given for given in feedback]
     for kind, streams in (("feedback", feedback), ("output", listed)):
         for number, stream in enumerate(streams):

@@ -333,9 +333,7 @@ class LoopCoordinator:
         held = [queue for aside in self._held for queue in aside.statistics()]
         return LoopStatistics(
             heads=tuple(heads),
-            epoch_reached=max(
-                [self._progress.last_released, 0, *(channel.last_epoch for channel in waiting)]
-            ),
+            epoch_reached=max([self._progress.last_released, 0, *(channel.last_epoch for channel in waiting)]),
             epoch_received=self._progress.last_released,
             epoch_complete=self._progress.last_complete,
             ended_in=self._progress.ended_in,

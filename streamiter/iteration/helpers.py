@@ -28,9 +28,7 @@ from streamiter.runtime.graph import StepLoop
 
 
 @all_or_nothing
-def all_reduce(
-    stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None
-) -> Stream:
+def all_reduce(stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None) -> Stream:
     """At the end of each epoch with records, reduce all of them to one record, and send it to all subtasks.
 
     ``f(result, record)`` returns a new result; the default adds numbers and arrays. First the records of each subtask
@@ -261,9 +259,7 @@ class MapWith(Operator, IterationListener):
         self._turn = state["turn"]
 
 
-def terminate_after(
-    stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None
-) -> Stream:
+def terminate_after(stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None) -> Stream:
     """Return termination criteria that end a bounded iteration after ``rounds`` rounds: callbacks 0 … ``rounds`` - 1.
 
     ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also ends after
@@ -287,9 +283,7 @@ def terminate_after(
     remedy = "epoch 0 never ends an iteration: write rounds=1 for a single round"
     rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError, remedy=remedy)
     if tolerance is not None and not _is_number(tolerance):
-        raise GraphError(
-            f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"
-        )
+        raise GraphError(f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none")
     make = _named("terminate_after", lambda: TerminateAfter(rounds, tolerance))
     return stream.process(make, name=name, parallelism=1)
 

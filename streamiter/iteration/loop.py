@@ -122,9 +122,7 @@ class Loop:
             _refuse_to_share(step, "an unbounded iteration", "a bounded one", "use iterate_unbounded_streams")
         if self.max_epochs_ahead is not None:
             given = f"max_epochs_ahead={self.max_epochs_ahead}"
-            _refuse_to_share(
-                step, "max_epochs_ahead=None", given, "leave it out: a shared loop is asynchronous"
-            )
+            _refuse_to_share(step, "max_epochs_ahead=None", given, "leave it out: a shared loop is asynchronous")
         if self.has_stamped_data:
             _refuse_to_share(step, "data without epochs", "data of epochs_every", "leave epochs_every out")
 
@@ -221,9 +219,7 @@ def _refuse_to_share(step: Step, expected: str, given: str, instead: str) -> Non
 # -- for_each_round ----------------------------------------------------------------------------------------
 
 
-def for_each_round(
-    streams: Sequence[Stream], sub_body: Callable[[list[Stream]], Sequence[Stream]]
-) -> list[Stream]:
+def for_each_round(streams: Sequence[Stream], sub_body: Callable[[list[Stream]], Sequence[Stream]]) -> list[Stream]:
     """Give each epoch of a bounded iteration its own operators of the steps that ``sub_body`` adds.
 
     The operators are made for the first record of an epoch and finish at its end. So steps for bounded input work
@@ -248,9 +244,7 @@ def for_each_round(
     """
     given = _listed(streams, "expected a list of streams")
     if not given:
-        raise GraphError(
-            "for_each_round: expected at least one stream, given none; write for_each_round([stream], …)"
-        )
+        raise GraphError("for_each_round: expected at least one stream, given none; write for_each_round([stream], …)")
     if not callable(sub_body) or (kind := asynchronous_kind(sub_body)):
         shown = shortened(sub_body) if not callable(sub_body) else f"a {kind}"
         raise GraphError(

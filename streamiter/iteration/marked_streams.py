@@ -119,9 +119,7 @@ class Replayer(Entrance, AttachedBoundary):
     follows them.
     """
 
-    def __init__(
-        self, coordinator_of: Callable[[JobScope], LoopCoordinator], memory_limit_bytes: int
-    ) -> None:
+    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator], memory_limit_bytes: int) -> None:
         super().__init__(coordinator_of, stamped=False, max_epochs_ahead=None)
         self._memory_limit_bytes = memory_limit_bytes
         self._replayed = 0

@@ -119,9 +119,7 @@ class LoopProgress:
     def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
         """Note that head ``head`` has received all ``count`` records of ``epoch``."""
         if epoch != self._received[head] + 1:
-            raise InternalError(
-                f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}"
-            )
+            raise InternalError(f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}")
         self._received[head] = epoch
         counts = self._feedback if head < self._heads else self._criteria
         counts[epoch] = counts.get(epoch, 0) + count

@@ -103,9 +103,7 @@ class AdaptiveLinearModel:
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
         self._given_task = task
         self._has_open_class = classes is None
-        self._classes: dict[Label, int] = {
-            _class_of(label): number for number, label in enumerate(classes or ())
-        }
+        self._classes: dict[Label, int] = {_class_of(label): number for number, label in enumerate(classes or ())}
         self._label_kind: LabelKind | None = None
         """How labels are read; None before the first."""
         self._weights: ExpertWeights | None = None
@@ -167,9 +165,7 @@ class AdaptiveLinearModel:
         """Learn from each row, in order."""
         self.learn_each(features, labels, sample_weights)
 
-    def learn_each(
-        self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None
-    ) -> Floats:
+    def learn_each(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
         """Learn from each row, in order; return the prediction for each row before it was learned from.
 
         A row of weight 0 is predicted only. Raises ``BadRows`` for labels that do not fit the task, and for values
@@ -405,12 +401,7 @@ class AdaptiveLinearModel:
         if len(labels) != len(learns):
             raise ModelError(f"{_NAME}: expected {len(learns)} labels, one for each row, given {len(labels)}")
         are_numbers = self._label_kind in ("binary", "number") and learns.all()
-        if (
-            are_numbers
-            and isinstance(labels, np.ndarray)
-            and labels.dtype.kind in "biuf"
-            and labels.ndim == 1
-        ):
+        if are_numbers and isinstance(labels, np.ndarray) and labels.dtype.kind in "biuf" and labels.ndim == 1:
             targets = labels.astype(np.float64)
             if self._are_targets(targets).all():
                 return targets
@@ -430,9 +421,7 @@ class AdaptiveLinearModel:
 
     def _numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
         try:
-            targets = np.array(
-                given if learns.all() else [0.0 if label is None else label for label in given]
-            )
+            targets = np.array(given if learns.all() else [0.0 if label is None else label for label in given])
         except ValueError:  # Sequences of several lengths.
             targets = np.array(given, dtype=np.object_)
         if targets.dtype.kind not in "biuf" or targets.ndim != 1:
@@ -515,10 +504,7 @@ class AdaptiveLinearModel:
         """
         kinds: dict[object, LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
         kind = kinds.get(parameters.get("link"))
-        if (
-            kind is None
-            or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys()
-        ):
+        if kind is None or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys():
             raise ModelError(
                 f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
             )
@@ -560,9 +546,7 @@ class AdaptiveLinearModel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with another number of places."""
         if state["bits"] != self.bits:
-            raise ModelError(
-                f"{_NAME}.restore: expected a state with bits={self.bits}, given {state['bits']}"
-            )
+            raise ModelError(f"{_NAME}.restore: expected a state with bits={self.bits}, given {state['bits']}")
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored)

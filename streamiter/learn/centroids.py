@@ -313,9 +313,7 @@ class OnlineKMeans:
         self._records = self._version = 0
         self._distance: float | None = None
         if initial is not None:
-            self.start_from(
-                {"centroids": initial, "weights": np.zeros(clusters) if weights is None else weights}
-            )
+            self.start_from({"centroids": initial, "weights": np.zeros(clusters) if weights is None else weights})
 
     @property
     def version(self) -> int:
@@ -451,9 +449,7 @@ def online_k_means(
     def make() -> OnlineKMeans:
         return OnlineKMeans(clusters, decay=decay, initial=given, weights=weights, seed=seed)
 
-    start = (
-        initial if isinstance(initial, Stream) else flow.from_items([], name=label("start"), parallelism=1)
-    )
+    start = initial if isinstance(initial, Stream) else flow.from_items([], name=label("start"), parallelism=1)
     mini_batches = points.batch(mini_batch, timeout_s, parallelism=1, name=label("mini-batches"))
     return connect(start=start, points=mini_batches).process(
         lambda: _LearnFromStart(make()),

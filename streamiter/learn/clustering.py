@@ -275,9 +275,7 @@ class _SomePoints(Operator, IterationListener):
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         if not self._is_found:
-            raise ModelError(
-                "k_means: expected points to choose centroids among, given none; check the steps before"
-            )
+            raise ModelError("k_means: expected points to choose centroids among, given none; check the steps before")
 
     def snapshot(self) -> bool:
         return self._is_found

@@ -200,9 +200,7 @@ class DecisionTree:
         """The classes, in ascending order."""
         self._fitted()
         if self._classes is None:
-            raise ModelError(
-                f"{_NAME}.classes: expected a tree for classes, given one for regression; use predict"
-            )
+            raise ModelError(f"{_NAME}.classes: expected a tree for classes, given one for regression; use predict")
         return self._classes
 
     @property
@@ -306,10 +304,7 @@ def _joined_examples(parts: Sequence[Examples]) -> Examples:
     weights = None
     if any(part.weights is not None for part in parts):
         weights = _stacked(
-            [
-                np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights
-                for part in parts
-            ]
+            [np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights for part in parts]
         )
     return Examples(
         _stacked([_dense(part.features, width) for part in parts]),
@@ -352,9 +347,7 @@ def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:
     return matrix
 
 
-def _classes_and_labels(
-    task: Task, labels: npt.ArrayLike, length: int
-) -> tuple[npt.NDArray[Any] | None, Floats]:
+def _classes_and_labels(task: Task, labels: npt.ArrayLike, length: int) -> tuple[npt.NDArray[Any] | None, Floats]:
     """Return the classes, and for each row the number of its class; for regression None, and the labels."""
     if task == "classification":
         classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)
@@ -464,9 +457,7 @@ def grown_tree(grown: Growing, options: TreeOptions) -> Tree:
 _INDENT: Final = "│   "
 
 
-def tree_lines(
-    tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]
-) -> Iterator[str]:
+def tree_lines(tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]) -> Iterator[str]:
     """Yield a line for each branch: its question, then the leaf. Branches below it follow in the next lines.
 
     >>> import numpy as np

@@ -72,18 +72,14 @@ def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism:
     return flow.source(topic, decode=decode, stop=stop, parallelism=parallelism)
 
 
-def examples_in_topic(
-    topic: Topic, decode: Decoder | None, extract: Extract | None, *, owner: str
-) -> list[Examples]:
+def examples_in_topic(topic: Topic, decode: Decoder | None, extract: Extract | None, *, owner: str) -> list[Examples]:
     """Return all examples that are in the topic now, batch by batch, in memory.
 
     Raises KeyboardInterrupt on Ctrl-C, JobFailed for records that are not examples.
     """
     flow = Flow(owner)
     records = read_topic(flow, topic, decode)
-    examples = records.map_batch(
-        lambda batch: [examples_of(owner, batch, extract)], name="examples"
-    ).collect()
+    examples = records.map_batch(lambda batch: [examples_of(owner, batch, extract)], name="examples").collect()
     run_offline(flow, title=owner, progress=False, first_stop="abort")
     parts: list[Examples] = examples.items
     return parts

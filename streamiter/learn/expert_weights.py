@@ -154,9 +154,7 @@ class ExpertWeights:
         self.scores += 1
         own = self._steps.NUMBERS_A_SCORE
         stop = self._steps.STATISTICS + own * self.scores
-        self._columns[: self._slots, stop - own : stop] = self._columns[
-            : self._slots, stop - 2 * own : stop - own
-        ]
+        self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
     def step(
         self,
@@ -170,9 +168,7 @@ class ExpertWeights:
         ``asked`` has the scores of the experts, by question: of a question that is predicted they are put there.
         """
         predictions = np.zeros((len(steps.rows), self.scores))
-        actions = (
-            steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
-        )
+        actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
         indices = _plain(rows.indices, np.intp)
         indptr = _plain(rows.indptr, np.intp)
         lowest, highest = int(indices.min(initial=self.hashed)), int(indices.max(initial=0))
@@ -183,9 +179,7 @@ class ExpertWeights:
                 f"column {lowest if lowest < 0 else highest}"
             )
         if self.task == "classes" and np.max(targets, initial=0.0, where=steps.learns) >= self.scores:
-            raise ModelError(
-                f"AdaptiveLinearModel: expected classes below {self.scores}, given {np.max(targets)}"
-            )
+            raise ModelError(f"AdaptiveLinearModel: expected classes below {self.scores}, given {np.max(targets)}")
         actions, order = actions.astype(np.uint8), _plain(steps.rows, np.intp)
         if lowest < self.hashed:
             slots = self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
@@ -258,9 +252,7 @@ class ExpertWeights:
         """Return the experts' weights: for each column and score."""
         steps = self._steps
         stop = steps.STATISTICS + steps.NUMBERS_A_SCORE * self.scores
-        by_score = columns[:, steps.STATISTICS : stop].reshape(
-            len(columns), self.scores, steps.NUMBERS_A_SCORE
-        )
+        by_score = columns[:, steps.STATISTICS : stop].reshape(len(columns), self.scores, steps.NUMBERS_A_SCORE)
         return by_score[:, :, : steps.EXPERTS]
 
     def start_from(self, published: Mapping[str, Any]) -> None:

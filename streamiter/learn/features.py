@@ -44,8 +44,7 @@ def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
         return given
     if isinstance(given, Mapping):
         raise ModelError(
-            "FeatureHasher: expected records, given a mapping; write […] for one record, or Columns(…) for named "
-            "arrays"
+            "FeatureHasher: expected records, given a mapping; write […] for one record, or Columns(…) for named arrays"
         )
     if isinstance(given, (str, bytes)):
         raise ModelError(f"FeatureHasher: expected records with fields, given the text {given!r:.100}")
@@ -88,9 +87,7 @@ def _has_fields(record: Any) -> bool:
 def as_numbers(values: Sequence[Any]) -> Floats:
     """Return the values as floats: NaN for a missing value, infinity for a value that is no number."""
     try:
-        return np.frombuffer(
-            array("d", values)
-        )  # takes no texts, of which numpy takes more than as_number does
+        return np.frombuffer(array("d", values))  # takes no texts, of which numpy takes more than as_number does
     except (TypeError, OverflowError):
         pass
     try:
@@ -209,9 +206,7 @@ class FeatureHasher:
         bits = whole_number("FeatureHasher(bits=)", bits, 1, _BITS_MAX)
         cached = whole_number("FeatureHasher(cached=)", cached, 0)
         if isinstance(categorical, str) or isinstance(numeric, str):
-            raise ConfigurationError(
-                f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}"
-            )
+            raise ConfigurationError(f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}")
         self._shared = slice(0, 1 << bits)
         self._tables = _tables(tables or {}, start=1 << bits)
         self.width = max(places.stop for places in (self._shared, *self._tables.values()))
@@ -310,9 +305,7 @@ class FeatureHasher:
         position = int(np.argmax(too_large.any(axis=0)))
         bad = np.flatnonzero(too_large[:, position])
         given = numbers[position][bad[0]]
-        limit = (
-            f" of at most {self._numbers_max[position]:.2g} in size" if as_number(given) < math.inf else ""
-        )
+        limit = f" of at most {self._numbers_max[position]:.2g} in size" if as_number(given) < math.inf else ""
         return BadRows(
             bad,
             f"FeatureHasher: expected finite numbers{limit} or None in the numeric field "
@@ -402,9 +395,7 @@ def _as_key(field: Any) -> Any:
     return field if isinstance(field, str) else tuple(field)
 
 
-def _check_fields(
-    categorical: Sequence[str], numeric: Sequence[str], crosses: Collection[Sequence[str]]
-) -> None:
+def _check_fields(categorical: Sequence[str], numeric: Sequence[str], crosses: Collection[Sequence[str]]) -> None:
     if not (categorical or numeric or crosses):
         raise ConfigurationError("FeatureHasher: expected one field or more, given none; name one")
     if len({*categorical, *numeric}) != len(categorical) + len(numeric):

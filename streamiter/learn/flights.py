@@ -50,8 +50,7 @@ def read_flights() -> Columns:
     columns = list(zip(*rows, strict=True))
     texts = {name: np.array(values) for name, values in zip(_TEXTS, columns, strict=False)}
     numbers = {
-        name: np.array(values).astype(np.int64)
-        for name, values in zip(_NUMBERS, columns[len(_TEXTS) :], strict=True)
+        name: np.array(values).astype(np.int64) for name, values in zip(_NUMBERS, columns[len(_TEXTS) :], strict=True)
     }
     weekday = _weekday(numbers["year"], numbers["month"], numbers["day"])
     in_order = np.lexsort([numbers[name] for name in ("sched_dep_time", "day", "month", "year")])
@@ -205,10 +204,7 @@ def _minutes_under_way(flights: Sequence[_Flight]) -> Minutes:
     The data has the time of arrival in local time only, without the time zone of the destination.
     """
     return np.array(
-        [
-            0 if flight.arr_delay == _UNKNOWN else int(flight.dep_delay) + int(flight.air_time)
-            for flight in flights
-        ],
+        [0 if flight.arr_delay == _UNKNOWN else int(flight.dep_delay) + int(flight.air_time) for flight in flights],
         dtype=np.int64,
     )
 
@@ -216,8 +212,7 @@ def _minutes_under_way(flights: Sequence[_Flight]) -> Minutes:
 def _name(flight: _Flight) -> str:
     """Return a unique name. Carrier and number alone occur twice on some days, at two airports."""
     return (
-        f"{flight.carrier}{flight.flight} {flight.origin} "
-        f"{flight.year}-{flight.month.zfill(2)}-{flight.day.zfill(2)}"
+        f"{flight.carrier}{flight.flight} {flight.origin} {flight.year}-{flight.month.zfill(2)}-{flight.day.zfill(2)}"
     )
 
 
@@ -247,9 +242,7 @@ def is_late_event(event: dict[str, Any]) -> bool:
 
 def delayed_labels() -> DelayedLabels:
     """Return the settings for events with delayed labels: departures are questions, arrivals are their answers."""
-    return DelayedLabels(
-        key_of=itemgetter("flight"), is_answer=_is_arrival, features=FIELDS, target_of=is_late_event
-    )
+    return DelayedLabels(key_of=itemgetter("flight"), is_answer=_is_arrival, features=FIELDS, target_of=is_late_event)
 
 
 def _is_arrival(event: dict[str, Any]) -> bool:

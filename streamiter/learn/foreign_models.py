@@ -142,16 +142,12 @@ ReadForeign = Callable[[Batch], tuple[Sequence[Any], list[Any], Floats | None]]
 """Returns features, labels and weights of a mini-batch; raises ``BadRows`` for records that are no rows."""
 
 
-def fields_of(
-    mini_batch: Batch, fields: Sequence[str] | None, without: Sequence[str]
-) -> list[dict[str, Any]]:
+def fields_of(mini_batch: Batch, fields: Sequence[str] | None, without: Sequence[str]) -> list[dict[str, Any]]:
     """Return the features of each record as a dict of plain values, as river reads them.
 
     Raises ``BadRows`` for records without named fields, and ConfigurationError for ``Columns`` without the ``fields``.
     """
-    if isinstance(mini_batch, Columns) and (
-        absent := [name for name in fields or () if name not in mini_batch]
-    ):
+    if isinstance(mini_batch, Columns) and (absent := [name for name in fields or () if name not in mini_batch]):
         raise ConfigurationError(
             f"{_NAME}: expected the fields {', '.join(map(repr, fields or ()))}, given Columns without "
             f"{', '.join(map(repr, absent))}; they have {', '.join(map(repr, mini_batch.names))}"
@@ -162,9 +158,7 @@ def fields_of(
         if not isinstance(record, Mapping):
             raise BadRows([row], f"{_NAME}: expected records with named fields, given {shortened(record)}")
         names = record if fields is None else fields
-        features.append(
-            {name: plain_scalar(record[name]) for name in names if name in record and name not in left_out}
-        )
+        features.append({name: plain_scalar(record[name]) for name in names if name in record and name not in left_out})
     return features
 
 
@@ -254,9 +248,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         if self._steps >= self._publish_every:
             self._publish(out)
 
-    def _learn_rows(
-        self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output
-    ) -> list[Any]:
+    def _learn_rows(self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output) -> list[Any]:
         """Learn; return the predictions made before, without those before the model had learned at all."""
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
@@ -346,15 +338,12 @@ def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[Validatio
     if all(isinstance(prediction, (float, np.floating)) for prediction in predictions):
         return "classification", np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
     of_label = [
-        prediction if isinstance(prediction, Mapping) else {plain_scalar(prediction): 1.0}
-        for prediction in predictions
+        prediction if isinstance(prediction, Mapping) else {plain_scalar(prediction): 1.0} for prediction in predictions
     ]
     if all(isinstance(label, (bool, np.bool_)) for label in labels):
         found = [_of_true(probabilities) for probabilities in of_label]
         return "classification", np.array(found), np.array(labels, dtype=np.float64)
-    found = [
-        float(probabilities.get(label, 0.0)) for probabilities, label in zip(of_label, labels, strict=True)
-    ]
+    found = [float(probabilities.get(label, 0.0)) for probabilities, label in zip(of_label, labels, strict=True)]
     hits = [
         float(bool(probabilities) and probability >= max(probabilities.values()))
         for probabilities, probability in zip(of_label, found, strict=True)

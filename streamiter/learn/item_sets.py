@@ -77,9 +77,7 @@ class ChooseFrequent(Operator):
             self._candidates = sorted((items for items in counts if items), key=order_of_items)
         # A division, because the user's ``count / transactions`` is a division, too: then equal shares are equal.
         frequent = [
-            items
-            for items in self._candidates
-            if counts.get(items, 0) / self._transactions >= self._minimum_support
+            items for items in self._candidates if counts.get(items, 0) / self._transactions >= self._minimum_support
         ]
         for items in frequent:
             out.emit((items, counts[items]))
@@ -252,9 +250,7 @@ def apriori(
         return IterationBodyResult([frequent.side_output(CANDIDATES)], [frequent])
 
     item_sets: Stream
-    [item_sets] = iterate_bounded_streams_until_termination(
-        [candidates], [clean], body, IterationConfig(name=name)
-    )
+    [item_sets] = iterate_bounded_streams_until_termination([candidates], [clean], body, IterationConfig(name=name))
     return item_sets
 
 

@@ -47,9 +47,7 @@ def targets_from_signs(owner: str, signs: Floats) -> Floats:
     """Return the targets 0 and 1 for −1 and 1; ``BadRows`` names other targets."""
     good = np.abs(signs) == 1.0
     if not holds(good):
-        raise refuse_rows(
-            good, f"{owner}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out'
-        )
+        raise refuse_rows(good, f"{owner}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out')
     return (signs + 1.0) / 2.0
 
 
@@ -123,9 +121,7 @@ class LinearModel:
     def _unscaled_rows(self, features: Features) -> Rows:
         """Return checked rows, for ways of learning that do not scale."""
         if self._moments is not None:
-            raise ModelError(
-                f"{self._name}: expected gradients to learn from, because the model scales features"
-            )
+            raise ModelError(f"{self._name}: expected gradients to learn from, because the model scales features")
         return checked_rows(self._name, features, self.width)
 
     # ---- reading the model
@@ -204,9 +200,7 @@ class LinearModel:
                 f'{self._name}: expected parameters with "weights" and the link {self._link!r}, given '
                 f"{sorted(parameters)} with the link {link!r}; give the parameters of a model with this link"
             )
-        return self._checked_weights(parameters["weights"]), self._checked_bias(
-            parameters.get("intercept", 0.0)
-        )
+        return self._checked_weights(parameters["weights"]), self._checked_bias(parameters.get("intercept", 0.0))
 
     def twin(self, optimizer: Optimizer) -> LinearModel:
         """Return a model that starts with these weights, and learns from targets in the form that the loss expects."""
@@ -238,9 +232,7 @@ class LinearModel:
             raise self._runaway("a prediction")
         return self.loss.predict(margins)
 
-    def learn(
-        self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
-    ) -> None:
+    def learn(self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None) -> None:
         """Make one step on a mini-batch; no step if there are no rows, or only rows of weight 0."""
         rows = self._unscaled_rows(features)
         if len(rows) == 1:
@@ -283,9 +275,7 @@ class LinearModel:
         rows = checked_rows(self._name, features, self.width)
         if self._moments is None:
             return self._gradient(rows, targets, sample_weights)
-        dense = as_points(
-            self._name, rows.to_dense() if isinstance(rows, SparseRows) else rows, what="features"
-        )
+        dense = as_points(self._name, rows.to_dense() if isinstance(rows, SparseRows) else rows, what="features")
         gradient = self._gradient(self._scaled(dense, self._moments), targets, sample_weights)
         counts = slice(None) if sample_weights is None else np.asarray(sample_weights) > 0.0
         gradient.moments = Moments.of(dense[counts])
@@ -348,13 +338,10 @@ class LinearModel:
         if all_are_few(rows):
             return [
                 self._learn_few(indices, values, target, weight)
-                for (indices, values), target, weight in zip(
-                    rows_as_lists(rows), targets.tolist(), times, strict=True
-                )
+                for (indices, values), target, weight in zip(rows_as_lists(rows), targets.tolist(), times, strict=True)
             ]
         return [
-            self._learn_row(rows[row : row + 1], targets[row : row + 1], weight)
-            for row, weight in enumerate(times)
+            self._learn_row(rows[row : row + 1], targets[row : row + 1], weight) for row, weight in enumerate(times)
         ]
 
     def _learn_row(self, row: Rows, target: Floats, weight: float) -> float:
@@ -430,9 +417,7 @@ class LinearModel:
         self._version += 1
         self._records += records
         if self.intercept:
-            self._bias_optimizer.update_few(
-                (0,), self._bias_view, (slope,), self._bias_slot_views, self._step
-            )
+            self._bias_optimizer.update_few((0,), self._bias_view, (slope,), self._bias_slot_views, self._step)
 
     # ---- snapshots
 

@@ -158,9 +158,7 @@ class QuantileLoss(_IdentityLoss):
         return np.maximum(self.quantile * missing, (self.quantile - 1.0) * missing)
 
     def slopes(self, predictions: Floats, targets: Floats) -> Floats:
-        return np.where(
-            predictions < targets, -self.quantile, (predictions > targets) * (1.0 - self.quantile)
-        )
+        return np.where(predictions < targets, -self.quantile, (predictions > targets) * (1.0 - self.quantile))
 
     def slope(self, prediction: float, target: float) -> float:
         return -self.quantile if prediction < target else (prediction > target) * (1.0 - self.quantile)
@@ -187,9 +185,7 @@ class PoissonLoss(LinearLoss):
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         counts = targets > 0.0
-        ratios = np.divide(
-            targets, np.maximum(predictions, _COUNT_MIN), out=np.ones_like(targets), where=counts
-        )
+        ratios = np.divide(targets, np.maximum(predictions, _COUNT_MIN), out=np.ones_like(targets), where=counts)
         return predictions - targets + targets * np.log(ratios)
 
     def check_targets(self, owner: str, targets: Floats) -> None:

@@ -333,9 +333,7 @@ def _check_kinds(loss: object, labels: object, extract: object) -> None:
     if loss not in _LOSSES:
         raise GraphError(f'{_LINEAR}(loss=): expected "log" or "squared", given {loss!r}; choose one of them')
     if labels not in ("0/1", "-1/1"):
-        raise GraphError(
-            f'{_LINEAR}(labels=): expected "0/1" or "-1/1", given {labels!r}; choose one of them'
-        )
+        raise GraphError(f'{_LINEAR}(labels=): expected "0/1" or "-1/1", given {labels!r}; choose one of them')
     if extract is not None:
         expected = "a function that makes Examples of records"
         check_function(extract, f"{_LINEAR}(extract=)", ["records"], expected=expected)
@@ -552,9 +550,7 @@ def k_means_on_parameter_server(
     )
     centroids = initial_centroids(_K_MEANS, initial)
     decay = checked_decay(_K_MEANS, decay, GraphError)
-    learner = CentroidLearner(
-        matrix=matrix, initial=centroids, decay=decay, consistency=consistency, dtype=dtype
-    )
+    learner = CentroidLearner(matrix=matrix, initial=centroids, decay=decay, consistency=consistency, dtype=dtype)
 
     def columns(records: Batch) -> Floats:
         return as_columns(records, centroids.shape[1], owner=_K_MEANS)

@@ -340,18 +340,14 @@ def _by_rows(
     return body
 
 
-def _by_foreign(
-    shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign, features: object
-) -> Body:
+def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign, features: object) -> Body:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_VERSION, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(
-                model, read, features, publish_every=shared.publish_every or 1, drift=shared.drift
-            ),
+            lambda: ForeignOwner(model, read, features, publish_every=shared.publish_every or 1, drift=shared.drift),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,
@@ -416,9 +412,7 @@ def _check_options(
     labels: DelayedLabels | None,
 ) -> None:
     given = [
-        name
-        for name, value in (("label=", label), ("extract=", extract), ("labels=", labels))
-        if value is not None
+        name for name, value in (("label=", label), ("extract=", extract), ("labels=", labels)) if value is not None
     ]
     if len(given) != 1:
         raise GraphError(
@@ -434,9 +428,7 @@ def _check_options(
         if callable(value):
             check_function(value, f"train_online({option}=)", ["record"])
         elif value is not None and not isinstance(value, str):
-            raise GraphError(
-                f"train_online({option}=): expected the name of a field or a function, given {value!r}"
-            )
+            raise GraphError(f"train_online({option}=): expected the name of a field or a function, given {value!r}")
     _check_features("train_online(features=)", features, "mini_batch")
     if extract is not None:
         check_function(extract, "train_online(extract=)", ["mini_batch"])

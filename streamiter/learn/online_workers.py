@@ -163,9 +163,7 @@ class DelayedLabelsWorker(OnlineWorker):
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict all questions together, then match the events in order; learn from all answers together."""
-        predicted = self._predict_questions(
-            [event for event in mini_batch if not self._labels.is_answer(event)], out
-        )
+        predicted = self._predict_questions([event for event in mini_batch if not self._labels.is_answer(event)], out)
         answered: list[_Answered] = []
         for number, event in enumerate(mini_batch, start=self._records_read):
             if not self._labels.is_answer(event):
@@ -229,6 +227,4 @@ class DelayedLabelsWorker(OnlineWorker):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._waiting = {
-            key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]
-        }
+        self._waiting = {key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]}

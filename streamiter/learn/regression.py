@@ -206,9 +206,7 @@ class OfflineModel(LinearModel):
         if isinstance(features, str):
             raise no_path(f"{self._name}.fit", features)
         if targets is None:
-            raise ModelError(
-                f"{self._name}.fit: expected targets, one for each row, given none; pass them second"
-            )
+            raise ModelError(f"{self._name}.fit: expected targets, one for each row, given none; pass them second")
         examples = self.checked_examples(Examples(features, targets, sample_weights))
         if not len(examples):
             raise ModelError(f"{self._name}.fit: expected rows to learn from, given none; give rows")
@@ -297,9 +295,7 @@ class LogisticRegression(OfflineModel):
         initial_intercept: float = 0.0,
     ) -> None:
         if labels not in ("0/1", "-1/1"):
-            raise ConfigurationError(
-                f'LogisticRegression(labels=): expected "0/1" or "-1/1", given {labels!r}'
-            )
+            raise ConfigurationError(f'LogisticRegression(labels=): expected "0/1" or "-1/1", given {labels!r}')
         self.labels = labels
         super().__init__(
             width,
@@ -378,9 +374,7 @@ def train_offline(
     """
     check_stream("train_offline", examples, "examples", bounded=True)
     check_makes_model("train_offline", model)
-    check_function(
-        extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch"
-    )
+    check_function(extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch")
     rounds = _count("rounds", rounds)
     workers = examples.parallelism if workers is None else _count("workers", workers)
     every = sys.maxsize if publish_every is None else _count("publish_every", publish_every)
@@ -418,9 +412,7 @@ def train_offline(
     start = flow.from_items(starts, name=label("start"), parallelism=1)
     given = replayed(examples) if replay else examples
     if config is None:
-        config = (
-            IterationConfig(name=name) if synchronous else IterationConfig(max_epochs_ahead=None, name=name)
-        )
+        config = IterationConfig(name=name) if synchronous else IterationConfig(max_epochs_ahead=None, name=name)
     models, losses = iterate_bounded_streams_until_termination([start], [given], body, config)
     return OfflineTraining(models, losses)
 

@@ -133,9 +133,7 @@ def features_reader(
 ) -> ReadFeatures:
     """Return the function that reads features: those fields, all fields, or those of the user's function."""
     if features is None or not callable(features):
-        reader = FieldReader(
-            features, without=without, bits=bits, refuse=BadRows, owner=f"{_TRAINING}(features=)"
-        )
+        reader = FieldReader(features, without=without, bits=bits, refuse=BadRows, owner=f"{_TRAINING}(features=)")
         return reader.rows
     read = features
 
@@ -190,9 +188,7 @@ def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | Sparse
     else:
         rows = named_matrix(as_floats(owner, "features", features))
     if len(rows) != len(mini_batch):
-        raise ConfigurationError(
-            f"{owner}: expected a row for each of {len(mini_batch)} records, given {len(rows)}"
-        )
+        raise ConfigurationError(f"{owner}: expected a row for each of {len(mini_batch)} records, given {len(rows)}")
     return rows
 
 
@@ -225,9 +221,7 @@ def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
     return read_rows
 
 
-def values_of(
-    mini_batch: Batch, field: str | Callable[[Any], Any], what: str
-) -> list[Any] | npt.NDArray[Any]:
+def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any] | npt.NDArray[Any]:
     """Return the value of a field, or of a function, for each record; the column of ``Columns`` as it is."""
     if callable(field):
         return [field(record) for record in mini_batch]
@@ -241,9 +235,7 @@ def values_of(
         return [record[field] for record in mini_batch]
     except (KeyError, TypeError, IndexError):
         bad = [row for row, record in enumerate(mini_batch) if not _has(record, field)]
-        raise BadRows(
-            bad, f"{_TRAINING}({what}=): expected a field {field!r}, given a record without"
-        ) from None
+        raise BadRows(bad, f"{_TRAINING}({what}=): expected a field {field!r}, given a record without") from None
 
 
 def _has(record: Any, field: str) -> bool:

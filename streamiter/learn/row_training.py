@@ -193,9 +193,7 @@ class RowOwner(Operator, IterationListener):
             elif given["is_answer"][event]:
                 question = plan.asked.pop(key, None) or self._waiting.pop(key, None)
                 if question is None:
-                    out.reject(
-                        given["records"][event], ModelError("an answer without a question that waits for it")
-                    )
+                    out.reject(given["records"][event], ModelError("an answer without a question that waits for it"))
                 elif given["labels"][event] is not None:
                     plan.answer(event, question, given["labels"][event])
         scores = plan.earlier_scores()
@@ -234,9 +232,7 @@ class RowOwner(Operator, IterationListener):
             else:
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
-    def _emit_answered(
-        self, plan: _EventPlan, predictions: list[list[float]], numbers: Indices, out: Output
-    ) -> None:
+    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], numbers: Indices, out: Output) -> None:
         """Emit the predictions of the questions that were answered; one made before the first label does not count."""
         known = [
             (prediction, label, event)
@@ -389,15 +385,9 @@ class _EventPlan:
 
     def earlier_scores(self) -> dict[int, list[float]]:
         """Return the experts' scores of earlier questions, by the step of the answer."""
-        return {
-            step: question.scores
-            for step, question in self._answered.items()
-            if isinstance(question, _Waiting)
-        }
+        return {step: question.scores for step, question in self._answered.items() if isinstance(question, _Waiting)}
 
-    def waiting(
-        self, question: _Asked, predictions: list[list[float]], scores: dict[int, list[float]]
-    ) -> _Waiting:
+    def waiting(self, question: _Asked, predictions: list[list[float]], scores: dict[int, list[float]]) -> _Waiting:
         """Return a question of this mini-batch, to wait for its answer."""
         part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
         indices, values = self._own.indices[part], self._own.values[part]

@@ -38,9 +38,7 @@ class BadRows(ModelError):
     LogisticRegression: expected targets 0 or 1, given 7.0 (row 3 of the batch)
     """
 
-    def __init__(
-        self, rows: Iterable[int], reason: str, reasons: Mapping[int, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, rows: Iterable[int], reason: str, reasons: Mapping[int, str] = MappingProxyType({})) -> None:
         self.rows = tuple(int(row) for row in rows)
         self.reason = reason
         self.reasons = reasons
@@ -59,9 +57,7 @@ def holds(good: npt.NDArray[np.bool_]) -> bool:
     return int(np.count_nonzero(good)) == good.size
 
 
-def refuse_rows(
-    good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None
-) -> BadRows:
+def refuse_rows(good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None) -> BadRows:
     """Return the error for the rows that are not ``good``; it shows the value of the first one, and the advice."""
     bad = np.flatnonzero(~good)
     return BadRows(bad, f"{expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
@@ -117,9 +113,7 @@ def as_points(owner: str, given: object, width: int | None = None, *, what: str 
     if not good.all():
         bad = np.flatnonzero(~good.all(axis=1))
         given_value = points[bad[0]][~good[bad[0]]][0]
-        raise BadRows(
-            bad, f"{owner}: expected {what} of numbers of at most {_COORDINATE_LIMIT:g}, given {given_value}"
-        )
+        raise BadRows(bad, f"{owner}: expected {what} of numbers of at most {_COORDINATE_LIMIT:g}, given {given_value}")
     return points
 
 
@@ -160,9 +154,7 @@ def of_numbered_rows(
     return None
 
 
-def blaming_rows(
-    function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]
-) -> Result:
+def blaming_rows(function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]) -> Result:
     """Return ``function(mini_batch)``; if the function fails as a whole, find the rows at fault.
 
     ``check`` is called for each row alone, and ``BadRows`` names the rows for which it fails. A ConfigurationError is
@@ -237,9 +229,7 @@ def concatenated_rows(parts: Sequence[Rows]) -> Rows:
         return SparseRows.concatenate(
             [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
         )
-    dense: Floats = np.concatenate(
-        [part.to_dense() if isinstance(part, SparseRows) else part for part in parts]
-    )
+    dense: Floats = np.concatenate([part.to_dense() if isinstance(part, SparseRows) else part for part in parts])
     return dense
 
 
@@ -302,9 +292,7 @@ def refuse_not_finite(owner: str, rows: Rows) -> None:
     else:
         bad_rows, columns = np.nonzero(~np.isfinite(rows))
         given = rows[bad_rows, columns]
-    raise BadRows(
-        np.unique(bad_rows), f"{owner}: expected finite features, given {given[0]} for feature {columns[0]}"
-    )
+    raise BadRows(np.unique(bad_rows), f"{owner}: expected finite features, given {given[0]} for feature {columns[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,9 +364,7 @@ class CheckedExamples:
             return parts[0]
         weights = None
         if any(part.weights is not None for part in parts):
-            weights = np.concatenate(
-                [np.ones(len(part)) if part.weights is None else part.weights for part in parts]
-            )
+            weights = np.concatenate([np.ones(len(part)) if part.weights is None else part.weights for part in parts])
         rows = concatenated_rows([part.rows for part in parts])
         return cls(rows, np.concatenate([part.targets for part in parts]), weights)
 

@@ -89,9 +89,7 @@ class ServerTraining:
         self.batch = count_of(owner, "batch", batch)
         self.workers = stream.parallelism if workers is None else count_of(owner, "workers", workers)
         self.memory_bytes = count_of(owner, "memory_bytes", memory_bytes)
-        self.publish_every = (
-            None if publish_every is None else count_of(owner, "publish_every", publish_every)
-        )
+        self.publish_every = None if publish_every is None else count_of(owner, "publish_every", publish_every)
         if epochs > 1 and not stream.is_bounded:
             raise GraphError(
                 f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic "
@@ -112,9 +110,7 @@ class ServerTraining:
         ``mini_batch(records)`` returns a mini-batch for the learner as plain data, None for no rows; records that it
         refuses follow ``on_error`` or go to ``dead_letter``.
         """
-        mini_batches = self.stream.batch(
-            self.batch, parallelism=self.workers, name=self.label("mini-batches")
-        ).process(
+        mini_batches = self.stream.batch(self.batch, parallelism=self.workers, name=self.label("mini-batches")).process(
             lambda: Prepare(mini_batch),
             name=self.label("prepare"),
             on_error=on_error,
@@ -124,9 +120,7 @@ class ServerTraining:
             mini_batches = repeated(
                 mini_batches, self.epochs, memory_bytes=self.memory_bytes, name=self.label("epochs")
             )
-        return trained(
-            mini_batches, learner, self.server, self.owner, self.publish_every, self.worker, self.label
-        )
+        return trained(mini_batches, learner, self.server, self.owner, self.publish_every, self.worker, self.label)
 
 
 def trained(
@@ -144,9 +138,7 @@ def trained(
     reports = mini_batches.process(
         lambda: worker(options), name=label("train"), parallelism=workers, parameter_server=server
     )
-    models = reports.process(
-        lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1
-    )
+    models = reports.process(lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1)
     return ParameterServerTraining(models, models.side_output(REPORTS))
 
 
@@ -189,9 +181,7 @@ class Prepare(Operator):
         self._mini_batch = mini_batch
 
     def process(self, records: Batch, out: Output) -> None:
-        mini_batch = of_good_rows(
-            lambda rows: blaming_rows(self._mini_batch, rows, self._mini_batch), records, out
-        )
+        mini_batch = of_good_rows(lambda rows: blaming_rows(self._mini_batch, rows, self._mini_batch), records, out)
         if mini_batch is not None:
             out.emit(mini_batch)
 

@@ -515,9 +515,7 @@ class LearnMiniBatches(Operator):
 
     def process(self, mini_batch: Batch, out: Output) -> None:
         """Learn from the good rows of a mini-batch; emit nothing if no row is left."""
-        update = of_good_rows(
-            lambda rows: blaming_rows(self._learned, rows, self._model.check), mini_batch, out
-        )
+        update = of_good_rows(lambda rows: blaming_rows(self._learned, rows, self._model.check), mini_batch, out)
         if update is not None:
             out.emit(update)
 

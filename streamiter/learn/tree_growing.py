@@ -279,9 +279,7 @@ class TreeOwner(Operator):
     def _is_worth_it(self, gain: float, node: int) -> bool:
         weight = float(self._criterion.weight(self._statistics[node]))
         whole = float(self._criterion.weight(self._statistics[0]))
-        return (
-            gain > _NO_GAIN * weight and gain * self._plan["scale"] ** 2 >= self._options.minimum_gain * whole
-        )
+        return gain > _NO_GAIN * weight and gain * self._plan["scale"] ** 2 >= self._options.minimum_gain * whole
 
     def _split(self, node: int, feature: int, cut: int, left: Floats) -> None:
         self._feature[node], self._cut[node] = feature, cut
@@ -312,9 +310,7 @@ class TreeOwner(Operator):
             "statistics": np.array(self._statistics),
         }
         nodes = np.array(self._asked() if self._waiting else [], dtype=np.intp)
-        out.emit(
-            {"plan": self._plan, "tree": tree, "cut": np.array(self._cut, dtype=np.intp), "nodes": nodes}
-        )
+        out.emit({"plan": self._plan, "tree": tree, "cut": np.array(self._cut, dtype=np.intp), "nodes": nodes})
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -581,9 +577,7 @@ def cuts_between(values: Floats, counts: _Counts, maximum_bins: int) -> Floats:
     return np.where((low <= middle) & (middle < high), middle, low)
 
 
-def _added(
-    values: Floats, counts: _Counts, more_values: Floats, more_counts: _Counts
-) -> tuple[Floats, _Counts]:
+def _added(values: Floats, counts: _Counts, more_values: Floats, more_counts: _Counts) -> tuple[Floats, _Counts]:
     all_values, at = np.unique(np.concatenate([values, more_values]), return_inverse=True)
     totals = np.zeros(len(all_values), dtype=np.intp)
     np.add.at(totals, at, np.concatenate([counts, more_counts]))

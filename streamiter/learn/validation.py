@@ -323,9 +323,7 @@ class ProgressiveValidation:
         """Return the losses of the rows, and for classification the log odds of the predictions."""
         predictions, targets, _ = rows
         if self.kind != "classification":
-            return self._loss.values(
-                predictions, np.ones_like(targets) if self.kind == "classes" else targets
-            ), targets
+            return self._loss.values(predictions, np.ones_like(targets) if self.kind == "classes" else targets), targets
         clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
         logs, logs_against = np.log(clipped), np.log1p(-clipped)
         return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against

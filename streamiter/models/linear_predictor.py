@@ -199,14 +199,10 @@ class _StandardizedModel:
         self._crosses: list[Any] = _value(given, "crosses", subject, "pairs of names", _are_pairs, [])
         if self._crosses:
             shape = (len(crossed_fields(self._crosses)),)
-            self._moments = [
-                _array(given, name, subject, shape) for name in ("cross_mean", "cross_deviation")
-            ]
+            self._moments = [_array(given, name, subject, shape) for name in ("cross_mean", "cross_deviation")]
         products = {" × ".join(cross) for cross in self._crosses}
         plain = [name for name in self._fields if name not in products]
-        self._matrix_width = (
-            len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
-        )
+        self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
         self._known = self._texts.union(self._fields, self._vectors)
         self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
@@ -364,9 +360,7 @@ class _StandardizedModel:
             )
         arrays = table.arrays
         # Of other columns only missing values have a weight.
-        known = {
-            name: array for name, array in arrays.items() if name in self._known or array.dtype.kind in "fO"
-        }
+        known = {name: array for name, array in arrays.items() if name in self._known or array.dtype.kind in "fO"}
         if not known:
             return named_matrix(np.empty((len(table), 0))), False
         return self._reader.rows(Columns(known)), False
@@ -378,10 +372,7 @@ class _StandardizedModel:
         ):
             rows = [self._with_vectors_as_fields(row) for row in given]
             known = self._known
-            given = [
-                {name: value for name, value in row.items() if name in known or _is_none(value)}
-                for row in rows
-            ]
+            given = [{name: value for name, value in row.items() if name in known or _is_none(value)} for row in rows]
         return self._reader.rows(given)
 
     def _scores(self, rows: NamedRows) -> Floats:

@@ -254,9 +254,7 @@ class ModelUpdateEncoder:
             version += 1
         self.next_version, self._leftovers = version, leftovers
         keys, values, headers = zip(*records, strict=True) if records else ((), (), ())
-        return OutgoingBatch(
-            values=list(values), keys=list(keys), headers=list(headers), partition=self._partition
-        )
+        return OutgoingBatch(values=list(values), keys=list(keys), headers=list(headers), partition=self._partition)
 
     def snapshot(self) -> EncoderState:
         """Return the state for a run that is restored."""
@@ -344,9 +342,7 @@ class _UpdateRecords:
 
 
 def _check_size(update: _UpdateRecords, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
-    subject = (
-        f"model {update.document.model!r}, update {update.document.generation}.{update.document.version}"
-    )
+    subject = f"model {update.document.model!r}, update {update.document.generation}.{update.document.version}"
     if room_bytes < 1:
         raise ConfigurationError(
             f"{subject}: expected a topic that takes records of more than"

@@ -222,9 +222,7 @@ async def last_update(
 def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
     """Return ``given``; ``ConfigurationError`` for a policy that does not exist."""
     if given not in ("fail", "skip"):
-        raise ConfigurationError(
-            f"model {model!r} of {topic.url}: expected on_error 'fail' or 'skip', given {given!r}"
-        )
+        raise ConfigurationError(f"model {model!r} of {topic.url}: expected on_error 'fail' or 'skip', given {given!r}")
     return given
 
 
@@ -311,9 +309,7 @@ class UpdateIntake:
     @property
     def statistics(self) -> UpdateStatistics:
         """The counts so far."""
-        return UpdateStatistics(
-            self._updates, self._older, self._assembler.dropped, self._unreadable, self._last_error
-        )
+        return UpdateStatistics(self._updates, self._older, self._assembler.dropped, self._unreadable, self._last_error)
 
     def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
         if headers.rank <= self._rank:
@@ -564,9 +560,7 @@ class ChunkAssembler:
         identity = (headers.rank, chunk.sha256)
         partial = self._pending.setdefault(identity, _Partial(chunk.count))
         if partial.count != chunk.count:
-            raise ValueError(
-                f"chunk {chunk.index} is one of {chunk.count}, the chunks before are of {partial.count}"
-            )
+            raise ValueError(f"chunk {chunk.index} is one of {chunk.count}, the chunks before are of {partial.count}")
         partial.put(chunk.index, part)
         if partial.missing:
             self._drop_oldest_above_limit()

@@ -104,9 +104,7 @@ class ServedModel:
     ) -> None:
         check_model_name(model)
         if predict is not None and load is not None:
-            raise ConfigurationError(
-                "ServedModel: expected one of predict= and load=, given both; leave one out"
-            )
+            raise ConfigurationError("ServedModel: expected one of predict= and load=, given both; leave one out")
         self._subject = f"model {model!r} of {topic.url}"
         self._predict = predict
         self._load = load
@@ -304,9 +302,7 @@ class Follower:
             self._on_end(error)
 
     async def _follow_until_outage(self) -> None:
-        updates = model_updates(
-            self._topic, self._model, start="latest_model", on_error="skip", clock=self._clock
-        )
+        updates = model_updates(self._topic, self._model, start="latest_model", on_error="skip", clock=self._clock)
         try:
             async with updates:
                 self._connected_to(updates)

@@ -310,9 +310,7 @@ def _checked_dict(given: Mapping[Any, object], path: str, subject: str) -> dict[
     for name in given:
         if not isinstance(name, str):
             raise ModelError(f"{subject}: {_named(path)}: expected names that are str, given {name!r}")
-    return {
-        name: _checked(value, f"{path}.{name}" if path else name, subject) for name, value in given.items()
-    }
+    return {name: _checked(value, f"{path}.{name}" if path else name, subject) for name, value in given.items()}
 
 
 def _checked_number(value: float, path: str, subject: str) -> float:
@@ -346,9 +344,7 @@ def _refuse_not_finite(array: Array, path: str, subject: str) -> None:
         return
     first = tuple(int(index) for index in np.argwhere(bad)[0])
     where = f" (the first at {list(first)})" if first else ""
-    raise _not_finite(
-        path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}"
-    )
+    raise _not_finite(path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}")
 
 
 def _not_finite(path: str, subject: str, what: str) -> ModelError:
@@ -417,9 +413,7 @@ def decode_document(content_type: str, value: bytes) -> Document:
         raise ValueError(f"{error} is missing") from error
     except (TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
         raise ValueError(str(error)) from error
-    raise ValueError(
-        f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}"
-    )
+    raise ValueError(f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}")
 
 
 def array_bytes(value: object) -> int:

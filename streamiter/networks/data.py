@@ -143,9 +143,7 @@ class Parted:
     validation: LabelledRows
 
 
-def read_rows(
-    source: Topic | str | Path, settings: DataSettings, *, owner: str = "read_rows"
-) -> LabelledRows:
+def read_rows(source: Topic | str | Path, settings: DataSettings, *, owner: str = "read_rows") -> LabelledRows:
     """Read all rows that a topic or a file has now, and translate their labels as ``translabel`` says.
 
     A path, or a text without ``:``, names a file. A file whose name ends in ``.libsvm`` or ``.dummy`` (or with ``.gz``
@@ -171,9 +169,7 @@ def as_labelled_rows(owner: str, rows: object, labels: object, features: int | N
     if not isinstance(given, SparseRows) and given.ndim != 2:
         raise ModelError(f"{owner}: expected rows as (rows, features), given shape {given.shape}")
     if vector.shape != (len(given),):
-        raise ModelError(
-            f"{owner}: expected {len(given)} labels, one for each row, given shape {vector.shape}"
-        )
+        raise ModelError(f"{owner}: expected {len(given)} labels, one for each row, given shape {vector.shape}")
     data = LabelledRows(given, vector)
     return data if features is None else data.widened(features, owner)
 
@@ -236,9 +232,7 @@ def _described(given: object) -> str:
     return f"the {type(given).__name__} {shortened(given)}"
 
 
-def _topic_of(
-    source: str | Path, settings: DataSettings, decode: DenseLines | None
-) -> tuple[Topic, DenseLines | None]:
+def _topic_of(source: str | Path, settings: DataSettings, decode: DenseLines | None) -> tuple[Topic, DenseLines | None]:
     text = str(source)
     url = text if ":" in text and not isinstance(source, Path) else f"file:{text}"
     if not url.startswith("file:"):
@@ -302,9 +296,7 @@ class PlaceHolder:
         """
         fed, present = self._as_rows(rows, indices)
         if not len(fed):
-            raise ModelError(
-                "PlaceHolder: expected at least one row, given none; leave empty mini-batches out"
-            )
+            raise ModelError("PlaceHolder: expected at least one row, given none; leave empty mini-batches out")
         self.labels = self._as_labels(labels, len(fed))
         self._rows, self._indices, self.training = fed, present, training
         for known in ("values", "features_per_row"):
@@ -495,9 +487,7 @@ class TrainingSteps:
         seed: int = 0,
     ) -> None:
         if not len(data):
-            raise ModelError(
-                "training: expected rows to learn from, given none; lower validateratio, or add rows"
-            )
+            raise ModelError("training: expected rows to learn from, given none; lower validateratio, or add rows")
         self._data = data
         self._features = features
         self._workers = workers
@@ -574,8 +564,7 @@ class TrainingSteps:
 
     def _ordered(self, generator: np.random.Generator) -> Positions:
         parts = [
-            rows if count == len(rows) else generator.choice(rows, count, replace=False)
-            for rows, count in self._kinds
+            rows if count == len(rows) else generator.choice(rows, count, replace=False) for rows, count in self._kinds
         ]
         rows: Positions = np.sort(np.concatenate(parts))
         return generator.permutation(rows) if self._settings.use_shuffle else rows

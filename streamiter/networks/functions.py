@@ -271,9 +271,7 @@ class NetworkLoss(abc.ABC):
         """Raise ``BadRows`` for labels that the loss does not know."""
         good = self._good_labels(labels, outputs)
         if not holds(good):
-            raise refuse_rows(
-                good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take
-            )
+            raise refuse_rows(good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take)
 
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
         finite: npt.NDArray[np.bool_] = np.isfinite(labels)
@@ -531,7 +529,5 @@ _LOSSES: Final[tuple[type[NetworkLoss], ...]] = (
     KMeansLoss,
 )
 
-LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType(
-    {known.type_name: known for known in _LOSSES}
-)
+LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType({known.type_name: known for known in _LOSSES})
 """The losses by their names in configuration files, in lower case."""

@@ -123,9 +123,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
 
     @cached_property
     def _optimizes(self) -> list[Optimize]:
-        return [
-            Optimize(layout.matrix, layout.optimizer, sparse=layout.by_feature) for layout in self.layouts
-        ]
+        return [Optimize(layout.matrix, layout.optimizer, sparse=layout.by_feature) for layout in self.layouts]
 
     def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
         """Return the mini-batch of a record, which is the number of a step or prepared rows."""
@@ -165,9 +163,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     ) -> Computed[Sequence[Array]]:
         """Return loss and gradients; dropout depends on ``number`` (None: the graph counts mini-batches)."""
         graph, count = self.graph, len(mini_batch)
-        graph.feed_data(
-            mini_batch.rows, mini_batch.labels, indices=mini_batch.indices, training=True, number=number
-        )
+        graph.feed_data(mini_batch.rows, mini_batch.labels, indices=mini_batch.indices, training=True, number=number)
         for parameter in graph.parameters:
             parameter.values = pulled[parameter.name]
         loss = finite_loss(graph)
@@ -211,9 +207,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
             if not holds(np.isfinite(row)):
                 raise _diverged("parameter", layout.arrays(row, layout.features))
             arrays |= layout.arrays(row, layout.features)
-        return version_of(
-            self.network, {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters}
-        )
+        return version_of(self.network, {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters})
 
 
 def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
@@ -242,9 +236,7 @@ class NetworkWorker(ParameterServerWorker):
 
     learner: NetworkLearner
 
-    async def compute(
-        self, mini_batch: FeatureMiniBatch, pulled: PulledParameters
-    ) -> Computed[Sequence[Array]]:
+    async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed[Sequence[Array]]:
         """Compute with a number that identifies the mini-batch, also after a restart: dropout depends on it."""
         number = self._clocks * self.context.parallelism + self.context.subtask_index
         return self.learner.compute(mini_batch, pulled, number)
@@ -259,9 +251,7 @@ class NetworkWorker(ParameterServerWorker):
             except Diverged as error:
                 raise error.within(self._place(record)) from error
             return
-        await self.learner.settle(
-            self.client
-        )  # Wait as a read does, so that no worker runs ahead of the others.
+        await self.learner.settle(self.client)  # Wait as a read does, so that no worker runs ahead of the others.
         await self.learner.clock(self.client)
         self._clocks += 1
         out.emit({"worker": subtask, "clock": self._clocks, "loss": 0.0, "records": 0, "waited_s": 0.0})

@@ -124,8 +124,7 @@ class Network:
         graph, kind = self.graph(dtype), self._checked(dtype)
         way = self.configuration.model.init
         return {
-            parameter.name: initial_values(parameter, seed=seed, way=way, dtype=kind)
-            for parameter in graph.parameters
+            parameter.name: initial_values(parameter, seed=seed, way=way, dtype=kind) for parameter in graph.parameters
         }
 
     # -- showing
@@ -193,9 +192,7 @@ def _settings(layer: LayerConfiguration) -> LayerSettings:
         weight_dim=layer.weight_dim,
     )
     if (function := layer.transfer_function) is not None:
-        settings = replace(
-            settings, transfer_function=TRANSFER_FUNCTIONS[function.key](**function.parameters)
-        )
+        settings = replace(settings, transfer_function=TRANSFER_FUNCTIONS[function.key](**function.parameters))
     if (loss := layer.loss) is not None:
         settings = replace(settings, loss=LOSSES[loss.key](**loss.parameters))
     return settings
@@ -231,9 +228,7 @@ class LayerGraph:
         self.layers = list(layers)
         self.place_holder = place_holder
         self.loss_layer = loss_layer
-        self.parameters: list[Parameter] = [
-            parameter for layer in self.layers for parameter in layer.parameters
-        ]
+        self.parameters: list[Parameter] = [parameter for layer in self.layers for parameter in layer.parameters]
         self._seed = seed
         self._mini_batches = 0
         """The number of mini-batches that the network has learned from."""
@@ -389,9 +384,7 @@ class NetworkSummary:
     __repr__ = __str__
 
 
-def summary_of(
-    configuration: Configuration, graph: LayerGraph, *, features_are_known: bool
-) -> NetworkSummary:
+def summary_of(configuration: Configuration, graph: LayerGraph, *, features_are_known: bool) -> NetworkSummary:
     """Return the summary of a network with the layers of ``graph``."""
     by_name = {layer.name: layer for layer in graph.layers}
     rows = []
@@ -431,9 +424,7 @@ def _sizes(parameters: Sequence[Parameter], features_are_known: bool) -> tuple[i
     if features_are_known:
         return sum(parameter.size for parameter in parameters), 0
     numbers = sum(parameter.size for parameter in parameters if not parameter.by_feature)
-    per_feature = sum(
-        parameter.size // parameter.shape[0] for parameter in parameters if parameter.by_feature
-    )
+    per_feature = sum(parameter.size // parameter.shape[0] for parameter in parameters if parameter.by_feature)
     return numbers, per_feature
 
 
@@ -475,11 +466,7 @@ def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture
 
 def _mini_batch(configuration: Configuration) -> Node:
     data, features = configuration.data, configuration.features
-    notes = [
-        f"{data.format}, features from the data"
-        if features is None
-        else f"{data.format}, {features:,} features"
-    ]
+    notes = [f"{data.format}, features from the data" if features is None else f"{data.format}, {features:,} features"]
     if data.num_field > 0:
         notes.append(f"{data.num_field:,} fields")
     return Node("mini-batch", "source", notes=tuple(notes))

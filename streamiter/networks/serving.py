@@ -224,9 +224,7 @@ class TrainedNetwork:
     def evaluate(self, data: LabelledRows) -> Evaluation:
         """Evaluate the network on rows with labels."""
         graph = self.network.graph()
-        return evaluate(
-            graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation")
-        )
+        return evaluate(graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation"))
 
     @property
     def predictor(self) -> NetworkPredictor:
@@ -289,9 +287,7 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
 def _finite(name: str, array: Any, network: Network, subject: str) -> Array:
     """Convert an array to the dtype of the network, in which a number of float64 may be too large."""
     with np.errstate(over="ignore"):
-        numbers: Array | None = (
-            array.astype(network.dtype, copy=False) if array.dtype.kind in "biuf" else None
-        )
+        numbers: Array | None = array.astype(network.dtype, copy=False) if array.dtype.kind in "biuf" else None
     if numbers is None or not holds(np.isfinite(numbers)):
         given = f"an array of {array.dtype}" if numbers is None else numbers[~np.isfinite(numbers)][0]
         raise ModelError(
@@ -395,9 +391,7 @@ def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
     try:
         arrays = safetensors.numpy.load((folder / _PARAMETERS).read_bytes())
     except (SafetensorError, ValueError) as error:
-        raise ModelError(
-            f"{subject}: expected parameters in {_PARAMETERS}, given a broken file: {error}"
-        ) from error
+        raise ModelError(f"{subject}: expected parameters in {_PARAMETERS}, given a broken file: {error}") from error
     except KeyError as error:
         raise ModelError(
             f"{subject}: expected parameters in {_PARAMETERS} in float32 or float64, given numbers of type {error}, "
@@ -445,9 +439,7 @@ class ServedNetwork(ServedModel):
     Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`.
     """
 
-    def __init__(
-        self, topic: Topic, model: str, *, waiting_max: int = 1024, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, topic: Topic, model: str, *, waiting_max: int = 1024, clock: Clock | None = None) -> None:
         super().__init__(topic, model, waiting_max=waiting_max, clock=clock)
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:

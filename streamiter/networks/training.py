@@ -227,9 +227,7 @@ def sized(network: Network, data: LabelledRows) -> Network:
 
 def _check_data(option: str, data: object) -> None:
     if not isinstance(data, LabelledRows):
-        raise GraphError(
-            f"{_OWNER}{option}: expected LabelledRows, given {shortened(data)}; read_rows returns them"
-        )
+        raise GraphError(f"{_OWNER}{option}: expected LabelledRows, given {shortened(data)}; read_rows returns them")
 
 
 def epoch_result(model: ModelSnapshot) -> EpochResult:

@@ -130,9 +130,7 @@ def _shown(parameter: inspect.Parameter) -> str:
     if parameter.kind is parameter.VAR_KEYWORD:
         return f"**{parameter.name}"
     has_default = parameter.default is not parameter.empty
-    return (
-        f"{parameter.name}=…" if has_default or parameter.kind is parameter.KEYWORD_ONLY else parameter.name
-    )
+    return f"{parameter.name}=…" if has_default or parameter.kind is parameter.KEYWORD_ONLY else parameter.name
 
 
 def field_or_function(argument: str, field_or_f: str | Function) -> Function:

@@ -63,8 +63,7 @@ class MiniBatch(Operator, IterationListener):
             raise ConfigurationError(f"MiniBatch(n): expected a whole number above 0, given {n!r}")
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigurationError(
-                "MiniBatch(timeout_s): expected seconds above 0, or None to wait for ever, "
-                f"given {timeout_s!r}"
+                f"MiniBatch(timeout_s): expected seconds above 0, or None to wait for ever, given {timeout_s!r}"
             )
         self._n = n
         self._left_over: dict[Epoch, HeldInput] = {}
@@ -277,8 +276,7 @@ class ReduceAll(Operator):
     def redistribute(self, states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
         """Give the value of old subtask i to the new subtask i modulo ``parallelism``, which reduces its values."""
         values = [
-            [value for state in states[subtask::parallelism] for value in state]
-            for subtask in range(parallelism)
+            [value for state in states[subtask::parallelism] for value in state] for subtask in range(parallelism)
         ]
         return [[reduce(self._f, of_subtask)] if of_subtask else [] for of_subtask in values]
 
@@ -392,9 +390,7 @@ class Join(Operator):
         self._left.restore(state["left"])
         self._right.restore(state["right"])
 
-    def share_out(
-        self, states: Sequence[dict[str, list[Batch]]], sharing: Sharing
-    ) -> list[dict[str, list[Batch]]]:
+    def share_out(self, states: Sequence[dict[str, list[Batch]]], sharing: Sharing) -> list[dict[str, list[Batch]]]:
         """Send the records to the new subtasks as its inputs would be."""
         left, right = (sharing.records(name, [state[name] for state in states]) for name in ("left", "right"))
         return [{"left": of_left, "right": of_right} for of_left, of_right in zip(left, right, strict=True)]

@@ -63,9 +63,7 @@ class KeyedOperator(Operator):
         self.about_to_change(keys)
         return records, keys
 
-    def _checked_one_by_one(
-        self, records: list[Any], keys: list[Any], out: Output
-    ) -> tuple[list[Any], list[Any]]:
+    def _checked_one_by_one(self, records: list[Any], keys: list[Any], out: Output) -> tuple[list[Any], list[Any]]:
         accepted: list[Any] = []
         checked: list[Any] = []
         for record, key in zip(records, keys, strict=True):
@@ -259,9 +257,7 @@ class KeyedReduceBatch(KeyedOperator):
     [array([1, 2, 4, 6])]
     """
 
-    def __init__(
-        self, keys_of: Callable[[Batch], Array], ufunc: np.ufunc, *, check_keys: CheckKeys = any_keys
-    ) -> None:
+    def __init__(self, keys_of: Callable[[Batch], Array], ufunc: np.ufunc, *, check_keys: CheckKeys = any_keys) -> None:
         super().__init__(keys_of, check_keys)
         self._ufunc = _running_ufunc(ufunc)
 

@@ -269,9 +269,7 @@ class FrozenStates(Deferred):
         while left > 0:
             with self._lock:
                 if self._is_over:
-                    raise InternalError(
-                        f"the state of step {self.name!r} was released before all of it was read"
-                    )
+                    raise InternalError(f"the state of step {self.name!r} was released before all of it was read")
                 keys = self._keys[: -count - 1 : -1]
                 del self._keys[-count:]
                 frame = self._frame(keys)
@@ -343,9 +341,7 @@ class _NotCopied:
         self.refusal = refusal
 
 
-def select_keys(
-    frames: Iterable[StateFrame], wanted: Callable[[list[Any]], Iterable[bool]]
-) -> Iterator[StateFrame]:
+def select_keys(frames: Iterable[StateFrame], wanted: Callable[[list[Any]], Iterable[bool]]) -> Iterator[StateFrame]:
     """Yield the frames with only the keys for which ``wanted(keys)`` is True; for the redistribution of state.
 
     >>> list(select_keys([[[1, 2, 3], ["a", "b", "c"]]], lambda keys: [key != 2 for key in keys]))

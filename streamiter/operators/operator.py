@@ -230,9 +230,7 @@ class IterationListener:
     """Whether the operator needs epochs. False for an operator that also works without callbacks. If a function makes
     the operator, ``__init__`` may set it."""
 
-    def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: Context, out: Output
-    ) -> MaybeAwaitable:
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> MaybeAwaitable:
         """Called once for each epoch, in order, after this instance's records of the epoch. Emits in that epoch."""
 
     def on_iteration_terminated(self, context: Context, out: Output) -> MaybeAwaitable:
@@ -369,9 +367,7 @@ class Service(Protocol):
     def drawn_as(self) -> str:
         """The text that a drawing shows below the name."""
 
-    async def begin_job(
-        self, flow: str, workers: int, state: Any, *, has_checkpoints: bool
-    ) -> list[ServiceWorker]:
+    async def begin_job(self, flow: str, workers: int, state: Any, *, has_checkpoints: bool) -> list[ServiceWorker]:
         """Begin a job with so many workers; resume from ``state``, which ``take_state`` returned, unless it is None."""
 
     def checkpoint_begins(self, checkpoint: int) -> None:

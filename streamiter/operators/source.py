@@ -56,9 +56,7 @@ class SourceBatch:
         assert self.positions_after is not None
         after = self._before + records
         first = SourceBatch(self.records[:records], self.positions_after(after), self.origin)
-        rest = SourceBatch(
-            self.records[records:], self.positions, self.origin, positions_after=self.positions_after
-        )
+        rest = SourceBatch(self.records[records:], self.positions, self.origin, positions_after=self.positions_after)
         rest._before = after
         return first, rest
 
@@ -158,9 +156,7 @@ class ItemsSource(Source):
         if len(batch) == 0:
             return None
         before, self._done = self._done, self._done + len(batch)
-        return SourceBatch(
-            batch, {_DONE: self._done}, positions_after=lambda records: {_DONE: before + records}
-        )
+        return SourceBatch(batch, {_DONE: self._done}, positions_after=lambda records: {_DONE: before + records})
 
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
@@ -242,7 +238,4 @@ class Collect(Operator):
     @staticmethod
     def redistribute(states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
         """Give the items of old subtask i to the new subtask i modulo ``parallelism``."""
-        return [
-            [item for state in states[subtask::parallelism] for item in state]
-            for subtask in range(parallelism)
-        ]
+        return [[item for state in states[subtask::parallelism] for item in state] for subtask in range(parallelism)]

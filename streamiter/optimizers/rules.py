@@ -121,9 +121,7 @@ class SGD(_RateRule):
     def check_width(self, width: int) -> None:
         l2 = self._l2()
         if isinstance(l2, np.ndarray) and l2.size != width:
-            raise ConfigurationError(
-                f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}"
-            )
+            raise ConfigurationError(f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}")
 
     def _l2(self) -> float | FloatArray:
         return cast("float | FloatArray", self.l2)
@@ -154,13 +152,9 @@ class SGD(_RateRule):
         if self.l1:
             soften(weights, rate * self.l1)
 
-    def update_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
-    ) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
         rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
-        shrinking = (
-            map(cast("FloatView", l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
-        )
+        shrinking = map(cast("FloatView", l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
         for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
             weight = weights[index]
             weight -= rate * (slope + shrink * weight)
@@ -193,9 +187,7 @@ def _checked_l2(l2: float | npt.ArrayLike) -> float | FloatArray:
 
 
 def _refused_l2(given: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"SGD(l2=): expected a number of 0 or more, or one for each weight, given {given}"
-    )
+    return ConfigurationError(f"SGD(l2=): expected a number of 0 or more, or one for each weight, given {given}")
 
 
 @dataclass(frozen=True)
@@ -219,9 +211,7 @@ class RegularizedRule(_RateRule):
         if self.l1:
             soften(weights, rate * self.l1)
 
-    def update_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
-    ) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
         rate, l2 = self._rate(step), self.l2
         if l2:
             gradient = [l2 * weights[index] + g for index, g in zip(indices, gradient, strict=True)]
@@ -547,9 +537,7 @@ class FTRL(Optimizer):
         root += self.l2
         np.divide(work, root, out=weights, where=n > 0.0)
 
-    def update_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
-    ) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
         alpha, beta, l1, l2 = self.alpha, self.beta, self.l1, self.l2
         all_z, all_n = slots
         for index, slope in zip(indices, gradient, strict=True):

@@ -322,9 +322,7 @@ class Participation:
                 await until_settled(reply)
         # Another call may have waited for the same replies, and raised the clocks.
         if self._joining is joining:
-            self._raise_clocks(
-                [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
-            )
+            self._raise_clocks([reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining])
 
     @property
     def has_left(self) -> bool:
@@ -410,9 +408,7 @@ class Participation:
         finally:
             self.release()
 
-    def send(
-        self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]
-    ) -> Call[T]:
+    def send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
         """Send one request to each of several shards; the call keeps its room until all have replied."""
         replies: list[object] = []
         failure: BaseException | None = None
@@ -535,9 +531,7 @@ class Heartbeats:
     def next_check_s(self) -> float:
         """Return the first moment at which a worker may be silent, including a worker that joins now."""
         joins_now_s = self._clock.monotonic_s() + self.timeout_s
-        due_s = [
-            last_s + self.timeout_s for worker, last_s in self._last_s.items() if worker not in self._waiting
-        ]
+        due_s = [last_s + self.timeout_s for worker, last_s in self._last_s.items() if worker not in self._waiting]
         return min(due_s, default=joins_now_s)
 
 

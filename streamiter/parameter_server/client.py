@@ -438,9 +438,7 @@ class Client:
         self._part.check_open()
         await self.join()
         matrix, partitioning = await self._directory.find(name)
-        access = self._matrices[name] = MatrixAccess(
-            matrix, partitioning, self.worker, with_own=self._read_my_writes
-        )
+        access = self._matrices[name] = MatrixAccess(matrix, partitioning, self.worker, with_own=self._read_my_writes)
         access.observed = self._part.observed_at_join.get(name, -1)
         self._cache.make_known(matrix, partitioning)
         return access
@@ -467,9 +465,7 @@ class Client:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    async def _send(
-        self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]
-    ) -> Call[T]:
+    async def _send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
         """Begin a call, show its writes to the cache, and send its requests."""
         await self._part.begin()
         if self._cache.is_on:
@@ -523,9 +519,7 @@ class Server(abc.ABC):
                 f"worker {worker}: expected a worker without a client in this process, given a worker that has one; "
                 "use its client, or let it leave first"
             )
-        return self._make_client(
-            worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls
-        )
+        return self._make_client(worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls)
 
     def _make_client(
         self,

@@ -258,9 +258,7 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
         return False
 
 
-def model_of(
-    consistency: Consistency, workers: Iterable[int] = (), name: str = ""
-) -> ConsistencyModel[Any, Any]:
+def model_of(consistency: Consistency, workers: Iterable[int] = (), name: str = "") -> ConsistencyModel[Any, Any]:
     """Return the model of a consistency with these workers at clock 0; errors begin with ``name`` ("matrix 'w'").
 
     >>> model = model_of(SSP(staleness=1), workers=[0, 1])
@@ -447,9 +445,7 @@ class ProgressTracker:
         known = ", ".join(map(str, islice(self._progress, _WORKERS_NAMED)))
         more = len(self._progress) - _WORKERS_NAMED
         expected = (
-            f"one of {known}{f' and {more} more' if more > 0 else ''}"
-            if known
-            else "none, as no worker has joined"
+            f"one of {known}{f' and {more} more' if more > 0 else ''}" if known else "none, as no worker has joined"
         )
         return UnknownWorker(
             f"{self.where}worker {worker!r} takes no part: expected {expected}; make a client for it first"

@@ -60,9 +60,7 @@ class Matrix:
         for size in ("rows", "columns"):  # Plain ints, as in snapshots.
             object.__setattr__(self, size, whole_number(f"{where}, {size}=", getattr(self, size), 1))
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
-            raise ConfigurationError(
-                f"{where}, dtype=: expected one of {', '.join(DTYPES)}, given {self.dtype!r}"
-            )
+            raise ConfigurationError(f"{where}, dtype=: expected one of {', '.join(DTYPES)}, given {self.dtype!r}")
         if not isinstance(self.consistency, Consistency):
             raise ConfigurationError(
                 f"{where}, consistency=: expected ASP(), BSP() or SSP(staleness=…), given {self.consistency!r}"
@@ -101,9 +99,7 @@ class Matrix:
         known = [field.name for field in fields(cls) if field.name != "name"]
         for missing in ("rows", "columns"):
             if missing not in settings:
-                raise ConfigurationError(
-                    f"matrix {name!r}: expected {missing}=, given none; give their number"
-                )
+                raise ConfigurationError(f"matrix {name!r}: expected {missing}=, given none; give their number")
         for setting in settings:
             if setting not in known:
                 raise ConfigurationError(
@@ -185,15 +181,12 @@ class MatrixPartitioning:
         self._block_rows, self._block_columns = rows, columns
         row_ranges = [range(row, min(row + rows, matrix.rows)) for row in range(0, matrix.rows, rows)]
         column_ranges = [
-            range(column, min(column + columns, matrix.columns))
-            for column in range(0, matrix.columns, columns)
+            range(column, min(column + columns, matrix.columns)) for column in range(0, matrix.columns, columns)
         ]
         across = self._across = len(column_ranges)
         count = len(row_ranges) * across
         self.blocks = tuple(
-            BlockRange(
-                number, number * shards // count, row_ranges[number // across], column_ranges[number % across]
-            )
+            BlockRange(number, number * shards // count, row_ranges[number // across], column_ranges[number % across])
             for number in range(count)
         )
         self._bounds = np.arange(columns, matrix.columns, columns, dtype=np.int64)
@@ -271,9 +264,7 @@ class MatrixPartitioning:
             if len(positions := mask.nonzero()[0])
         ]
 
-    def _split_by_sorting(
-        self, blocks: tuple[BlockRange, ...], columns: npt.NDArray[np.int64]
-    ) -> list[Slice]:
+    def _split_by_sorting(self, blocks: tuple[BlockRange, ...], columns: npt.NDArray[np.int64]) -> list[Slice]:
         # Numbers of one or two bytes are sorted by radix; to sort 10,000 int64 numbers would take 600 µs.
         at = (columns // self._block_columns).astype(self._number_dtype)
         order = at.argsort(kind="stable")
@@ -371,9 +362,7 @@ def _integers(columns: npt.ArrayLike, matrix: Matrix) -> npt.NDArray[np.int64]:
     except ValueError as error:
         raise OutOfRange(f"{where}, given lists of different lengths ({error})") from error
     if array.ndim != 1:
-        raise OutOfRange(
-            f"{where}, given {_shown(columns) if array.ndim == 0 else f'an array of shape {array.shape}'}"
-        )
+        raise OutOfRange(f"{where}, given {_shown(columns) if array.ndim == 0 else f'an array of shape {array.shape}'}")
     if not len(array) and not isinstance(columns, np.ndarray):
         return np.empty(0, np.int64)  # numpy makes floats of an empty list.
     if array.dtype.kind not in "iu":

@@ -279,8 +279,7 @@ class MatrixShard:
             assert function is not None
             with _named(function, self.matrix):
                 return [
-                    function.partition_check(self._block_for(function, block), part)
-                    for block, part in request.parts
+                    function.partition_check(self._block_for(function, block), part) for block, part in request.parts
                 ]
         self._run_update(request)
         if self.followed is not None:
@@ -306,10 +305,7 @@ class MatrixShard:
         self._counts.aggregates += 1
         function = request.function
         with _named(function, self.matrix):
-            return [
-                function.partition_get(self._block_for(function, block), part)
-                for block, part in request.parts
-            ]
+            return [function.partition_get(self._block_for(function, block), part) for block, part in request.parts]
 
     def _block_for(self, function: PartitionFunction, number: int) -> Block:
         """Return a block for this function: guarded, except for our own functions, which are tested."""
@@ -357,9 +353,7 @@ class MatrixShard:
         self._pending_bytes.clear()
         self._sum_up_above.clear()
         self.fail_waiting(
-            ServerReset(
-                f"matrix {self.matrix.name!r}: expected to answer this get, given {reason}; ask again"
-            )
+            ServerReset(f"matrix {self.matrix.name!r}: expected to answer this get, given {reason}; ask again")
         )
 
     def fail_waiting(self, error: StreamiterError) -> None:
@@ -376,9 +370,7 @@ class MatrixShard:
         return {
             **frozen_blocks(self.matrix, self.blocks.values(), encode),
             "clocks": model["tracker"],
-            "pending": [
-                [clock, worker, [list(part) for part in add.parts]] for clock, worker, add in model["adds"]
-            ],
+            "pending": [[clock, worker, [list(part) for part in add.parts]] for clock, worker, add in model["adds"]],
         }
 
     def check_state(self, state: MatrixState) -> None:
@@ -393,9 +385,7 @@ class MatrixShard:
         """
         self.check_state(state)
         restore_blocks(self.blocks.values(), state)
-        self.fail_waiting(
-            ServerReset(f"matrix {self.matrix.name!r}: the server went back to a snapshot; ask again")
-        )
+        self.fail_waiting(ServerReset(f"matrix {self.matrix.name!r}: the server went back to a snapshot; ask again"))
         adds = [
             (clock, worker, AddRequest(self.matrix.name, worker, -1, mine))
             for clock, worker, parts in state["pending"]

@@ -336,9 +336,7 @@ _PART_BYTES: Final = 480
 def copied_add(request: AddRequest) -> AddRequest:
     """Return the request with copies of its arrays: the caller may change its arrays once the call has returned."""
     parts = [
-        AddPart(
-            part.block, part.row, None if part.columns is None else part.columns.copy(), part.values.copy()
-        )
+        AddPart(part.block, part.row, None if part.columns is None else part.columns.copy(), part.values.copy())
         for part in request.parts
     ]
     return AddRequest(request.matrix, request.worker, request.observed, parts, request.update, request.get)
@@ -347,8 +345,7 @@ def copied_add(request: AddRequest) -> AddRequest:
 def size_of_adds(parts: Iterable[AddPart]) -> int:
     """Return the memory of the parts, in bytes."""
     return sum(
-        _PART_BYTES + part.values.nbytes + (0 if part.columns is None else part.columns.nbytes)
-        for part in parts
+        _PART_BYTES + part.values.nbytes + (0 if part.columns is None else part.columns.nbytes) for part in parts
     )
 
 

@@ -175,9 +175,7 @@ class MatrixAccess:
     worker's own adds that wait for a clock.
     """
 
-    def __init__(
-        self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool
-    ) -> None:
+    def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool) -> None:
         self._worker = worker
         self._with_own = with_own
         self.matrix = matrix
@@ -267,9 +265,7 @@ class MatrixAccess:
                 block_rows = slices[0].block.rows if slices else None
             yield row, slices
 
-    def add_parts(
-        self, rows: Sequence[int], columns: Columns | None, values: Numbers
-    ) -> dict[int, list[AddPart]]:
+    def add_parts(self, rows: Sequence[int], columns: Columns | None, values: Numbers) -> dict[int, list[AddPart]]:
         """Return the parts to add, by shard; ``values`` has the shape (rows, columns)."""
         parts: dict[int, list[AddPart]] = {}
         for of_row, (row, slices) in zip(values, self._split(rows, columns), strict=True):
@@ -287,9 +283,7 @@ class MatrixAccess:
     def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
         """Return the request of a read to each shard."""
         name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
-        return [
-            (shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()
-        ]
+        return [(shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()]
 
     def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
         """Return the request with these parts to each shard."""
@@ -339,14 +333,11 @@ class MatrixAccess:
             for shard, of_shard in parts.items()
         ]
 
-    def aggregate_requests(
-        self, function: GetFunction, parts: FunctionParts
-    ) -> list[tuple[int, AggregateRequest]]:
+    def aggregate_requests(self, function: GetFunction, parts: FunctionParts) -> list[tuple[int, AggregateRequest]]:
         """Return the request of an aggregate to each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [
-            (shard, AggregateRequest(name, worker, observed, function, of_shard))
-            for shard, of_shard in parts.items()
+            (shard, AggregateRequest(name, worker, observed, function, of_shard)) for shard, of_shard in parts.items()
         ]
 
 
@@ -520,9 +511,7 @@ class CachedRows:
         self._rules[matrix.name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
         self._blocks[matrix.name] = partitioning.blocks
 
-    def find(
-        self, matrix: str, rows: Sequence[int], columns: Columns | None, my_clock: int
-    ) -> Numbers | None:
+    def find(self, matrix: str, rows: Sequence[int], columns: Columns | None, my_clock: int) -> Numbers | None:
         """Return the result of a read; None unless all of its rows are in the cache and valid."""
         staleness = self._rules[matrix].staleness
         if staleness is None:

@@ -235,9 +235,7 @@ class ParameterServer(Server):
     async def _restore(self, state: ServerState, workers: Iterable[int]) -> None:
         await self._ask_all(RestoreState(state, tuple(workers)))
         for worker, client in self._clients.items():
-            client.go_back(
-                {name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()}
-            )
+            client.go_back({name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()})
 
     def statistics(self) -> ParameterServerStatistics:
         """Return the statistics of all shards."""
@@ -276,9 +274,7 @@ class ParameterServer(Server):
             )
         self._flow = flow
         try:
-            clients = [
-                Server._make_client(self, worker) for worker in range(workers)
-            ]  # None of them is ever silent.
+            clients = [Server._make_client(self, worker) for worker in range(workers)]  # None of them is ever silent.
             for client in clients:
                 await client.join()
             # The state is read now: a matrix that is made later takes it over when its store is closed.

@@ -225,9 +225,7 @@ class Shard:
     def _reset(self, request: ResetRequest) -> None:
         self.workers = dict.fromkeys(request.workers)
         self._holding.reset(
-            ServerReset(
-                "parameter server: expected to answer this call, given a server that started over; ask again"
-            )
+            ServerReset("parameter server: expected to answer this call, given a server that started over; ask again")
         )
         for matrix in self.matrices.values():
             matrix.reset(request.workers, "a server that started over")
@@ -258,9 +256,7 @@ class Shard:
         self.restore(request.state, request.workers)
 
     def _fail_waiting(self, request: FailWaiting) -> None:
-        self.fail_waiting(
-            ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
-        )
+        self.fail_waiting(ServerReset(f"parameter server: expected to answer this call, given {request.reason}"))
 
     def freeze(self) -> ServerState:
         """Return the shard's state now: plain data, with ``Deferred`` pieces."""
@@ -285,9 +281,7 @@ class Shard:
             if (saved := state["matrices"].get(name)) is not None:
                 matrix.check_state(saved)
         self.workers = dict.fromkeys(state["workers"] if workers is None else workers)
-        error = ServerReset(
-            "parameter server: expected to answer this call, given a snapshot to go back to; ask again"
-        )
+        error = ServerReset("parameter server: expected to answer this call, given a snapshot to go back to; ask again")
         self._holding.forget(error)
         self._arrivals.restore(state["arrivals"], self.workers, error)
         self._restored = dict(state["matrices"])

@@ -139,9 +139,7 @@ def _together(parts: Sequence[ShardSnapshot[S]]) -> StartingPoint[S]:
     # A worker that joined while the snapshot was taken is known to some shards only: it joins again.
     workers = [worker for worker in parts[0].workers if all(worker in part.workers for part in parts)]
     matrices = {create.matrix.name: create for part in parts for create in part.matrices}
-    return StartingPoint(
-        parts[0].number, tuple(workers), tuple(matrices.values()), tuple(part.state for part in parts)
-    )
+    return StartingPoint(parts[0].number, tuple(workers), tuple(matrices.values()), tuple(part.state for part in parts))
 
 
 def merged(states: Sequence[ServerState]) -> ServerState:
@@ -511,9 +509,7 @@ class Holding:
         """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
-        if self._has_to_wait(matrix, request.worker) and (
-            clocks or not isinstance(matrix.matrix.consistency, BSP)
-        ):
+        if self._has_to_wait(matrix, request.worker) and (clocks or not isinstance(matrix.matrix.consistency, BSP)):
             return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
@@ -524,11 +520,7 @@ class Holding:
         size_bytes = _size_bytes(copied)
         # The function's result is known only when the function has run.
         reads_result = request.get is not None and request.update is not None
-        if (
-            reads_result
-            or self._has_to_wait(matrix, request.worker)
-            or self._held_bytes + size_bytes > _HELD_BYTES
-        ):
+        if reads_result or self._has_to_wait(matrix, request.worker) or self._held_bytes + size_bytes > _HELD_BYTES:
             return self.wait(copied)
         matrix.model.tracker.check_worker_valid(request.worker)
         self._held_bytes += size_bytes

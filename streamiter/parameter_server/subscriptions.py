@@ -109,8 +109,7 @@ class Subscription:
             wanted = np.array(rows, np.int64)
         self._rows = RowAssembly(matrix, partitioning)
         self._shards = [
-            _SubscribedShard(self._links[number], wanted)
-            for number in dict.fromkeys(block.shard for block in blocks)
+            _SubscribedShard(self._links[number], wanted) for number in dict.fromkeys(block.shard for block in blocks)
         ]
         if not self._shards:
             self._end()  # The subscription is to no rows.
@@ -135,9 +134,7 @@ class Subscription:
             if shard.waiting is not None or self._has_ended:
                 continue
             reply = shard.link.send(
-                NextChanges(
-                    self._name, self._worker, subscription=self._number, rows=shard.wanted, after=shard.number
-                )
+                NextChanges(self._name, self._worker, subscription=self._number, rows=shard.wanted, after=shard.number)
             )
             if isinstance(reply, WaitingReply):
                 shard.waiting = reply
@@ -430,9 +427,7 @@ class RowsOfBlocks:
         self._numbers = list(blocks)
         self._starts = np.cumsum([0, *(len(block.rows) for block in blocks.values())])
         self._start_of = dict(zip(self._numbers, self._starts.tolist(), strict=False))
-        self._row_bytes = np.array(
-            [len(block.columns) * block.dtype.itemsize for block in blocks.values()], np.int64
-        )
+        self._row_bytes = np.array([len(block.columns) * block.dtype.itemsize for block in blocks.values()], np.int64)
         self.count = int(self._starts[-1])
 
     def positions(self, block: int, rows: Sequence[int]) -> slice | list[int]:
@@ -572,6 +567,4 @@ class RowAssembly:
         is_whole = stop - start == self._matrix.columns
         is_in_one_block = len(blocks[0]) == self._matrix.columns
         values = self._rows.pop(row) if is_in_one_block else self._rows[row].copy()
-        return RowChange(
-            self._matrix.name, row, min(clocks.values()), None if is_whole else range(start, stop), values
-        )
+        return RowChange(self._matrix.name, row, min(clocks.values()), None if is_whole else range(start, stop), values)

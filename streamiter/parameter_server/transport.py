@@ -304,9 +304,7 @@ class RemoteLink:
         ``clocks`` are the worker's clocks in the snapshot, by matrix. ``generation`` is the new generation of the
         shard's ``ShardSessions``.
         """
-        error = rolled_back(
-            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot;", clocks
-        )
+        error = rolled_back(f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot;", clocks)
         if self._is_closed:
             return
         calls = self._take_calls()
@@ -322,9 +320,7 @@ class RemoteLink:
             self._carry(0, SessionControl.CLOSE, _ignore)
         self._is_closed = True
         self._refuse(
-            ServerReset(
-                f"{self._shard}: expected a client that is in use, given one that was closed; make a new one"
-            )
+            ServerReset(f"{self._shard}: expected a client that is in use, given one that was closed; make a new one")
         )
 
     def _refuse(self, error: ParameterServerError) -> None:

@@ -113,9 +113,7 @@ def check_handlers(
         )
 
 
-def check_methods(
-    owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None
-) -> None:
+def check_methods(owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None) -> None:
     """Raise GraphError for a method of an operator or source, or of its class, that does not take these arguments."""
     for method, takes in methods.items():
         called = getattr(owner, method, None)
@@ -164,15 +162,11 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     """Return whether the task must await the operator: a method is a coroutine function, or runs in a thread."""
     if operator.runs_in_thread:
         return True
-    methods = [
-        getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names
-    ]
+    methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
-def make_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None
-) -> Entry:
+def make_entry(operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None) -> Entry:
     """Return the entry of an operator that the engine calls directly."""
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = getattr(operator, method)

@@ -239,9 +239,7 @@ class FeedbackLog:
         """Return the log if the barrier has returned on all ports; otherwise None."""
         if self._barrier is None or any(port.log is not None for port in self.ports):
             return None
-        logged = [
-            (index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None
-        ]
+        logged = [(index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None]
         returned = BarrierReturned(self._barrier.checkpoint, logged)
         self._barrier = None
         self._forget()

@@ -160,9 +160,7 @@ class Gate:
 
     def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | SourceBatch | Control]:
         """Return the records that are set aside after all inputs have ended: by epoch, wanted inputs first."""
-        lowest = {
-            other: epoch for other in self.ports if (epoch := self._epochs.lowest_pending(other)) is not None
-        }
+        lowest = {other: epoch for other in self.ports if (epoch := self._epochs.lowest_pending(other)) is not None}
         if not lowest:
             self._ending = None
             return port, RestHandled(end)
@@ -345,9 +343,7 @@ class Gate:
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
-    def restore(
-        self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()
-    ) -> None:
+    def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
         self._epochs.restore(state)
         for port, ended in zip(self.ports, state["ended"], strict=True):

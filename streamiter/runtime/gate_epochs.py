@@ -83,9 +83,7 @@ class WatermarkTracker:
     def advance(self, channel: int, epoch: int) -> int | None:
         """Note a watermark of ``channel``; return the operator's new watermark if it has changed, or None."""
         if epoch < (before := self._watermarks[channel]):
-            raise InternalError(
-                f"channel {channel}: expected watermarks that only grow, given {epoch} after {before}"
-            )
+            raise InternalError(f"channel {channel}: expected watermarks that only grow, given {epoch} after {before}")
         self._watermarks[channel] = epoch
         return self._moved()
 
@@ -253,9 +251,7 @@ class GateEpochs:
             events.append(InputEnded(port.input_name))
         moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended.
-        events += (
-            [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.has_ended else moved
-        )
+        events += [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.has_ended else moved
         events += self._all_idle()
         self._on_data_ended()
         return events

@@ -289,9 +289,7 @@ class Job:
         for loop in self._loops:
             loop.checkpoint_abandoned(self._scope, checkpoint)
 
-    async def _while_running(
-        self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False
-    ) -> T | None:
+    async def _while_running(self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False) -> T | None:
         """Return the result of ``taking``; None if the job ends before it.
 
         If this call is cancelled, ``taking`` is cancelled too, unless it ``survives_cancelling``: half a commit would

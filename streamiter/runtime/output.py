@@ -124,9 +124,7 @@ class ByKey:
             try:
                 return split(batch)
             except Exception:
-                return _parts_of_owners(
-                    batch, np.array([owner(record) for record in batch]), subtasks_downstream
-                )
+                return _parts_of_owners(batch, np.array([owner(record) for record in batch]), subtasks_downstream)
 
         return split_tolerantly
 
@@ -140,9 +138,7 @@ class ByKey:
                     f"key_by_batch: expected the function to give a key for each of {len(batch)} records, "
                     f"given {len(keys)}; return an array as long as the batch"
                 )
-            return _parts_of_owners(
-                batch, subtask_of_group(key_groups(keys), subtasks_downstream), subtasks_downstream
-            )
+            return _parts_of_owners(batch, subtask_of_group(key_groups(keys), subtasks_downstream), subtasks_downstream)
 
         return split
 
@@ -173,9 +169,7 @@ def _whole_number(chosen: Any) -> int:
         ) from None
 
 
-def _parts_of_owners(
-    batch: Batch, owners: npt.NDArray[np.int64], subtasks: int
-) -> Iterable[tuple[int, Batch]]:
+def _parts_of_owners(batch: Batch, owners: npt.NDArray[np.int64], subtasks: int) -> Iterable[tuple[int, Batch]]:
     parts = []
     for subtask in range(subtasks):
         indices = np.flatnonzero(owners == subtask)

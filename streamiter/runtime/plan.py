@@ -176,9 +176,7 @@ class Planner:
     def _chain(self, head: Step) -> list[Step]:
         chain = [head]
         for step in chain:
-            chain.extend(
-                reader for reader, edge in self._readers[step] if self._chained_to.get(reader) is edge
-            )
+            chain.extend(reader for reader, edge in self._readers[step] if self._chained_to.get(reader) is edge)
         return chain
 
     # -- channels --------------------------------------------------------------------------------------
@@ -245,9 +243,7 @@ class Planner:
         gate = Gate(
             ports,
             epochs_aside=epochs_aside,
-            make_feedback_queue=lambda: spill_queue(
-                f"{name}, feedback of a checkpoint", head.limits, self.plain_data
-            ),
+            make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data),
         )
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
         self._attach(head, subtask, name, feedback)
@@ -323,9 +319,7 @@ class Planner:
     def _is_per_round(self, step: Step) -> bool:
         return is_per_round(step, self._operators[step][0])
 
-    def _instances(
-        self, head: Step, subtask: int, progress: Progress, gate: Gate
-    ) -> dict[Step, OperatorInstance]:
+    def _instances(self, head: Step, subtask: int, progress: Progress, gate: Gate) -> dict[Step, OperatorInstance]:
         instances = {
             step: OperatorInstance(
                 step,
@@ -360,9 +354,7 @@ class Planner:
         """Return whether all output of the step comes from the batch that its task is handling."""
         return self._operators[step][subtask].is_stateless and self._knows_origin(step, subtask)
 
-    def _connect(
-        self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress
-    ) -> list[Writer]:
+    def _connect(self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress) -> list[Writer]:
         writers: list[Writer] = []
         for step, instance in instances.items():
             for reader, edge in self._readers[step]:
@@ -377,11 +369,7 @@ class Planner:
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
         given = self._outgoing.get(edge, self._channels[edge])
         channels = [channel for channel in given[subtask] if channel is not None]
-        number = (
-            self.options.worker.number(subtask, edge.upstream.parallelism)
-            if edge in self._outgoing
-            else subtask
-        )
+        number = self.options.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
         split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
             return FeedbackWriter(split, _only(FeedbackChannel, channels), progress, reader.name)
@@ -438,9 +426,7 @@ def _instantiate(step: Step) -> list[Operator]:
 def _check_operator(step: Step, operator: Operator) -> None:
     """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
     if step.source is None and not isinstance(operator, Boundary):
-        check_handlers(
-            operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where
-        )
+        check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
     check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
     if step.loop is not None:
         step.loop.check_operator(step, operator)

@@ -282,11 +282,7 @@ class Port:
 
     def _cut_source(self, batch: SourceBatch) -> SourceBatch:
         """Return as much of the batch as fits into a turn, and hold the rest."""
-        if (
-            self.turn_size is None
-            or batch.positions_after is None
-            or len(batch.records) <= self.turn_size.records
-        ):
+        if self.turn_size is None or batch.positions_after is None or len(batch.records) <= self.turn_size.records:
             return batch
         first, rest = batch.cut(self.turn_size.records)
         self.put_back(rest)

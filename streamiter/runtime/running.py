@@ -221,9 +221,7 @@ def signal_handlers(handler: Callable[..., None], *numbers: signal.Signals) -> I
     if threading.current_thread() is threading.main_thread():
         # None is returned for a handler that is not Python's and cannot be restored.
         before = {
-            number: given
-            for number in numbers
-            if (given := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+            number: given for number in numbers if (given := signal.getsignal(number)) not in (signal.SIG_IGN, None)
         }
     try:
         for number in before:

@@ -190,10 +190,7 @@ class TopicFeedback:
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
         restored = [
-            each.range
-            for inlets in self._inlets
-            for inlet in inlets.values()
-            for each in inlet.return_path.restored
+            each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.return_path.restored
         ]
         description = None
         try:

@@ -104,9 +104,7 @@ class ReturningPump:
             }
             if not of_channels:
                 return
-            records = restored_records(
-                self._topic, list(of_channels), max_records=RECORDS_PER_READ, clock=self._clock
-            )
+            records = restored_records(self._topic, list(of_channels), max_records=RECORDS_PER_READ, clock=self._clock)
             async with aclosing(records):
                 async for restored, message, at, partition, value in records:
                     await self._bring(of_channels[restored], message, at, partition, value, restored)
@@ -276,9 +274,7 @@ class TopicReturnPath:
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         """Bring these ranges into the channel before all other feedback."""
-        self.restored += [
-            RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)
-        ]
+        self.restored += [RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)]
 
     def mark(self) -> TrackMark:
         """Return the place in the topic of the item that is taken next."""
@@ -379,9 +375,7 @@ async def restored_records(
     for each in ranges:
         of_partition.setdefault(each.range.partition, []).append(each.range)
     request = ReadRequest(
-        positions={
-            number: min(each.start.offset for each in there) for number, there in of_partition.items()
-        },
+        positions={number: min(each.start.offset for each in there) for number, there in of_partition.items()},
         stop={number: max(each.stop.offset for each in there) for number, there in of_partition.items()},
         max_records=max_records,
         clock=clock,

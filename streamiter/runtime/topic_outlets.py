@@ -94,9 +94,7 @@ class OutgoingPump:
     larger are its records.
     """
 
-    def __init__(
-        self, run_id: str, start: str, outlets: Sequence[FeedbackOutlet], plain_data: PlainData
-    ) -> None:
+    def __init__(self, run_id: str, start: str, outlets: Sequence[FeedbackOutlet], plain_data: PlainData) -> None:
         self._run_id = run_id
         self._start = start
         self._outlets = outlets

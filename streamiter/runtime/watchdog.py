@@ -43,9 +43,7 @@ class Watchdog:
         self._watched = [_Watched(task) for task in tasks]
         self._clock = clock
         self._stall_after_s = stall_after_s
-        self._readers = {
-            id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports
-        }
+        self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports}
         self._stalled: list[str] = []
         """The tasks without progress at the last look."""
 
@@ -150,8 +148,7 @@ def task_statistics(task: Task) -> TaskStatistics:
     return TaskStatistics(
         name=task.name,
         steps=tuple(
-            StepStatistics(instance.step.name, instance.subtask, instance.statistics())
-            for instance in task.instances
+            StepStatistics(instance.step.name, instance.subtask, instance.statistics()) for instance in task.instances
         ),
         epoch_watermark=task.progress.watermark,
         inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),

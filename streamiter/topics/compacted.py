@@ -164,9 +164,7 @@ class BackwardReading:
     Without it these records are left out; they come after ``position``.
     """
 
-    def __init__(
-        self, topic: Topic, description: TopicDescription, number: int, clock: Clock, *, waits: bool
-    ) -> None:
+    def __init__(self, topic: Topic, description: TopicDescription, number: int, clock: Clock, *, waits: bool) -> None:
         self.number = number
         self._topic = topic
         self._partitions = description.partitions

@@ -42,9 +42,7 @@ def check_request(request: ReadRequest, topic: str) -> None:
             f"given subtask {request.subtask} of {request.subtasks}"
         )
     if request.max_records < 1:
-        raise ConfigurationError(
-            f"reader of {topic!r}: expected max_records >= 1, given {request.max_records}"
-        )
+        raise ConfigurationError(f"reader of {topic!r}: expected max_records >= 1, given {request.max_records}")
     if isinstance(request.start, str) and request.start not in ("earliest", "latest"):
         raise ConfigurationError(
             f"reader of {topic!r}: expected start 'earliest', 'latest', offsets by partition or an aware "
@@ -236,9 +234,7 @@ def reading_positions(
         number: first_position(request, number, ends[number], partial(offset_at, number), topic=topic)
         for number in partitions_of(request, len(ends))
     }
-    return ReadingPositions(
-        positions, stop_offsets(request, {number: ends[number].stable for number in positions})
-    )
+    return ReadingPositions(positions, stop_offsets(request, {number: ends[number].stable for number in positions}))
 
 
 def out_of_range_message(topic: str, partition: int, position: int, ends: PartitionEnds) -> str:
@@ -277,9 +273,7 @@ def _check_lengths(batch: OutgoingBatch, topic: str) -> None:
     columns = {"keys": batch.keys, "headers": batch.headers, "timestamps_ms": batch.timestamps_ms}
     for name, column in columns.items():
         if column is not None and len(column) != len(batch):
-            raise TopicError(
-                f"topic {topic!r}: expected {len(batch)} {name}, one for each value, given {len(column)}"
-            )
+            raise TopicError(f"topic {topic!r}: expected {len(batch)} {name}, one for each value, given {len(column)}")
 
 
 _BYTES_OR_NONE: Final = frozenset({bytes, type(None)})
@@ -470,9 +464,7 @@ def whole_number_settings(topic: str, settings: Mapping[str, str], known: Sequen
     numbers: dict[str, int] = {}
     for name, value in settings.items():
         if name not in known:
-            raise ConfigurationError(
-                f"topic {topic!r}: expected settings out of {', '.join(known)}, given {name!r}"
-            )
+            raise ConfigurationError(f"topic {topic!r}: expected settings out of {', '.join(known)}, given {name!r}")
         number = whole_number_in(str(value))
         if number is None:
             raise ConfigurationError(f"topic {topic!r}: expected {name} as a whole number, given {value!r}")

@@ -56,9 +56,7 @@ class JoinedValues(Sequence[bytes | None]):
         values.pop()
         if len(values) != len(self.ends):  # a value contains a line feed
             ends = self.ends.tolist()
-            values = [
-                joined[start:end] for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)
-            ]
+            values = [joined[start:end] for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
         for index in self.nulls:
             values[index] = None
         return iter(values)

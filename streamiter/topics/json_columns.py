@@ -87,9 +87,7 @@ def _same_numbers(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     failures: dict[int, str] = {}
     for place in np.argwhere(~good):
         given = array[tuple(place)]
-        failures.setdefault(
-            int(place[0]), f"field {name!r}: expected a number that {dtype.name} holds, given {given}"
-        )
+        failures.setdefault(int(place[0]), f"field {name!r}: expected a number that {dtype.name} holds, given {given}")
     raise EncodeError(failures)
 
 
@@ -190,9 +188,7 @@ class JsonColumns:
         try:
             return OutgoingBatch(_json_of(fitting))
         except BAD_INPUT:  # a text with a lone surrogate: find it
-            return OutgoingBatch(
-                encode_each(range(len(fitting)), lambda index: _json_of(take(fitting, [index]))[0])
-            )
+            return OutgoingBatch(encode_each(range(len(fitting)), lambda index: _json_of(take(fitting, [index]))[0]))
 
     def _fitting(self, batch: Batch) -> Columns:
         """Return the columns with the types and in the order of the schema; raise ``EncodeError``."""
@@ -239,9 +235,7 @@ class ColumnScanner:
         self._compiled = json_scanner
         self._fields = [(name, dtype, width, width or 1) for name, dtype, width in fields]
         self._keys, self._schema = json_scanner.schema_of(fields)
-        self._slots = sum(
-            (2 if dtype.kind == "U" else 1) * items for _name, dtype, _width, items in self._fields
-        )
+        self._slots = sum((2 if dtype.kind == "U" else 1) * items for _name, dtype, _width, items in self._fields)
         with saying_that_it_compiles("the decoder of JsonColumns"):
             self.scan([b"{}"])
 
@@ -259,9 +253,7 @@ class ColumnScanner:
         schema[:, self._compiled.FIRST_SLOT] *= records
         slots = np.empty(records * self._slots, np.int64)
         is_odd = np.zeros(records, np.bool_)
-        end = self._compiled.scan_records(
-            data, self._keys, schema.reshape(-1), slots, slots.view(np.float64), is_odd
-        )
+        end = self._compiled.scan_records(data, self._keys, schema.reshape(-1), slots, slots.view(np.float64), is_odd)
         if end < len(data):
             return None
         odd = is_odd.nonzero()[0]
@@ -297,9 +289,7 @@ class _Scanned(NamedTuple):
             return self
         columns, odd = self.scanned
         inside = odd[(odd >= start) & (odd < stop)] - start
-        return _Scanned(
-            self.by, ({name: column[start:stop].copy() for name, column in columns.items()}, inside)
-        )
+        return _Scanned(self.by, ({name: column[start:stop].copy() for name, column in columns.items()}, inside))
 
 
 def _joined(values: Sequence[bytes | None]) -> npt.NDArray[np.uint8] | None:
@@ -355,9 +345,7 @@ class _Field:
         self.attribute = f"field_{index}"  # a field may have any text as its name, an attribute may not
         self.dtype = _supported_type(name, dtype)
         if self.width is not None and self.width < 1:
-            raise ConfigurationError(
-                f"JsonColumns, field {name!r}: expected a width >= 1, given {self.width}"
-            )
+            raise ConfigurationError(f"JsonColumns, field {name!r}: expected a width >= 1, given {self.width}")
 
     @property
     def json_type(self) -> object:
@@ -402,8 +390,7 @@ def _supported_type(name: str, dtype: npt.DTypeLike) -> np.dtype[Any]:
     if given == np.dtype(str) or f"{given.kind}{given.itemsize}" in _PACKING_CODES:
         return given.newbyteorder("=")
     raise ConfigurationError(
-        f"JsonColumns, field {name!r}: expected bool, an int or float type of up to 8 bytes, or 'str', "
-        f"given {given}"
+        f"JsonColumns, field {name!r}: expected bool, an int or float type of up to 8 bytes, or 'str', given {given}"
     )
 
 

@@ -126,9 +126,7 @@ class MemoryTopic(Topic):
         with self._store.lock:
             return MemoryWriter(self._store, self._store.log(self._name))
 
-    async def open_transactions(
-        self, transactional_id: str, *, timeout_s: float = 60.0
-    ) -> MemoryTransactions:
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> MemoryTransactions:
         transactions = MemoryTransactions(self._store, transactional_id, timeout_s)
         self._store.take_over(transactional_id, transactions)
         return transactions
@@ -167,9 +165,7 @@ class MemoryReader(TopicReader):
         with store.lock:
             self._log = store.log(name)
             ends = {number: partition.ends for number, partition in enumerate(self._log.partitions)}
-            self._positions = reading_positions(
-                request, ends, self._log.identities, self._offset_at, topic=name
-            )
+            self._positions = reading_positions(request, ends, self._log.identities, self._offset_at, topic=name)
 
     async def read(self) -> TopicBatch | None:
         while True:

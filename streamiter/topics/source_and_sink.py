@@ -53,9 +53,7 @@ class TopicSource(Source):
         decoder: Decoder | None = None,
     ) -> None:
         self._topic = topic
-        self._ahead: Callable[[TopicBatch], Callable[[], None] | None] | None = getattr(
-            decoder, "ahead", None
-        )
+        self._ahead: Callable[[TopicBatch], Callable[[], None] | None] | None = getattr(decoder, "ahead", None)
         self._url = topic.url
         self._start = start
         self._stop = stop
@@ -218,9 +216,7 @@ class TopicSink(Operator):
     async def open(self, context: Context) -> None:
         self._context = context
         self._outputs = context.scope.get(Outputs, Outputs)
-        self._writer = await self._outputs.open_writer(
-            self.topic, at_least_once=self.at_least_once, step=context.name
-        )
+        self._writer = await self._outputs.open_writer(self.topic, at_least_once=self.at_least_once, step=context.name)
         if isinstance(self._encoder, DeadLetterEncoder):
             self._encoder.cut_to(await self.topic.size_limit(), self.topic.name)
 
@@ -391,9 +387,7 @@ def _origin_headers(letter: DeadLetter) -> Iterator[tuple[str, bytes]]:
         yield "last_offset", b"%d" % origin.last_offset
 
 
-def _cut(
-    value: bytes | None, letter: DeadLetter, limit: SizeLimit
-) -> tuple[bytes | None, bytes | None, Headers]:
+def _cut(value: bytes | None, letter: DeadLetter, limit: SizeLimit) -> tuple[bytes | None, bytes | None, Headers]:
     """Return the letter with a shorter value. Headers and key of more than half of the room are cut first."""
     key, headers, of_value = letter.key, _headers(letter), _told_of("value", value)
     if limit.size_of(b"", key, (*headers, *of_value)) > limit.size_bytes // 2:
@@ -496,9 +490,7 @@ def _value_by_value(record: object) -> bytes:
     return "".join(written).encode()
 
 
-def _pieces(
-    container: dict[object, object] | list[object] | tuple[object, ...], value: object
-) -> Iterator[object]:
+def _pieces(container: dict[object, object] | list[object] | tuple[object, ...], value: object) -> Iterator[object]:
     """Yield the pieces of JSON of a container, and the values between them, in order."""
     is_object = isinstance(container, dict)
     yield _Written("{" if is_object else "[")

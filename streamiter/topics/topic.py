@@ -445,10 +445,7 @@ class SizeLimit:
 
     def exceeded_by(self, batch: OutgoingBatch) -> dict[int, int]:
         """Return the size in bytes of each record of the batch that is too large, by index."""
-        if (
-            not batch.headers
-            and _longest(batch.values) + _longest(batch.keys) < self.size_bytes - _FRAMING_BYTES
-        ):
+        if not batch.headers and _longest(batch.values) + _longest(batch.keys) < self.size_bytes - _FRAMING_BYTES:
             return {}
         nothing = [None] * len(batch)
         headers = [()] * len(batch) if batch.headers is None else batch.headers

@@ -72,9 +72,7 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
         if name not in listed:
             # A text that is no name may be part of a password.
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
-            raise ConfigurationError(
-                f"{subject}: unknown option {shown}; the options are {', '.join(listed)}"
-            )
+            raise ConfigurationError(f"{subject}: unknown option {shown}; the options are {', '.join(listed)}")
 
 
 def known_schemes() -> list[str]:
@@ -145,9 +143,7 @@ _VARIABLE_NAME: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 _USER: Final = re.compile(r"^([A-Za-z][\w+.-]*:/*).*@", re.DOTALL)
 # An option before the question mark: `kafka://host/clicks&sasl_password=…`.
-_MISPLACED: Final = re.compile(
-    r"((?:^|\W)\w*(?:pas|pwd|secret|token|sasl|ssl)\w*=).*", re.DOTALL | re.IGNORECASE
-)
+_MISPLACED: Final = re.compile(r"((?:^|\W)\w*(?:pas|pwd|secret|token|sasl|ssl)\w*=).*", re.DOTALL | re.IGNORECASE)
 
 # Pieces of a URL that are not secret and are frequent in messages.
 _SHORTEST_SECRET: Final = 4
@@ -266,9 +262,7 @@ def with_secrets(given: Mapping[str, object], names: Collection[str], subject: s
     for name in names:
         ways = [way for way in secret_option_names([name]) if options.get(way) is not None]
         if len(ways) > 1:
-            raise ConfigurationError(
-                f"{subject}: expected one of {', '.join(ways)}, given {len(ways)}; leave one"
-            )
+            raise ConfigurationError(f"{subject}: expected one of {', '.join(ways)}, given {len(ways)}; leave one")
         variable, file = options.pop(f"{name}_env", None), options.pop(f"{name}_file", None)
         if variable is not None:
             options[name] = _out_of_environment(name, str(variable), subject)
@@ -302,7 +296,5 @@ def _out_of_file(name: str, path: str, subject: str) -> str:
         reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise ConfigurationError(f"{expected}, which cannot be read ({reason})") from None
     if not secret or len(content) > _FILE_BYTES_MAX:
-        raise ConfigurationError(
-            f"{expected}, which is {'empty' if not secret else 'too large for a secret'}"
-        )
+        raise ConfigurationError(f"{expected}, which is {'empty' if not secret else 'too large for a secret'}")
     return secret

@@ -90,7 +90,5 @@ async def save_large(directory: str, run: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(
-        {"take_checkpoints": take_checkpoints, "compete": compete, "save_large": save_large}[sys.argv[1]](
-            *sys.argv[2:]
-        )
+        {"take_checkpoints": take_checkpoints, "compete": compete, "save_large": save_large}[sys.argv[1]](*sys.argv[2:])
     )

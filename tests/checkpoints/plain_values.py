@@ -30,12 +30,7 @@ CHARACTERS = 'abcxyzABZ019 _-./\\%~:\0\n\x7f"\u00e9\u00df\u0130\u01c5\u212a\u044
 
 EDGES = [
     0,
-    *(
-        sign * (1 << bits) + more
-        for bits in (7, 8, 15, 16, 31, 32, 63, 64)
-        for sign in (-1, 1)
-        for more in (-1, 0, 1)
-    ),
+    *(sign * (1 << bits) + more for bits in (7, 8, 15, 16, 31, 32, 63, 64) for sign in (-1, 1) for more in (-1, 0, 1)),
     1 << 4000,
 ]
 """Integers at which the encoding changes."""
@@ -174,9 +169,7 @@ def _is_hashable(value: Any) -> bool:
 LEAVES = (*(some_atom,) * 6, some_array, some_scalar, some_columns, some_point)
 
 
-def some_plain_value(
-    random: Random, levels: int = 3, leaves: Sequence[Callable[[Random], Any]] = LEAVES
-) -> Any:
+def some_plain_value(random: Random, levels: int = 3, leaves: Sequence[Callable[[Random], Any]] = LEAVES) -> Any:
     """Return a random value that the encoding accepts."""
     kind = random.randrange(8) if levels else 0
     if kind < 4:
@@ -248,7 +241,6 @@ def same_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
     if first.names is None:
         return True
     return all(
-        first.fields[name][1:] == second.fields[name][1:]
-        and same_dtype(first.fields[name][0], second.fields[name][0])
+        first.fields[name][1:] == second.fields[name][1:] and same_dtype(first.fields[name][0], second.fields[name][0])
         for name in first.names
     )

@@ -71,9 +71,7 @@ class StoreContract:
         await store.claim("clicks", "a")
         await save(store, 1)
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
-        with pytest.raises(
-            CheckpointError, match="expected deferred piece 3 of part 'größe/0', given 3 of them"
-        ):
+        with pytest.raises(CheckpointError, match="expected deferred piece 3 of part 'größe/0', given 3 of them"):
             snapshot.frames("größe/0", 3)
         with pytest.raises(InternalError, match="it has no part 'none'"):
             await snapshot.content("none")
@@ -158,9 +156,7 @@ class StoreContract:
         assert await content_of(snapshot) == CONTENT
         await snapshot.close()
 
-    async def test_a_missing_snapshot_is_an_error_that_names_the_existing_ones(
-        self, make_store: MakeStore
-    ) -> None:
+    async def test_a_missing_snapshot_is_an_error_that_names_the_existing_ones(self, make_store: MakeStore) -> None:
         """The error for a wrong directory or number did not name the existing snapshots."""
         store = make_store()
         with pytest.raises(CheckpointError, match=r"expected checkpoint 7 of run a in .*, given none"):
@@ -296,9 +292,7 @@ class StoreContract:
         """A commit named a snapshot that was not saved, so the next run could not resume."""
         store = make_store()
         await store.claim("clicks", "a")
-        with pytest.raises(
-            CheckpointError, match=r"expected checkpoint 1 of run a in .* to commit it, given none"
-        ):
+        with pytest.raises(CheckpointError, match=r"expected checkpoint 1 of run a in .* to commit it, given none"):
             await store.commit("clicks", CheckpointId(1, "a"))
         assert await store.pointer("clicks") == CommitPointer("a", None)
 
@@ -315,9 +309,7 @@ class StoreContract:
 
     # ---- pruning
 
-    @pytest.mark.parametrize(
-        ("keep", "kept"), [(1, [5]), (2, [4, 5]), (5, [1, 2, 3, 4, 5]), (99, [1, 2, 3, 4, 5])]
-    )
+    @pytest.mark.parametrize(("keep", "kept"), [(1, [5]), (2, [4, 5]), (5, [1, 2, 3, 4, 5]), (99, [1, 2, 3, 4, 5])])
     async def test_the_committed_snapshot_and_earlier_ones_are_kept(
         self, make_store: MakeStore, keep: int, kept: list[int]
     ) -> None:
@@ -346,9 +338,7 @@ class StoreContract:
             "6 of run b",
         ]
 
-    async def test_of_two_snapshots_with_one_number_the_committed_one_is_kept(
-        self, make_store: MakeStore
-    ) -> None:
+    async def test_of_two_snapshots_with_one_number_the_committed_one_is_kept(self, make_store: MakeStore) -> None:
         """The run before had saved a checkpoint with the same number, which sorts first, and it was kept instead."""
         store = make_store()
         await store.claim("clicks", "z")
@@ -358,9 +348,7 @@ class StoreContract:
         await save_and_commit(store, 2, 3, run="b")
         assert await store.prune("clicks", keep=3) == [orphan]
 
-    async def test_an_uncommitted_snapshot_before_a_commit_of_its_run_may_be_kept(
-        self, make_store: MakeStore
-    ) -> None:
+    async def test_an_uncommitted_snapshot_before_a_commit_of_its_run_may_be_kept(self, make_store: MakeStore) -> None:
         """A snapshot was removed although its run had continued after it and committed a later one."""
         store = make_store()
         await store.claim("clicks", "a")

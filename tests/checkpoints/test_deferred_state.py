@@ -95,9 +95,7 @@ def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refuse
     materialized(state, found)
     data, _ = PLAIN.encode_state(state)
     if found:
-        with pytest.raises(
-            PlainDataError, match=r"given .*Values; only what an operator's snapshot\(\) gives"
-        ):
+        with pytest.raises(PlainDataError, match=r"given .*Values; only what an operator's snapshot\(\) gives"):
             PLAIN.encode(state)
         with pytest.raises(PlainDataError, match="refers to deferred state, which only the state of a check"):
             PLAIN.decode(data)
@@ -114,9 +112,7 @@ def test_all_deferred_pieces_of_refused_state_are_released(example):
     state = {"before": before, "at fault": {1, 2}, "after": [after, {"in": {"a set"}}]}
     materialized(before, found)
     materialized(after, found)
-    with pytest.raises(
-        PlainDataError, match=r'^mean\["at fault"\]: expected plain data .* given set; convert'
-    ):
+    with pytest.raises(PlainDataError, match=r'^mean\["at fault"\]: expected plain data .* given set; convert'):
         PLAIN.encode_state(state, name="mean")
     assert [piece.released for piece in found] == [1] * len(found)
 

@@ -41,9 +41,7 @@ async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> N
     """A path to a file instead of a directory failed without the reason."""
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            ConfigurationError, match=rf"flow 'clicks': expected a directory .* given {place}"
-        ):
+        with pytest.raises(ConfigurationError, match=rf"flow 'clicks': expected a directory .* given {place}"):
             await DirectoryStore(place).claim("clicks", "a")
     assert await DirectoryStore(tmp_path / "file").list() == []
 
@@ -120,9 +118,7 @@ async def test_a_file_that_is_being_written_is_not_removed(saving: Any, folder: 
     assert not partial.exists()
 
 
-async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(
-    make_store: MakeStore, folder: Path
-) -> None:
+async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(make_store: MakeStore, folder: Path) -> None:
     """A tool removed a snapshot that its run was about to commit."""
     store = make_store()
     await store.claim("clicks", "a")
@@ -217,9 +213,7 @@ async def test_all_claims_at_the_same_time_are_recorded(make_store: MakeStore, f
     assert sorted(each.run for each in record.runs) == sorted(runs)
 
 
-async def test_a_reader_during_a_commit_sees_the_old_or_the_new_record(
-    make_store: MakeStore, folder: Path
-) -> None:
+async def test_a_reader_during_a_commit_sees_the_old_or_the_new_record(make_store: MakeStore, folder: Path) -> None:
     """A tool or the next run read half a record, and reported damage."""
     store = make_store()
     await store.claim("clicks", "a")

@@ -88,9 +88,7 @@ async def test_after_a_kill_the_committed_snapshot_is_complete(tmp_path: Path) -
 async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tmp_path: Path) -> None:
     """An orchestrator started the new process before the old one had ended, and both wrote the state."""
     async with contextlib.AsyncExitStack() as started:
-        processes = {
-            run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")
-        }
+        processes = {run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")}
         for process in processes.values():
             assert process.stdin is not None
             process.stdin.write(b"go\n")

@@ -16,9 +16,7 @@ from streamiter.checkpoints.store import CommitPointer
 from streamiter.errors import CheckpointError
 
 
-async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
-    make_store: MakeStore, folder: Path
-) -> None:
+async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(make_store: MakeStore, folder: Path) -> None:
     """The list, from which a user chooses another snapshot, showed a damaged one."""
     store = make_store()
     await store.claim("clicks", "a")
@@ -41,9 +39,7 @@ async def test_content_that_is_damaged_is_found_by_verifying_and_by_reading(
     file.write_bytes(file.read_bytes().replace(b"positions", b"positronS"))
     snapshot = await store.open("clicks", CheckpointId(1, "a"))
     for reading in (snapshot.verify(), snapshot.content("read/0")):
-        with pytest.raises(
-            CheckpointError, match="part 'read/0': the checkpoint is damaged: frame 0 does not match"
-        ):
+        with pytest.raises(CheckpointError, match="part 'read/0': the checkpoint is damaged: frame 0 does not match"):
             await reading
     await snapshot.close()
 
@@ -55,17 +51,13 @@ async def test_a_renamed_or_copied_snapshot_is_refused(make_store: MakeStore, fo
     await store.claim("views", "a")
     await save(store, 1)
     (folder / "0000000002-a.checkpoint").write_bytes((folder / "0000000001-a.checkpoint").read_bytes())
-    (folder.parent / "views" / "0000000001-a.checkpoint").write_bytes(
-        (folder / "0000000001-a.checkpoint").read_bytes()
-    )
+    (folder.parent / "views" / "0000000001-a.checkpoint").write_bytes((folder / "0000000001-a.checkpoint").read_bytes())
     assert await ids(store, None) == [CheckpointId(1, "a")]
     with pytest.raises(
         CheckpointError, match="expected checkpoint 2 of run a of flow 'clicks', given checkpoint 1 of run a"
     ):
         await store.open("clicks", CheckpointId(2, "a"))
-    with pytest.raises(
-        CheckpointError, match="of flow 'views', given checkpoint 1 of run a of flow 'clicks'"
-    ):
+    with pytest.raises(CheckpointError, match="of flow 'views', given checkpoint 1 of run a of flow 'clicks'"):
         await store.open("views", CheckpointId(1, "a"))
 
 
@@ -130,15 +122,11 @@ async def test_a_record_of_a_newer_version_is_distinguished_from_a_damaged_one(
     await store.claim("clicks", "a")
     record = folder / "record.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"format": 2}))
-    with pytest.raises(
-        CheckpointError, match=r"written by another streamiter \(format 2\), expected format 1"
-    ):
+    with pytest.raises(CheckpointError, match=r"written by another streamiter \(format 2\), expected format 1"):
         await store.pointer("clicks")
 
 
-async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
-    make_store: MakeStore, folder: Path
-) -> None:
+async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(make_store: MakeStore, folder: Path) -> None:
     """A flow that had lost its record started fresh without a request, at the first or the second start."""
     store = make_store()
     await store.claim("clicks", "a")

@@ -46,9 +46,7 @@ def take(batches):
 
 def encoded_and_segment_bytes(random):
     encoded = [
-        EncodedBatch(
-            random.randint(-1, 9), random.randrange(5), random.randbytes(random.choice((0, 1, 30, 60)))
-        )
+        EncodedBatch(random.randint(-1, 9), random.randrange(5), random.randbytes(random.choice((0, 1, 30, 60))))
         for _ in range(random.randrange(11))
     ]
     return encoded, random.randint(1, 200)
@@ -111,9 +109,7 @@ def test_a_batch_that_does_not_fit_on_the_disk_changes_nothing(make_batches):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
     try:
-        with pytest.raises(
-            StorageFull, match=r"^train: expected room for 1024 bytes in .*, given File too large"
-        ):
+        with pytest.raises(StorageFull, match=r"^train: expected room for 1024 bytes in .*, given File too large"):
             batches.append(refused)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -75,9 +75,7 @@ def test_the_record_has_the_owner_and_all_checkpoints_with_a_later_commit(histor
     ]
     history.record.check_owner(history.runs[-1], "save")
     for run in history.runs[:-1]:
-        with pytest.raises(
-            ProducerFenced, match=f"run {run} cannot save: run {history.runs[-1]} has claimed"
-        ):
+        with pytest.raises(ProducerFenced, match=f"run {run} cannot save: run {history.runs[-1]} has claimed"):
             history.record.check_owner(run, "save")
         with pytest.raises(ProducerFenced, match="cannot claim the flow again"):
             history.record.claimed_by(run)
@@ -96,15 +94,10 @@ def test_removed_snapshots_are_never_needed(example: tuple[History, int, bool]) 
     kept = sorted(set(history.taken) - set(removed))
     good = [each for each in history.taken if history.led_to_commit(each) and each.number <= last.number]
     spare = [each for each in kept if not newer and each.number > last.number]
-    assert [each for each in kept if each not in spare] == sorted(set(good), key=lambda each: each.number)[
-        -keep:
-    ]
+    assert [each for each in kept if each not in spare] == sorted(set(good), key=lambda each: each.number)[-keep:]
     assert [each for each in spare if each.number <= last.number] == []
     assert removed == sorted(removed)
-    assert (
-        history.record.removable([each for each in history.taken if each != last], keep=keep, newer=newer)
-        == []
-    )
+    assert history.record.removable([each for each in history.taken if each != last], keep=keep, newer=newer) == []
 
 
 def test_runs_are_forgotten_after_a_hundred() -> None:
@@ -189,9 +182,7 @@ def test_if_the_commit_is_unknown_a_number_is_required() -> None:
     history.take(commits=True)
     history.take(commits=True)
     with pytest.raises(CheckpointError) as raised:
-        choose_checkpoint(
-            "clicks", "last", record=None, pointer=None, stored=headers(history), commits_in=None
-        )
+        choose_checkpoint("clicks", "last", record=None, pointer=None, stored=headers(history), commits_in=None)
     assert str(raised.value) == (
         "flow 'clicks': the store has checkpoints (1, 2), but does not say which one is committed; choose one with "
         "restore=<number>, or start without state with restore=None"
@@ -221,10 +212,7 @@ def test_a_job_starts_fresh_without_snapshots_or_on_request(commits_in: str | No
     for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
         given: Restore = "last" if restore == "last" else None
         assert (
-            choose_checkpoint(
-                "clicks", given, record=None, pointer=None, stored=stored, commits_in=commits_in
-            )
-            is None
+            choose_checkpoint("clicks", given, record=None, pointer=None, stored=stored, commits_in=commits_in) is None
         )
 
 

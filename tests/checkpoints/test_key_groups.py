@@ -167,9 +167,7 @@ def test_the_groups_of_a_batch_are_those_of_its_keys(example):
     assert key_groups(keys, groups).tolist() == [key_group(key, groups) for key in keys]
 
 
-@pytest.mark.parametrize(
-    "dtype", ["i1", "u1", "<i4", ">i4", ">i8", "<u8", ">u8", "q", "U3", ">U3", "S3", "O"]
-)
+@pytest.mark.parametrize("dtype", ["i1", "u1", "<i4", ">i4", ">i8", "<u8", ">u8", "q", "U3", ">U3", "S3", "O"])
 def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
     """The fast path for columns, without Python objects, computed other groups."""
     keys = np.array([0, 1, 7, 99, 127]).astype(dtype)

@@ -42,9 +42,7 @@ def some_data(random):
     if random.random() < 0.5:
         return random.randbytes(random.randrange(60))
     return bytes(
-        random.choices(
-            b"\x00\x01\x02\x80\x81\x90\x91\x92\xa1\xc0\xc1\xc4\xc7\xc8\xcf\xd4\xd9\xdc\xde\xff", k=20
-        )
+        random.choices(b"\x00\x01\x02\x80\x81\x90\x91\x92\xa1\xc0\xc1\xc4\xc7\xc8\xcf\xd4\xd9\xdc\xde\xff", k=20)
     )
 
 
@@ -149,11 +147,7 @@ def extension(code: int, payload: bytes) -> bytes:
 
 
 def header(dtype: bytes, *shape: int) -> bytes:
-    return (
-        len(dtype).to_bytes(4, "little")
-        + dtype
-        + b"".join(n.to_bytes(8, "little", signed=True) for n in shape)
-    )
+    return len(dtype).to_bytes(4, "little") + dtype + b"".join(n.to_bytes(8, "little", signed=True) for n in shape)
 
 
 TUPLE = extension(1, b"")
@@ -177,13 +171,9 @@ FORGED = {
     "struct of no list": b"\x91" + extension(2, b"\x01"),
     "struct of no msgpack": b"\x91" + extension(2, b"\xc1"),
     "struct with too few values": b"\x91" + extension(2, msgpack.packb(["Click", "user"])),
-    "struct with an unknown field": b"\x93"
-    + extension(2, msgpack.packb(["Click", "user", "no"]))
-    + b"\xa1u\x01",
+    "struct with an unknown field": b"\x93" + extension(2, msgpack.packb(["Click", "user", "no"])) + b"\xa1u\x01",
     "struct without a needed field": b"\x92" + extension(2, msgpack.packb(["Click", "item"])) + b"\x01",
-    "struct with a field twice": b"\x93"
-    + extension(2, msgpack.packb(["Click", "item", "item"]))
-    + b"\x01\x01",
+    "struct with a field twice": b"\x93" + extension(2, msgpack.packb(["Click", "item", "item"])) + b"\x01\x01",
     "columns of nothing": b"\x91" + extension(3, b""),
     "columns of no arrays": b"\x92" + extension(3, b"") + b"\x81\xa1x\x01",
     "columns without names": b"\x92" + extension(3, b"") + b"\x80",
@@ -201,9 +191,7 @@ FORGED = {
     "array of objects in a field": extension(5, header(msgpack.packb(FIELDS), 0)),
     "array of a list of types": extension(5, header(b"f4,O", 0)),
     "array of no type": extension(5, header(b"", 0)),
-    "array of a recursive type": extension(
-        5, header(b"\x93\xa5array" * 5000 + b"\xa3<f8" + b"\x90" * 5000, 0)
-    ),
+    "array of a recursive type": extension(5, header(b"\x93\xa5array" * 5000 + b"\xa3<f8" + b"\x90" * 5000, 0)),
     "dtype longer than its header": extension(5, (99).to_bytes(4, "little") + b"<f8"),
     "empty array header": extension(5, b""),
     "scalar cut off": extension(6, header(b"<f8") + bytes(7)),
@@ -280,18 +268,14 @@ def test_a_single_value_is_no_batch(value):
 
 def test_a_struct_that_is_not_registered_is_named():
     """The restored job had not registered a record class, and the message did not name it."""
-    with pytest.raises(
-        PlainDataError, match=r"'Click', which is not registered \(Point\); register the class"
-    ):
+    with pytest.raises(PlainDataError, match=r"'Click', which is not registered \(Point\); register the class"):
         PlainData([Point]).decode(PLAIN.encode(Click("u")))
 
 
 def test_the_error_of_a_struct_that_lost_a_field_names_the_stored_fields():
     """A field was removed from a record class, and the error of the restore did not name the stored fields."""
     changed = msgspec.defstruct("Click", ["user"])
-    with pytest.raises(
-        PlainDataError, match=r"Click is stored with the fields user, item, more and cannot be made"
-    ):
+    with pytest.raises(PlainDataError, match=r"Click is stored with the fields user, item, more and cannot be made"):
         PlainData([changed]).decode(PLAIN.encode(Click("u")))
 
 

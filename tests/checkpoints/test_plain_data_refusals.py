@@ -94,9 +94,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize(
-    "wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": (v,)}, lambda v: Click("u", 1, v)]
-)
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": (v,)}, lambda v: Click("u", 1, v)])
 def test_any_other_value_is_refused_at_any_place(value, wrap):
     """A bytearray was silently restored as bytes, or an enum as its number."""
     with pytest.raises(PlainDataError, match=r"^record.*: expected .*, given .*"):
@@ -186,9 +184,7 @@ def test_a_batch_error_gives_the_index_of_the_record():
         PLAIN.encode_batch([{"at": 1}, {"at": 2}, {"at": datetime.date(2024, 1, 1)}, {"at": {1}}])
 
 
-@pytest.mark.parametrize(
-    "batch", ["abc", b"abc", {1: 2}, {1, 2}, None, np.zeros(()), np.zeros(2).view(Row), 5]
-)
+@pytest.mark.parametrize("batch", ["abc", b"abc", {1: 2}, {1, 2}, None, np.zeros(()), np.zeros(2).view(Row), 5])
 def test_an_invalid_batch_is_refused(batch):
     """A str, which is a sequence, became a batch of letters."""
     with pytest.raises(PlainDataError, match=r"^batch: expected .*, given .*; "):
@@ -231,9 +227,7 @@ def test_a_value_that_contains_itself_is_refused(make):
         PLAIN.encode(value)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: Click("u", more=v)]
-)
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: Click("u", more=v)])
 def test_nesting_is_refused_past_its_limit(wrap):
     """A checkpoint was written that was nested too deeply to be read, and so was lost."""
     value = None
@@ -256,9 +250,7 @@ def test_a_struct_with_a_field_that_is_not_set_is_refused():
 def test_two_structs_of_one_name_are_refused():
     """Stored data names a struct by its class name alone, and the wrong class was restored."""
     other = msgspec.defstruct("Click", ["a"])
-    with pytest.raises(
-        ConfigurationError, match=r"one class of each name, given .*plain_values\.Click and .*Click"
-    ):
+    with pytest.raises(ConfigurationError, match=r"one class of each name, given .*plain_values\.Click and .*Click"):
         PlainData([Click, other])
     PLAIN.register(Click)
     with pytest.raises(ConfigurationError, match="rename one"):

@@ -84,9 +84,7 @@ def arrays(count, records=1000):
 PADDED = np.dtype({"names": ["a", "b"], "formats": ["i1", ">i4"], "offsets": [4, 0], "itemsize": 8})
 DTYPES = ["<f8", ">f4", "?", "q", "l", "<U2", "<U7", ">U3", "S4", "M8[s]", ">M8[ns]", "c16", "f2"]
 LENGTHS = st.integers(0, 30) | st.sampled_from([600, 5000])
-LISTS = st.lists(
-    st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.tuples(st.booleans()), max_size=20
-)
+LISTS = st.lists(st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.tuples(st.booleans()), max_size=20)
 
 
 def array_of(dtype, length, width):
@@ -163,9 +161,7 @@ def test_reading_between_appends_changes_no_batch_that_was_read(directory, batch
     limit_before=st.sampled_from([0, 500, 5_000, 10**9]),
     limit_after=st.sampled_from([0, 500, 5_000, 10**9]),
 )
-def test_a_restored_cache_has_the_same_batches_at_the_same_numbers(
-    directory, batches, limit_before, limit_after
-):
+def test_a_restored_cache_has_the_same_batches_at_the_same_numbers(directory, batches, limit_before, limit_after):
     """A replayer that resumed in the middle of an epoch by number, perhaps with other limits, found other batches."""
     with closed_after(limit_before, directory) as cache, closed_after(limit_after, directory) as restored:
         snapshot = filled(cache, batches).snapshot()
@@ -352,9 +348,7 @@ def test_above_the_disk_limit_the_cache_fails_with_the_numbers_and_is_unchanged(
     before = joined(replayed(cache))
     with pytest.raises(LoopOverflow) as raised:
         cache.append(np.ones(records))
-    assert str(raised.value).startswith(
-        "points: expected at most 20000 bytes of replayed data on disk, given "
-    )
+    assert str(raised.value).startswith("points: expected at most 20000 bytes of replayed data on disk, given ")
     assert "raise a limit: IterationConfig(replay_memory_bytes=…, feedback_limits=" in str(raised.value)
     assert same(joined(replayed(cache)), before)
     assert cache.records == len(before[0])

@@ -96,8 +96,7 @@ def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFacto
     def check(parts: dict[str, tuple[bytes, list[list[bytes]]]]) -> None:
         path = folder / "any.checkpoint"
         written = [
-            SnapshotPart(name, content, tuple(map(Frames, deferred)))
-            for name, (content, deferred) in parts.items()
+            SnapshotPart(name, content, tuple(map(Frames, deferred))) for name, (content, deferred) in parts.items()
         ]
         snapshot = SnapshotFile(write(path, written, notes={name: name for name in parts}))
         snapshot.verify_now()
@@ -192,9 +191,7 @@ def test_the_damaged_part_is_named(file: Path) -> None:
     whole = file.read_bytes()
     position = whole.index(b"third")
     said = refusal_of(file, whole[:position] + b"T" + whole[position + 1 :])
-    assert said.startswith(
-        f"{file}, part 'größe/0': the checkpoint is damaged: frame 2 does not match its checksum"
-    )
+    assert said.startswith(f"{file}, part 'größe/0': the checkpoint is damaged: frame 2 does not match its checksum")
     assert "start from an older one" in said
 
 
@@ -256,14 +253,11 @@ def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Pat
     whole = file.read_bytes()
     head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
     newer = head + zlib.crc32(head).to_bytes(4, "little") + b"whatever comes"
-    assert (
-        f"{file}: written by a newer streamiter (format 2), expected format 1; use that version"
-        in refusal_of(file, newer)
+    assert f"{file}: written by a newer streamiter (format 2), expected format 1; use that version" in refusal_of(
+        file, newer
     )
     head = whole[: PREAMBLE_BYTES - 8] + bytes(4)
-    assert "written by another streamiter (format 0)" in refusal_of(
-        file, head + zlib.crc32(head).to_bytes(4, "little")
-    )
+    assert "written by another streamiter (format 0)" in refusal_of(file, head + zlib.crc32(head).to_bytes(4, "little"))
     check_preamble(pack_preamble())
 
 

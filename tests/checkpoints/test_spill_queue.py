@@ -325,9 +325,7 @@ def open_file_bytes():
     return sizes
 
 
-@pytest.mark.skipif(
-    not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names"
-)
+@pytest.mark.skipif(not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names")
 def test_space_is_freed_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
     """Files without names are invisible, and a leak filled the disk until the process ended."""
     before = open_file_bytes()
@@ -386,9 +384,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(make_queue, monkeypatch):
     with open("/dev/full", "r+b", buffering=0) as full_disk, monkeypatch.context() as full:
         full.setattr(tempfile, "TemporaryFile", lambda **_: full_disk)
         queue.put(fed[2])  # This batch fills the first segment.
-        with pytest.raises(
-            StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"
-        ):
+        with pytest.raises(StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"):
             queue.put(fed[3])
     statistics = queue.statistics()
     assert (statistics.items, statistics.records, statistics.batches_on_disk) == (3, 300, 2)
@@ -400,9 +396,7 @@ def test_a_directory_that_cannot_be_made_is_reported(make_queue, tmp_path):
     (tmp_path / "file").touch()
     queue = make_queue(memory_limit_bytes=0, directory=tmp_path / "file" / "spill")
     queue.put(batches(1)[0])
-    with pytest.raises(
-        ConfigurationError, match=r"^train: expected a directory .* given .*file/spill .*; choose one"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^train: expected a directory .* given .*file/spill .*; choose one"):
         queue.put(batches(1)[0])
     assert len(queue) == 1
 
@@ -411,9 +405,7 @@ def test_a_batch_that_is_not_plain_data_is_refused_when_it_must_be_written(make_
     """The error did not name the step, the record and the path, or the queue could not be used afterwards."""
     queue = make_queue(memory_limit_bytes=0)
     queue.put(DataBatch([{1}]))
-    with pytest.raises(
-        PlainDataError, match=r'^train: record 1 of the batch: record\["a"\]: expected .* given set;'
-    ):
+    with pytest.raises(PlainDataError, match=r'^train: record 1 of the batch: record\["a"\]: expected .* given set;'):
         queue.put(DataBatch([1, {"a": {1}}]))
     queue.put(DataBatch([2]))
     assert [batch.records for batch in drained(queue)] == [[{1}], [2]]

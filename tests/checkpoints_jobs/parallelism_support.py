@@ -115,9 +115,7 @@ class Stops:
             job = await self._start_with_other_parallelism(make_flow, before, after)
         await ended(job)
 
-    async def _start_with_other_parallelism(
-        self, make_flow: Callable[[int], Flow], before: int, after: int
-    ) -> Job:
+    async def _start_with_other_parallelism(self, make_flow: Callable[[int], Flow], before: int, after: int) -> Job:
         """Start with the parallelism ``after``; if the checkpoint does not allow it yet, follow the error's advice."""
         while True:
             try:

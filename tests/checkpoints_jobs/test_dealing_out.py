@@ -68,9 +68,7 @@ def some_states(random: Random) -> list[dict[Any, int]]:
 def test_each_key_is_at_the_subtask_of_its_records(example: tuple[list[dict[Any, int]], int]) -> None:
     """The state of a key was at one subtask, and its records were sent to another subtask, which had no state."""
     given_states, subtasks = example
-    states = [
-        {(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(given_states)
-    ]
+    states = [{(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(given_states)]
     frames = [[[list(state), list(state.values())], [[], []]] for state in states]
     by_key = ByKey(lambda key: key)
     found: Counter[Any] = Counter()
@@ -85,9 +83,7 @@ def test_each_key_is_at_the_subtask_of_its_records(example: tuple[list[dict[Any,
 
 
 def some_timers(random: Random) -> list[tuple[int, Any, str]]:
-    return many(
-        random, lambda random: (some_int(random), random.choice((None, some_key(random))), some_text(random))
-    )
+    return many(random, lambda random: (some_int(random), random.choice((None, some_key(random))), some_text(random)))
 
 
 @random_examples(lambda random: (many(random, some_timers), some_count(random)))
@@ -111,9 +107,7 @@ def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
     given_batches, partitioning, subtasks = example
     dealt = list(deal(given_batches, partitioning, subtasks))
     records = [(subtask, record) for subtask, batch in dealt for record in batch]
-    assert Counter(record for _, record in records) == Counter(
-        record for _, batch in given_batches for record in batch
-    )
+    assert Counter(record for _, record in records) == Counter(record for _, batch in given_batches for record in batch)
     if isinstance(partitioning, (ByKey, ByFunction)):
         assert all(all_go_to(subtask, partitioning, batch, subtasks) for subtask, batch in dealt)
     if isinstance(partitioning, Rebalance):
@@ -122,9 +116,7 @@ def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
         )
 
 
-@random_examples(
-    lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random))
-)
+@random_examples(lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random)))
 def test_each_subtask_reads_exactly_its_share_of_waiting_records(
     example: tuple[Waited, Partitioning, int],
 ) -> None:

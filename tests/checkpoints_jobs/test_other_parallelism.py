@@ -210,9 +210,7 @@ def test_only_some_steps_change(before: int, after: int) -> None:
 
     for seed in range(4):
         got = outputs(make_flow, times(before, after), turns=TURNS, seed=seed)
-        assert Counter(map(tuple, got)) == Counter(
-            ("count", number % 7, number // 7 + 1) for number in range(NUMBERS)
-        )
+        assert Counter(map(tuple, got)) == Counter(("count", number % 7, number // 7 + 1) for number in range(NUMBERS))
 
 
 class Remind(Operator):

@@ -169,9 +169,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> None:
     """In the current round and in all later rounds, replayed data was missing or came twice."""
     got = outputs(in_rounds(per_round=False), [before, after], turns=500, seed=before * 10 + after)
-    assert Counter(map(tuple, got)) == Counter(
-        (epoch, number) for epoch in range(ROUNDS) for number in range(NUMBERS)
-    )
+    assert Counter(map(tuple, got)) == Counter((epoch, number) for epoch in range(ROUNDS) for number in range(NUMBERS))
 
 
 @pytest.mark.usefixtures("_small_pieces")
@@ -202,9 +200,7 @@ async def test_the_parallelism_outside_a_loop_through_a_topic_may_change() -> No
             back = gone.filter(lambda at: at[1] < rounds).rebalance()
             return IterationBodyResult([feedback_through(back, broker.topic("loop"))], [gone])
 
-        items = flow.from_items(
-            [[token, 0] for token in range(tokens)], name="items", parallelism=parallelism
-        )
+        items = flow.from_items([[token, 0] for token in range(tokens)], name="items", parallelism=parallelism)
         initial = items.map(lambda at: at, parallelism=2)
         [passed] = iterate_unbounded_streams([initial], [], body)
         passed.map(lambda at: at, parallelism=parallelism).sink(broker.topic("out"))
@@ -239,18 +235,14 @@ def test_records_set_aside_for_later_epochs_are_redistributed(before: int, after
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("in order", parallelism=parallelism)
         stamped = epochs_every(numbers(flow, broker).rebalance().map(lambda n: n), records=2, name="stamp")
-        late = epochs_every(
-            numbers(flow, broker, "in2").process(lambda: Dawdle(1)), records=9, name="stamp later"
-        )
+        late = epochs_every(numbers(flow, broker, "in2").process(lambda: Dawdle(1)), records=9, name="stamp later")
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
             ordered = data[0].rebalance().union(data[1].rebalance()).process(InOrder, name="in order")
             return IterationBodyResult([variables[0].filter(lambda _: False)], [ordered])
 
         config = IterationConfig(max_epochs_ahead=None)
-        [passed] = iterate_unbounded_streams(
-            [flow.from_items([], name="none")], [stamped, late], body, config
-        )
+        [passed] = iterate_unbounded_streams([flow.from_items([], name="none")], [stamped, late], body, config)
         passed.sink(broker.topic("out"))
         return flow
 
@@ -278,6 +270,4 @@ def test_a_loop_does_not_end_with_records_in_it(before: int, after: int) -> None
         return flow
 
     got = outputs(make_flow, [before, after, before, after], turns=300, seed=before * 10 + after)
-    assert Counter(map(tuple, got)) == Counter(
-        (token, at) for token in range(tokens) for at in range(1, rounds + 1)
-    )
+    assert Counter(map(tuple, got)) == Counter((token, at) for token in range(tokens) for at in range(1, rounds + 1))

@@ -158,9 +158,7 @@ def listening(*, at_listener: bool) -> MakeFlow:
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("listening", parallelism=2)
         stamped = epochs_every(flow.source(broker.topic("in"), name="in"), records=1, name="stamp")
-        passed = stamped.process(
-            lambda: Dawdle(0), name="pass", parallelism=2 if at_listener else parallelism
-        )
+        passed = stamped.process(lambda: Dawdle(0), name="pass", parallelism=2 if at_listener else parallelism)
         heard = passed.process(Listener, name="listen", parallelism=parallelism if at_listener else 2)
         heard.map(lambda x: x, name="last", parallelism=1).sink(broker.topic("out"), parallelism=1)
         return flow
@@ -273,9 +271,7 @@ async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int
         subtask = task[task.rindex("[") :]
         states.update({f"step {step}{subtask}": of_step for step, of_step in state["operators"].items()})
     flow = make_flow(await new_broker(), parallelism)
-    old = OldJob.from_states(
-        SnapshotHeader(flow.name, CheckpointId(1, "run"), created_at_ms=0, steps={}), states
-    )
+    old = OldJob.from_states(SnapshotHeader(flow.name, CheckpointId(1, "run"), created_at_ms=0, steps={}), states)
     job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
     with pytest.raises(CheckpointError) as raised:
         await redistribute_states(old, job._tasks, flow.plain_data)

@@ -28,9 +28,7 @@ async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=(), **in_head
     for number in more:
         await save(store, number, RUN, flow=flow, **in_header)
     await store.close()
-    return {
-        number: folder / "kept" / flow / f"{number:010d}-{RUN}.checkpoint" for number in (*commits, *more)
-    }
+    return {number: folder / "kept" / flow / f"{number:010d}-{RUN}.checkpoint" for number in (*commits, *more)}
 
 
 def checkpoints(*arguments, cwd):
@@ -143,9 +141,7 @@ async def test_verifying_names_the_damaged_part(tmp_path):
     ran = streamiter("checkpoints", "verify", "kept", cwd=tmp_path)
     assert ran.returncode == 1
     assert ran.stdout == f"ok\tclicks\t1\t{RUN}\nok\tclicks\t3\t{RUN}\n"
-    assert ran.stderr.startswith(
-        f"error: kept/clicks/{files[2].name}, part 'größe/0': the checkpoint is damaged"
-    )
+    assert ran.stderr.startswith(f"error: kept/clicks/{files[2].name}, part 'größe/0': the checkpoint is damaged")
     assert "(`streamiter checkpoints list kept` shows them)" in ran.stderr
     assert checkpoints("verify", "kept", "--checkpoint", "1", cwd=tmp_path).returncode == 0
     problems = [

@@ -77,9 +77,7 @@ def test_the_first_run_writes_events_trains_and_prints_the_results(demo):
 def test_the_second_run_uses_the_events_again_and_is_the_next_generation(demo):
     """A second run published models under versions that consumers had seen already."""
     assert demo.second.returncode == 0
-    assert demo.second.stderr.startswith(
-        "The 9,949 events of 5,000 flights are in data/streamiter.db already"
-    )
+    assert demo.second.stderr.startswith("The 9,949 events of 5,000 flights are in data/streamiter.db already")
     summary = json.loads(demo.second.stdout)
     assert summary["state"] == "finished"
     assert summary["reused_events"] is True

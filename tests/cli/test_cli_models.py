@@ -21,9 +21,7 @@ async def published(folder, *, model="ctr", generation=1, versions, first=1):
         ModelSnapshot({"weights": np.array([0.5, number])}, records=1000 * number, metrics={"loss": 0.25})
         for number in range(first, first + versions)
     ]
-    await published_as_given(
-        folder, models, ModelUpdateEncoder(model, generation, first, clock=SystemClock())
-    )
+    await published_as_given(folder, models, ModelUpdateEncoder(model, generation, first, clock=SystemClock()))
 
 
 async def published_as_given(folder, models, encoder=None):

@@ -56,9 +56,7 @@ def test_the_help_of_every_command_has_examples(tmp_path, command):
     assert all(re.match(rf"    (\w.* \| )?streamiter {' '.join(command)}\b", example) for example in examples)
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["topics", "create"], ["topics", "tail"], ["models", "show"]], ids=" ".join
-)
+@pytest.mark.parametrize("command", [[], ["topics", "create"], ["topics", "tail"], ["models", "show"]], ids=" ".join)
 def test_urls_with_a_question_mark_are_quoted_in_examples(tmp_path, command):
     """A shell took the ? of a pasted URL for a pattern, and zsh said `no matches found`."""
     urls = re.findall(r".?sqlite:\S*\?\S*", streamiter(*command, "--help", cwd=tmp_path).stdout)

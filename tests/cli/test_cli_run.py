@@ -129,9 +129,7 @@ def telling():
 def folder(tmp_path):
     (tmp_path / "clicks.py").write_text(FLOWS)
     (tmp_path / "needy.py").write_text("import no_such_module_at_all\n")
-    (tmp_path / "made.py").write_text(
-        "from streamiter import Flow\ndef flow() -> Flow:\n    return Flow('made')\n"
-    )
+    (tmp_path / "made.py").write_text("from streamiter import Flow\ndef flow() -> Flow:\n    return Flow('made')\n")
     (tmp_path / "unfinished.py").write_text("def f(:\n")
     return tmp_path
 
@@ -336,9 +334,7 @@ def test_a_log_has_the_last_epoch_of_each_loop_and_the_reason_of_its_end(folder,
     ran = streamiter("run", f"clicks:{target}", cwd=folder)
     first, *loops = ran.stderr.splitlines()
     assert first.startswith(f"{target}: finished, ")
-    statistics = json.loads(
-        streamiter("run", f"clicks:{target}", "--json", cwd=folder).stdout.splitlines()[-1]
-    )
+    statistics = json.loads(streamiter("run", f"clicks:{target}", "--json", cwd=folder).stdout.splitlines()[-1])
     assert loops == [ends.format(fed_back=statistics["loops"][0]["fed_back_records"])]
 
 
@@ -392,9 +388,7 @@ def test_a_log_has_the_number_of_rejected_records(folder):
 
 def test_after_ctrl_c_the_terminal_confirms_it(folder):
     """After Ctrl-C the terminal showed no reaction, so the user typed it again, which aborted the job."""
-    code, printed = on_terminal(
-        "run", "clicks:stuck", cwd=folder, interrupt_at=["stuck: running", "Suspending"]
-    )
+    code, printed = on_terminal("run", "clicks:stuck", cwd=folder, interrupt_at=["stuck: running", "Suspending"])
     assert code == 130
     assert "Ctrl-C again aborts." in printed
     assert "stuck: aborted, " in printed

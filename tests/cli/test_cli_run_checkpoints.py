@@ -106,9 +106,7 @@ async def test_a_run_can_restart_from_an_older_checkpoint_or_from_the_beginning(
         assert ran.returncode == 0, ran.stderr
         committed_by[options] = await committed(folder)
     assert committed_by[()] == expected(10)
-    assert committed_by["--restore", "1"] == expected(
-        10
-    )  # checkpoint 1 was the last one of a job that had ended
+    assert committed_by["--restore", "1"] == expected(10)  # checkpoint 1 was the last one of a job that had ended
     assert committed_by["--restore", "none"] == expected(10) * 2
 
 

@@ -120,9 +120,7 @@ def without_secret(shown: str) -> str:
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Return a function that runs the program in this process, and returns its exit code and its output.
 
     With ``--debug`` an error is a traceback and then the message that users see without the option.

@@ -354,9 +354,7 @@ async def test_a_second_signal_ends_a_command_at_once(place: Place, number: sign
 
 
 @BOTH
-async def test_a_third_signal_ends_a_job_whose_step_never_returns(
-    place: Place, number: signal.Signals
-) -> None:
+async def test_a_third_signal_ends_a_job_whose_step_never_returns(place: Place, number: signal.Signals) -> None:
     """A user's function ran an endless loop, so the event loop never handled two Ctrl-C."""
     async with started(place, "run flows:busy", is_sigint_ignored=False) as program:
         await says("spinning")(place, program)

@@ -26,9 +26,7 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
     target = topic(f"sqlite:///{folder}/events.db?topic={name}")
     await target.create(partitions=partitions)
     writer = await target.open_writer()
-    await writer.write(
-        OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns)
-    )
+    await writer.write(OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns))
     await writer.close()
     return target
 
@@ -46,8 +44,7 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
         (
             1,
             ("--setting", "retention_records=5"),
-            f"{EVENTS} is there already, with 1 partition\n"
-            "The topic keeps its settings; --setting changes nothing.\n",
+            f"{EVENTS} is there already, with 1 partition\nThe topic keeps its settings; --setting changes nothing.\n",
         ),
     ],
 )
@@ -237,10 +234,7 @@ async def test_topics_are_listed_with_partitions_and_records(tmp_path):
     """A script could not read the list, because it had no tabs and no JSON."""
     await written(tmp_path, [b"1", b"2"], partitions=2)
     await written(tmp_path, [b"1"], name="another")
-    assert (
-        streamiter("topics", "list", "sqlite:///events.db", cwd=tmp_path).stdout
-        == "another\t1\t1\nevents\t2\t2\n"
-    )
+    assert streamiter("topics", "list", "sqlite:///events.db", cwd=tmp_path).stdout == "another\t1\t1\nevents\t2\t2\n"
     ran = streamiter("topics", "list", "sqlite:///events.db", "--json", cwd=tmp_path)
     described = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [entry["topic"] for entry in described] == ["another", "events"]

@@ -65,9 +65,7 @@ def test_as_json_there_is_one_document(folder: Path) -> None:
     assert (summary["model"], summary["ended_by"]) == ("m", "epochs")
     assert [each["epoch"] for each in summary["epochs"]] == [1, 2]
     assert summary["epochs"][1]["validation"]["rows"] == 150
-    predicted = streamiter(
-        "predict", "--model", "m", "--data", "test.dummy", "--json", "-o", "p.jsonl", cwd=folder
-    )
+    predicted = streamiter("predict", "--model", "m", "--data", "test.dummy", "--json", "-o", "p.jsonl", cwd=folder)
     assert (predicted.returncode, predicted.stdout) == (0, "")
     lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
     assert len(lines) == 200
@@ -95,9 +93,7 @@ def test_the_same_seed_saves_the_same_bytes_and_another_does_not(folder: Path) -
 def test_training_resumes_from_a_saved_model(folder: Path) -> None:
     """A training could not start from yesterday's model."""
     first = json.loads(streamiter(*TRAIN, "--json", cwd=folder).stdout)["epochs"]
-    ran = streamiter(
-        *TRAIN, "--json", "--start", "small.model", "--model", "next", "--epochs", "1", cwd=folder
-    )
+    ran = streamiter(*TRAIN, "--json", "--start", "small.model", "--model", "next", "--epochs", "1", cwd=folder)
     [then] = json.loads(ran.stdout)["epochs"]
     assert then["training_loss"] < first[1]["training_loss"]
 
@@ -132,9 +128,7 @@ def test_ctrl_c_keeps_the_model(folder: Path) -> None:
         printed, said = program.communicate(timeout=60)
     assert (program.returncode, said) == (0, "")
     end = printed.splitlines()[-2:]
-    interrupted = re.fullmatch(
-        r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0]
-    )
+    interrupted = re.fullmatch(r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0])
     assert interrupted is not None
     assert int(interrupted[1]) >= 3
     assert end[1] == "Saved the model in small.model."
@@ -148,9 +142,7 @@ def test_on_a_terminal_a_bar_shows_the_epochs_and_ctrl_c_ends_it(folder: Path) -
     code, printed = on_terminal(*TRAIN, cwd=folder, width=160, interrupt_at=["epoch   5"])
     assert code == 0
     assert re.search(r"training .* epoch \d+ of 1000000", printed)
-    assert re.search(r"\r\x1b\[2Kepoch   2  training loss [^\r]*\r\n", printed), (
-        "a line of its own above the bar"
-    )
+    assert re.search(r"\r\x1b\[2Kepoch   2  training loss [^\r]*\r\n", printed), "a line of its own above the bar"
     assert "Saved the model in small.model." in printed
     assert "Traceback" not in printed
 
@@ -218,9 +210,7 @@ def test_a_terminal_of_unknown_width_gets_the_output(folder: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_argument_is_an_error_on_one_line(
-    folder: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_wrong_argument_is_an_error_on_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     """An error was reported after an hour of training, or with a line of the library of commands: main.py:1445."""
     (folder / "torn.dummy").write_text("1 0 6 12 18\n1 0 6 x 18\n")
     (folder / "zeros.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n")
@@ -252,9 +242,7 @@ def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
     )
     (folder / "train.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n" * 4)
     ran = streamiter(*TRAIN, cwd=folder)
-    assert ran.stderr.startswith(
-        "error: --data: expected labels −1 or 1 for logloss, given 0.0; set translabel to Pos"
-    )
+    assert ran.stderr.startswith("error: --data: expected labels −1 or 1 for logloss, given 0.0; set translabel to Pos")
 
 
 def steep(folder: Path, rate: float) -> None:

@@ -59,16 +59,12 @@ class Case:
 
 def sqlite_case(folder: Path) -> Case:
     """Return a case with all topics in one file."""
-    return Case(
-        f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT, SQLITE_TAKING_OVER
-    )
+    return Case(f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT, SQLITE_TAKING_OVER)
 
 
 def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
     """Return a case with topics of a broker that other tests use, too."""
-    return Case(
-        f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT, KAFKA_TAKING_OVER
-    )
+    return Case(f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT, KAFKA_TAKING_OVER)
 
 
 # ---- the training of `training.py`
@@ -94,9 +90,7 @@ def trainer(case: Case, run: str, **options: Any) -> Program:
 def training_pieces(events: int, partitions: int) -> Pieces:
     """Return the events that `training.py` reads, divided among the partitions."""
     random = Random(1)
-    rows = [
-        {"n": n, "x": [random.random() for _ in range(3)], "y": random.randint(0, 1)} for n in range(events)
-    ]
+    rows = [{"n": n, "x": [random.random() for _ in range(3)], "y": random.randint(0, 1)} for n in range(events)]
     return [
         OutgoingBatch([orjson.dumps(row) for row in piece], partition=number % partitions)
         for number, piece in enumerate(_cut(rows))
@@ -134,9 +128,7 @@ def flight_pieces(flights: int) -> Pieces:
             name = f"UA{number - _FLIGHTS_UNDER_WAY}"
             events.append({"event": "arrival", "flight": name, "delay": random.randint(-30, 60)})
     return [
-        OutgoingBatch(
-            [orjson.dumps(event) for event in piece], keys=[event["flight"].encode() for event in piece]
-        )
+        OutgoingBatch([orjson.dumps(event) for event in piece], keys=[event["flight"].encode() for event in piece])
         for piece in _cut(events)
     ]
 

@@ -32,9 +32,7 @@ class KilledProgram:
 
     async def kill_and_finish(self, kills: int) -> None:
         """Kill the program this many times, and then run it to its end. An error contains all deaths so far."""
-        history = [
-            f"seed {self.seed}, {kills} kills; again: STREAMITER_CRASH_KILLS={kills} make soak SEED={self.seed}"
-        ]
+        history = [f"seed {self.seed}, {kills} kills; again: STREAMITER_CRASH_KILLS={kills} make soak SEED={self.seed}"]
         try:
             start_s = 1.0
             for number, planned in enumerate(deaths(kills, Random(self.seed), self.commit)):
@@ -50,9 +48,7 @@ class KilledProgram:
             raise
 
     def _possible(self, death: Death) -> Death:
-        is_too_early = (
-            isinstance(death, AtPlace) and death.needs_commit and not self.program.record().committed_run
-        )
+        is_too_early = isinstance(death, AtPlace) and death.needs_commit and not self.program.record().committed_run
         return Running(1.0) if is_too_early else death
 
     async def _life(self, death: Death, lives_left: int, start_s: float) -> float:

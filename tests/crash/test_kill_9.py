@@ -124,9 +124,7 @@ async def check_asynchronous_example(case: Case, kills: int) -> None:
 
 async def check_synchronous(case: Case, kills: int) -> None:
     """Check that the updates of a single partition equal, byte for byte, those of a run that was never killed."""
-    await create(
-        case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole"))
-    )
+    await create(case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole")))
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1}
     program = KilledProgram(

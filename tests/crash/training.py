@@ -46,9 +46,7 @@ class Options(msgspec.Struct):
 
 def extracted(mini_batch: Sequence[Example]) -> Examples:
     """Return the features and targets of a mini-batch."""
-    return Examples(
-        np.array([each.x for each in mini_batch]), np.array([each.y for each in mini_batch], float)
-    )
+    return Examples(np.array([each.x for each in mini_batch]), np.array([each.y for each in mini_batch], float))
 
 
 def training_flow(options: Options) -> Flow:
@@ -69,9 +67,7 @@ def training_flow(options: Options) -> Flow:
 
 def main() -> None:
     options = msgspec.json.decode(sys.argv[1], type=Options)
-    statistics = training_flow(options).run(
-        checkpoints=Checkpoints(options.folder, interval_s=options.interval_s)
-    )
+    statistics = training_flow(options).run(checkpoints=Checkpoints(options.folder, interval_s=options.interval_s))
     print(statistics.state, statistics.checkpoints)
 
 

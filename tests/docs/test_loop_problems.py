@@ -61,9 +61,7 @@ def doubling(variables: list[Stream], data: list[Stream]) -> IterationBodyResult
     return IterationBodyResult([variables[0].flat_map(lambda x: [x, x])], [])
 
 
-LIMITS = IterationConfig(
-    replay_memory_bytes=1000, feedback_limits=FeedbackLimits(memory_bytes=1000, disk_bytes=10_000)
-)
+LIMITS = IterationConfig(replay_memory_bytes=1000, feedback_limits=FeedbackLimits(memory_bytes=1000, disk_bytes=10_000))
 
 
 def epochs_of_endless_data(flow: Flow) -> None:
@@ -237,9 +235,7 @@ def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogC
     """The page described another symptom than the engine shows."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow = Flow("job")
-    [models] = iterate_bounded_streams_until_termination(
-        [flow.from_items([0])], [flow.from_items([1, 2])], learning
-    )
+    [models] = iterate_bounded_streams_until_termination([flow.from_items([0])], [flow.from_items([1, 2])], learning)
     collected = models.collect()
     [loop] = flow.run().loops
     assert (loop.ended_in, len(collected.items)) == (2, 1)

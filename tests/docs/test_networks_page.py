@@ -37,9 +37,7 @@ def rows(heading: str, head: str = "") -> list[list[str]]:
     [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     tables = re.findall(rf"^\| {re.escape(head)}.*?\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
     return [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for table in tables
-        for line in table.splitlines()
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for table in tables for line in table.splitlines()
     ]
 
 

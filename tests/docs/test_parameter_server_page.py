@@ -31,9 +31,7 @@ def test_each_function_is_in_one_table_with_its_arguments(name: str) -> None:
     [given] = [cell for cell in cells if cell.startswith(f"{name}(")]
     fields = [field.name for field in dataclasses.fields(getattr(psf, name)) if field.init]
     expected = [field for field in fields if field not in ("matrix", "_")]
-    listed = [
-        argument for argument in given.removeprefix(f"{name}(").removesuffix(")").split(", ") if argument
-    ]
+    listed = [argument for argument in given.removeprefix(f"{name}(").removesuffix(")").split(", ") if argument]
     assert sorted(listed) == sorted(expected)
 
 

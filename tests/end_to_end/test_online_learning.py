@@ -232,9 +232,7 @@ async def test_an_error_about_the_number_of_features_has_both_numbers(any_topic:
         mini_batch=50,
     )
     training.models.publish_model(target, model="regression")
-    with pytest.raises(
-        JobFailed, match=r"step 'train'.* expected rows of 3 features .* given .*\(50, 4\)"
-    ) as caught:
+    with pytest.raises(JobFailed, match=r"step 'train'.* expected rows of 3 features .* given .*\(50, 4\)") as caught:
         await asyncio.wait_for((await flow.start()).wait(), PATIENCE_S)
     assert caught.value.step == "train"
     assert await updates_of(target) == []

@@ -37,9 +37,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-def models_of(
-    name: str, count: int, *, seed: int | None = None, limits: ChannelLimits | None = None
-) -> list[Any]:
+def models_of(name: str, count: int, *, seed: int | None = None, limits: ChannelLimits | None = None) -> list[Any]:
     module, flow = loaded(name), Flow(name)
     rows = module.made_up_examples(count)
     if seed is None:
@@ -157,9 +155,7 @@ def test_in_step_every_round_has_both_workers_and_the_loop_ends(count: int) -> N
 
 def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
     """Two runs on the same examples had different models."""
-    results = [
-        models_of(UNBOUNDED[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
-    ]
+    results = [models_of(UNBOUNDED[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)]
     for other in results[1:]:
         assert len(other) == len(results[0])
         assert np.allclose(other, results[0], rtol=1e-9)

@@ -94,10 +94,7 @@ class Stack:
         """Start a service of the file; ``environment`` replaces variables that the programs document."""
         program, *arguments = SERVICES[service]["command"]
         assert program == "python"
-        given = {
-            name: value.replace("kafka:9092", self._bootstrap)
-            for name, value in environment_of(service).items()
-        }
+        given = {name: value.replace("kafka:9092", self._bootstrap) for name, value in environment_of(service).items()}
         started = async_process(
             [sys.executable, *arguments],
             is_sigint_ignored=is_sigint_ignored,
@@ -113,10 +110,7 @@ class Stack:
 
     async def updates(self) -> list[ModelUpdate]:
         """Return all updates published so far."""
-        return [
-            update
-            async for update in model_updates(self.topic("UPDATES_TOPIC"), "late-flights", follow=False)
-        ]
+        return [update async for update in model_updates(self.topic("UPDATES_TOPIC"), "late-flights", follow=False)]
 
     async def stop(self) -> None:
         """Stop all processes that are still running."""
@@ -180,9 +174,7 @@ async def test_a_restarted_trainer_continues_where_it_was_while_the_consumer_pre
     after = await stack.updates()
     assert [update.rank for update in after] == [(1, version) for version in range(1, len(after) + 1)]
     first, last_before = after[len(before)], before[-1]
-    assert (
-        0 <= (first.records or 0) - (last_before.records or 0) <= int(environment_of("trainer")["MINI_BATCH"])
-    )
+    assert 0 <= (first.records or 0) - (last_before.records or 0) <= int(environment_of("trainer")["MINI_BATCH"])
     before_it, after_it = columns_of(last_before), columns_of(first)
     assert before_it.keys() <= after_it.keys()
     both = np.array([(before_it[column], after_it[column]) for column in before_it])
@@ -249,9 +241,7 @@ async def test_a_consumer_waits_for_a_model_and_ends_when_it_has_predicted_enoug
     assert await producer.terminated() == 0
 
 
-async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
-    topic_prefix: str, tmp_path: Path
-) -> None:
+async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(topic_prefix: str, tmp_path: Path) -> None:
     """A program that started before the broker gave up, or could be ended only by force."""
     absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path)
     try:
@@ -270,9 +260,7 @@ async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
 def test_a_service_runs_a_program_that_the_image_contains(service: str) -> None:
     """A program was renamed, and only the container failed."""
     config = SERVICES[service]
-    assert (ROOT / config["build"]["context"] / config["build"]["dockerfile"]).samefile(
-        EXAMPLE / "Dockerfile"
-    )
+    assert (ROOT / config["build"]["context"] / config["build"]["dockerfile"]).samefile(EXAMPLE / "Dockerfile")
     interpreter, program = config["command"]
     assert interpreter == "python"
     assert (ROOT / program).is_file()
@@ -384,9 +372,7 @@ class ComposeBroker(KafkaServer):
         for name, folder in folders.items():
             command += [f"--{name}-configs-dir", str(folder)]
         environment = {"PATH": os.environ["PATH"], **self._environment()}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         properties = self.directory / "server.properties"
         return Path(shutil.copy(folders["final"] / "server.properties", properties))

@@ -20,9 +20,7 @@ TWO_DEAD_ENDS = [(5, 8), (6, 8), (7, 8), (5, 11)]
 TWO_ISLANDS = [(1, 2), (2, 1), (10, 20), (20, 30), (30, 10), (30, 20)]
 
 
-def ranks_of(
-    graph: Columns, *, subtasks: int = 2, schedule: int | None = None, **options: Any
-) -> dict[int, float]:
+def ranks_of(graph: Columns, *, subtasks: int = 2, schedule: int | None = None, **options: Any) -> dict[int, float]:
     flow = Flow("page rank")
     ranks = PROGRAM.page_rank(stream_of(flow, graph, schedule), subtasks=subtasks, **options).collect()
     run(flow, seed=schedule or 0, limits=None if schedule is None else SMALL)

@@ -25,9 +25,7 @@ PATIENCE_S = 60.0
 def commands() -> list[list[str]]:
     """Return the commands of the page in order."""
     text = (ROOT / "docs" / "iterations.md").read_text(encoding="utf-8")
-    [block] = [
-        each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "crawl" in each
-    ]
+    [block] = [each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "crawl" in each]
     return [shlex.split(line, comments=True) for line in block.splitlines()]
 
 
@@ -49,8 +47,7 @@ async def visits(url: str, count: int) -> list[tuple[int, int]]:
                 batch = await reader.read()
                 assert batch is not None
                 found += [
-                    (each["page"], each["worker"])
-                    for each in [orjson.loads(value or b"") for value in batch.values]
+                    (each["page"], each["worker"]) for each in [orjson.loads(value or b"") for value in batch.values]
                 ]
     finally:
         await reader.close()

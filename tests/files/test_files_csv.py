@@ -169,9 +169,7 @@ def test_columns_have_the_given_types_as_records_and_as_arrays() -> None:
         (str, "a\nb", "new-line character seen in unquoted field"),
     ],
 )
-def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
-    dtype: Any, field: str, expected: str
-) -> None:
+def test_a_field_of_another_type_is_a_failure_of_its_record_alone(dtype: Any, field: str, expected: str) -> None:
     """One bad record made the whole batch a dead letter."""
     decoder = Csv({"x": dtype}, columns=["x"])
     batch = TopicBatch(values=[b"1", field.encode() or b'""', b"0", None, b"\xff"])

@@ -150,9 +150,7 @@ async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -
     (tmp_path / "a.txt").write_bytes(b"a\nb\n")
     reader = await topic_at(tmp_path / "a.txt").open_reader(ReadRequest(positions={0: 3}))
     for _ in range(2):
-        with pytest.raises(
-            OffsetOutOfRange, match=r"a.txt', partition 0: expected at least 3 records.*found 2"
-        ):
+        with pytest.raises(OffsetOutOfRange, match=r"a.txt', partition 0: expected at least 3 records.*found 2"):
             await reader.read()
     await reader.close()
 
@@ -167,9 +165,7 @@ async def test_positions_of_deleted_files_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied(
-    tmp_path: Path, name: str
-) -> None:
+async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied(tmp_path: Path, name: str) -> None:
     """A file counted as replaced after it was copied from a backup, or after a writer had cut off its torn end."""
     topic = topic_at(tmp_path / name)
     (tmp_path / name).touch()
@@ -199,9 +195,7 @@ async def test_positions_of_a_replaced_file_are_an_error(tmp_path: Path, name: s
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink()
     await append(topic_at(tmp_path / name), [b"new"] * 500)
-    with pytest.raises(
-        OffsetOutOfRange, match=rf"{name}', partition 0: offset 3 belongs to a file that began"
-    ):
+    with pytest.raises(OffsetOutOfRange, match=rf"{name}', partition 0: offset 3 belongs to a file that began"):
         await batches_of(topic, request)
     (tmp_path / name).write_bytes(content)
     await append(topic_at(tmp_path / name.replace("1", "0")), [b"before it"] * 500)
@@ -294,9 +288,7 @@ async def test_subtasks_share_the_files(tmp_path: Path) -> None:
     assert await values_of(topic_at(tmp_path), ReadRequest(subtask=6, subtasks=7)) == []
 
 
-@pytest.mark.parametrize(
-    ("files_at_once", "expected"), [(1, "000111222"), (2, "010101222"), (8, "012012012")]
-)
+@pytest.mark.parametrize(("files_at_once", "expected"), [(1, "000111222"), (2, "010101222"), (8, "012012012")])
 async def test_files_take_turns_within_the_limit_of_open_files(
     tmp_path: Path, files_at_once: int, expected: str
 ) -> None:

@@ -120,9 +120,7 @@ def test_numbers_are_parsed_exactly_as_python_parses_them(texts: list[str]) -> N
             LineTokens(lines, b" ").integers(numbers)
 
 
-_token = st.sampled_from(
-    ["1", "-1", "+0.5", "3:1", "4:2.5", "9:1e-3", "4", ":", "3:", ":1", "0:1", "x", "2:x", "5 :1"]
-)
+_token = st.sampled_from(["1", "-1", "+0.5", "3:1", "4:2.5", "9:1e-3", "4", ":", "3:", ":1", "0:1", "x", "2:x", "5 :1"])
 _line = st.lists(_token, max_size=5).flatmap(
     lambda tokens: st.sampled_from([" ", "\t ", "  "]).map(lambda space: space.join(tokens))
 )
@@ -206,9 +204,7 @@ def test_unsorted_indices_come_out_sorted_and_extras_are_left_out() -> None:
         (2.0, [0, 2], [0.5, 1.0]),
         (1.0, [1], [1.0]),
     ]
-    assert [plain(record) for record in Dummy().decode(TopicBatch(values=[b"1 5, 2"]))] == [
-        (1.0, [2, 5], [1.0] * 2)
-    ]
+    assert [plain(record) for record in Dummy().decode(TopicBatch(values=[b"1 5, 2"]))] == [(1.0, [2, 5], [1.0] * 2)]
 
 
 def test_lines_without_features_and_no_lines_at_all() -> None:

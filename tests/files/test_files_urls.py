@@ -13,9 +13,7 @@ from streamiter.topics.urls import topic
 from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
 
 
-async def test_absolute_and_relative_urls_name_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_absolute_and_relative_urls_name_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process changed its folder, and a relative URL meant another file."""
     (tmp_path / "a.txt").write_bytes(b"x\n")
     monkeypatch.chdir(tmp_path)
@@ -27,9 +25,7 @@ async def test_absolute_and_relative_urls_name_the_same_file(
     assert [await values_of(topic) for topic in topics] == [[b"x"]] * 4
 
 
-async def test_both_forms_of_url_are_found_by_their_scheme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_both_forms_of_url_are_found_by_their_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`topic("file:data/clicks.jsonl")` was refused, because the look-up asked for two slashes."""
     (tmp_path / "a.txt").write_bytes(b"x\n")
     monkeypatch.chdir(tmp_path)
@@ -115,9 +111,7 @@ async def test_options_may_be_in_the_url(tmp_path: Path) -> None:
 async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> None:
     """The error about a misspelt file did not name similar files."""
     (tmp_path / "clicks.jsonl").touch()
-    with pytest.raises(
-        TopicNotFound, match=r"clikcs.jsonl': there is no such file; similar names are 'clicks.jsonl'"
-    ):
+    with pytest.raises(TopicNotFound, match=r"clikcs.jsonl': there is no such file; similar names are 'clicks.jsonl'"):
         await values_of(topic_at(tmp_path / "clikcs.jsonl"))
 
 

@@ -113,8 +113,7 @@ def _points(way: str) -> list[Point]:
 def _bezier(points: list[Point], share: float) -> Point:
     while len(points) > 1:
         points = [
-            ((1 - share) * a + share * c, (1 - share) * b + share * d)
-            for (a, b), (c, d) in itertools.pairwise(points)
+            ((1 - share) * a + share * c, (1 - share) * b + share * d) for (a, b), (c, d) in itertools.pairwise(points)
         ]
     return points[0]
 

@@ -60,9 +60,7 @@ def counting(variables: list[Stream], data: list[Stream]) -> IterationBodyResult
 
 def state_of(flow: Flow) -> tuple[object, ...]:
     """Return everything that a flow knows of its steps."""
-    steps = [
-        (step.name, step.where, tuple(edge.upstream.name for edge in step.inputs)) for step in flow.steps
-    ]
+    steps = [(step.name, step.where, tuple(edge.upstream.name for edge in step.inputs)) for step in flow.steps]
     return steps, flow.draw(), dict(flow.published_models), flow.loop, repr(flow)
 
 
@@ -141,9 +139,7 @@ BODIES: list[tuple[Any, type[BaseException]]] = [
 
 @pytest.mark.parametrize("iterate", ITERATE)
 @pytest.mark.parametrize(("body", "error"), BODIES, ids=[body.__name__ for body, _ in BODIES])
-def test_a_body_that_fails_leaves_no_loop_behind(
-    iterate: Iterate, body: Any, error: type[BaseException]
-) -> None:
+def test_a_body_that_fails_leaves_no_loop_behind(iterate: Iterate, body: Any, error: type[BaseException]) -> None:
     """A user of a notebook corrected a body and ran the cell again, and ``run()`` hung without a message.
 
     The heads of the first loop waited for feedback, and no step could give it.
@@ -158,9 +154,7 @@ def test_a_body_that_fails_leaves_no_loop_behind(
     assert len(statistics.loops) == 1
 
 
-@pytest.mark.parametrize(
-    "life_cycle", [OperatorLifeCycle.ALL_ROUND, OperatorLifeCycle.PER_ROUND], ids=["all", "each"]
-)
+@pytest.mark.parametrize("life_cycle", [OperatorLifeCycle.ALL_ROUND, OperatorLifeCycle.PER_ROUND], ids=["all", "each"])
 def test_a_loop_that_fails_after_its_body_leaves_nothing_behind(life_cycle: OperatorLifeCycle) -> None:
     """A topic was refused after the heads of the loop were closed and before its criteria, and the heads stayed."""
     flow, loop = Flow("notebook"), MemoryBroker().topic("loop")
@@ -327,9 +321,7 @@ def taken(stream: Stream, name: str) -> Stream:
     return stream
 
 
-def with_a_taken_name(
-    train: Callable[[Stream], object], name: str
-) -> Callable[[Stream], Callable[[], object]]:
+def with_a_taken_name(train: Callable[[Stream], object], name: str) -> Callable[[Stream], Callable[[], object]]:
     return lambda stream: lambda: train(taken(stream, name))
 
 
@@ -440,9 +432,7 @@ def test_a_publisher_that_is_refused_has_not_published_its_model() -> None:
     flow, models = Flow("notebook"), MemoryBroker().topic("models")
     asyncio.run(models.create())
     snapshots = flow.from_items([np.zeros(2)], name="taken")
-    refused_as_if_never_called(
-        flow, lambda: snapshots.publish_model(models, model="ctr", name="taken"), GraphError
-    )
+    refused_as_if_never_called(flow, lambda: snapshots.publish_model(models, model="ctr", name="taken"), GraphError)
     snapshots.publish_model(models, model="ctr")
     run(flow)
 

@@ -137,9 +137,7 @@ _SCALARS = strategies.one_of(
     strategies.builds(np.array, strategies.lists(strategies.integers(0, 9), max_size=3)),
     strategies.frozensets(strategies.integers(0, 9), max_size=2),
 )
-_KEYS = strategies.one_of(
-    _ANY_TEXT, strategies.integers(), strategies.none(), strategies.tuples(strategies.booleans())
-)
+_KEYS = strategies.one_of(_ANY_TEXT, strategies.integers(), strategies.none(), strategies.tuples(strategies.booleans()))
 
 
 @given(
@@ -233,9 +231,7 @@ def test_long_keys_and_origins_are_left_out_of_letters_that_would_be_too_large(k
 def test_a_topic_without_headers_is_refused_for_dead_letters(tmp_path: Path) -> None:
     """The first letter ended the job, because the topic has no headers, which contain the reason."""
     lines = topic(f"file:{tmp_path}/dead.jsonl")
-    with pytest.raises(
-        GraphError, match=r"step 'parse': expected a dead-letter topic whose records have headers"
-    ):
+    with pytest.raises(GraphError, match=r"step 'parse': expected a dead-letter topic whose records have headers"):
         Flow("f").from_items([1]).map(str, name="parse", dead_letter=lines)
 
 
@@ -341,9 +337,7 @@ BEHIND_THE_SOURCE: dict[str, Callable[[Stream, Topic], Any]] = {
     "awaited": lambda read, dead: read.process(AwaitedRefusing, dead_letter=dead, name="p"),
     "in a thread": lambda read, dead: read.process(RefusingInThread, dead_letter=dead, name="p"),
     "asked after each": lambda read, dead: read.process(RefusingOneByOne, dead_letter=dead, name="p"),
-    "in a union": lambda read, dead: read.union(read.filter(lambda text: False)).map(
-        refuse, dead_letter=dead
-    ),
+    "in a union": lambda read, dead: read.union(read.filter(lambda text: False)).map(refuse, dead_letter=dead),
     "at a sink": lambda read, dead: read.sink(dead, key=refuse, dead_letter=dead),
 }
 
@@ -406,9 +400,7 @@ async def test_a_letter_from_a_loop_has_no_wrong_origin() -> None:
 
 _STEPS: dict[str, Callable[[Stream, int], Stream]] = {
     "map": lambda stream, parallelism: stream.map(str, parallelism=parallelism),
-    "flat_map": lambda stream, parallelism: stream.flat_map(
-        lambda text: [text, text], parallelism=parallelism
-    ),
+    "flat_map": lambda stream, parallelism: stream.flat_map(lambda text: [text, text], parallelism=parallelism),
     "filter": lambda stream, parallelism: stream.filter(lambda text: int(text[-1]) % 3 > 0),
     "map_batch": lambda stream, parallelism: stream.map_batch(list, parallelism=parallelism),
     "rebalance": lambda stream, parallelism: stream.rebalance().map(str, parallelism=parallelism),

@@ -191,9 +191,7 @@ def test_names_may_have_any_characters(name: str) -> None:
 
 def test_a_long_name_continues_on_the_next_line() -> None:
     """A node was as wide as its long name, and pushed all other nodes out of sight."""
-    shown = check(
-        Picture("flow", (Node("gradients of mini-batches, one for each worker", "operator", 4),), ())
-    )
+    shown = check(Picture("flow", (Node("gradients of mini-batches, one for each worker", "operator", 4),), ()))
     texts = [text for text, _ in shown.node_texts[0]]
     assert len(texts) > 1
     assert " ".join(texts) == "gradients of mini-batches, one for each worker ×4"

@@ -270,8 +270,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dead letters to what is no topic": (
         lambda: stream().map(str, dead_letter="memory://bad"),  # type: ignore[arg-type]
-        "step 'map': expected dead_letter to be a topic, given 'memory://bad'; "
-        'write dead_letter=topic("scheme://…")',
+        "step 'map': expected dead_letter to be a topic, given 'memory://bad'; write dead_letter=topic(\"scheme://…\")",
     ),
     "both skipped and dead letters": (
         lambda: stream().map(str, on_error="skip", dead_letter=CLICKS),
@@ -481,9 +480,7 @@ def test_the_error_has_the_expected_and_the_given_value_and_a_correction(name: s
         ),
     ],
 )
-def test_sources_and_sinks_stay_outside_iteration_bodies(
-    step: Callable[[Flow, Stream], Any], message: str
-) -> None:
+def test_sources_and_sinks_stay_outside_iteration_bodies(step: Callable[[Flow, Stream], Any], message: str) -> None:
     """A source in a body was read once, or never, and no error named it."""
     with pytest.raises(GraphError) as caught:
         in_body(step)
@@ -524,8 +521,7 @@ async def test_run_in_a_running_loop_says_what_to_write() -> None:
     with pytest.raises(GraphError) as caught:
         flow.run()
     assert caught.value.args == (
-        "flow 'f': run() expected no running event loop, given one; write: job = await flow.start(); "
-        "await job.wait()",
+        "flow 'f': run() expected no running event loop, given one; write: job = await flow.start(); await job.wait()",
     )
 
 

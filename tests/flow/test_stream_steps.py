@@ -48,9 +48,7 @@ def results(
         (lambda s: s.rebalance().reduce_all(lambda a, b: a + b), [15]),
     ],
 )
-def test_a_step_gives_its_records(
-    build: Callable[[Stream], Stream], expected: list[Any], parallelism: int
-) -> None:
+def test_a_step_gives_its_records(build: Callable[[Stream], Stream], expected: list[Any], parallelism: int) -> None:
     """A step gave other records with another parallelism."""
     got = results(build, list(range(6)), parallelism, source_parallelism=1)
     assert Counter(map(int, got)) == Counter(expected)
@@ -186,9 +184,7 @@ class TestKeyedProcess:
 
         clock = VirtualClock()
         flow = Flow("f")
-        ended = (
-            flow.from_items([3, 1, 2]).key_by(lambda x: -x).process(Sessions).union(endless(flow)).collect()
-        )
+        ended = flow.from_items([3, 1, 2]).key_by(lambda x: -x).process(Sessions).union(endless(flow)).collect()
         job = await flow.start(clock=clock)
         await clock.advance(0.5)
         assert ended.items == []
@@ -227,9 +223,7 @@ class TestKeyedProcess:
         clock = VirtualClock()
         flow = Flow("f")
         given = Fed()
-        counts = (
-            flow.from_source(lambda: given).key_by(lambda x: x).process(Count, time_to_live_s=10).collect()
-        )
+        counts = flow.from_source(lambda: given).key_by(lambda x: x).process(Count, time_to_live_s=10).collect()
         job = await flow.start(clock=clock)
         given.give("a", "b")
         await clock.advance(6)

@@ -67,9 +67,7 @@ def test_the_items_of_a_table_are_its_rows(table: Table) -> None:
     assert isinstance(rows, Columns)
     assert rows == Columns(given)
     flow = Flow("items")
-    seen = (
-        flow.from_items(table(given)).map(lambda row: (row["n"] + row["x"], row["word"], row["is"])).collect()
-    )
+    seen = flow.from_items(table(given)).map(lambda row: (row["n"] + row["x"], row["word"], row["is"])).collect()
     flow.run()
     assert seen.items == [(1.5, "a", True), (3.5, "bc", False), (1.0, "", True)]
 
@@ -131,9 +129,7 @@ def test_a_table_is_restored_in_the_middle(library: str, words: list[Any], paral
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["columns", "dicts"])
-async def test_the_rest_of_a_table_is_read_by_another_number_of_subtasks(
-    missing: bool, tmp_path: Path
-) -> None:
+async def test_the_rest_of_a_table_is_read_by_another_number_of_subtasks(missing: bool, tmp_path: Path) -> None:
     """A suspended job resumed with another parallelism, and rows were lost or doubled."""
     count = 40_000
     words = [None if missing and n % 7 == 0 else f"w{n}" for n in range(count)]
@@ -232,9 +228,7 @@ def test_dates_and_durations_are_those_of_numpy() -> None:
     [
         pandas.DataFrame({"color": pandas.Categorical(["red", "blue", "red", None])}),
         polars.DataFrame({"color": ["red", "blue", "red", None]}, schema={"color": polars.Categorical}),
-        polars.DataFrame(
-            {"color": ["red", "blue", "red", None]}, schema={"color": polars.Enum(["blue", "red"])}
-        ),
+        polars.DataFrame({"color": ["red", "blue", "red", None]}, schema={"color": polars.Enum(["blue", "red"])}),
         pyarrow.table({"color": pyarrow.array(["red", "blue", "red", None]).dictionary_encode()}),
     ],
     ids=["pandas", "polars", "Enum of polars", "Arrow"],
@@ -271,9 +265,7 @@ def test_structs_are_dicts_and_arrays_of_one_length_a_matrix() -> None:
     assert items_of(with_none) == [{"v": [1, 2]}, {"v": None}]
 
 
-@pytest.mark.parametrize(
-    "texts", [["a\0", "b"], ["x" * 100_000, *["y"] * 1000]], ids=["NUL at the end", "one long"]
-)
+@pytest.mark.parametrize("texts", [["a\0", "b"], ["x" * 100_000, *["y"] * 1000]], ids=["NUL at the end", "one long"])
 def test_texts_that_an_array_would_change_or_enlarge_stay_texts(texts: list[str]) -> None:
     """Texts lost the NULs at their ends, or one long text made all rows as large as itself."""
     for table in (pandas.DataFrame, polars.DataFrame, pyarrow.table):
@@ -417,9 +409,7 @@ class _ReadsTables(Source):
 
 
 STEPS: dict[str, Callable[[Flow, Table], Stream]] = {
-    "map_batch": lambda flow, table: flow.from_items([1, 2, 3, 4]).map_batch(
-        lambda batch: table({"n": batch})
-    ),
+    "map_batch": lambda flow, table: flow.from_items([1, 2, 3, 4]).map_batch(lambda batch: table({"n": batch})),
     "flat_map": lambda flow, table: flow.from_items([1, 3]).flat_map(lambda n: table({"n": [n, n + 1]})),
     "tolerant flat_map": lambda flow, table: flow.from_items([1, 3]).flat_map(
         lambda n: table({"n": [n, n + 1]}), on_error="skip"
@@ -439,9 +429,7 @@ def test_a_table_from_a_step_becomes_rows(step: Callable[[Flow, Table], Stream],
     assert rows.items == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "made", [polars.DataFrame({"n": [1]}).lazy(), _ForeignTable()], ids=["a query", "foreign"]
-)
+@pytest.mark.parametrize("made", [polars.DataFrame({"n": [1]}).lazy(), _ForeignTable()], ids=["a query", "foreign"])
 @pytest.mark.parametrize("step", ["map_batch", "flat_map", "emit_batch", "a source"])
 def test_a_result_of_a_step_that_is_no_batch_is_refused(step: str, made: Any) -> None:
     """A step returned no batch, and the error did not name the step."""

@@ -22,9 +22,7 @@ async def made(broker: MemoryBroker, name: str, *values: bytes | None, partition
     await topic.create(partitions=partitions)
     writer = await topic.open_writer()
     for number, value in enumerate(values):
-        await writer.write(
-            OutgoingBatch([value], keys=[f"key-{number}".encode()], partition=number % partitions)
-        )
+        await writer.write(OutgoingBatch([value], keys=[f"key-{number}".encode()], partition=number % partitions))
     await writer.close()
     return topic
 
@@ -166,9 +164,7 @@ class TestBadRecords:
             ),
         ],
     )
-    async def test_a_record_without_a_good_key_follows_the_sink_s_policy(
-        self, key: Any, message: str
-    ) -> None:
+    async def test_a_record_without_a_good_key_follows_the_sink_s_policy(self, key: Any, message: str) -> None:
         """The error about a bad key named no record, came from a connector, and ended the job with any policy."""
         broker = MemoryBroker()
         out, dead = await made(broker, "out"), await made(broker, "dead")

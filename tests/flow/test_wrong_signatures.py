@@ -88,9 +88,7 @@ def test_a_function_that_takes_other_arguments_is_refused_where_it_is_given(
 
 def test_the_error_of_a_wrong_signature_names_the_step_that_the_user_named() -> None:
     """In a flow with ten maps, the error said only "map"."""
-    with pytest.raises(
-        GraphError, match=r"^step 'double', map: expected a function that is called as f\(record\)"
-    ):
+    with pytest.raises(GraphError, match=r"^step 'double', map: expected a function that is called as f\(record\)"):
         stream().map(two, name="double")
 
 
@@ -153,9 +151,7 @@ def test_every_callable_that_takes_a_record_is_accepted(f: Any) -> None:
         (two, "two(first, second): missing a required argument: 'first'; write lambda: two(…)"),
     ],
 )
-def test_a_factory_that_needs_arguments_is_refused_where_it_is_given(
-    factory: Any, reason: str | None
-) -> None:
+def test_a_factory_that_needs_arguments_is_refused_where_it_is_given(factory: Any, reason: str | None) -> None:
     """A factory with arguments failed when the job started, far from the line that gave it."""
 
     class Scaled(Pass):
@@ -166,8 +162,7 @@ def test_a_factory_that_needs_arguments_is_refused_where_it_is_given(
     with pytest.raises(GraphError) as caught:
         stream().process(given, name="scale")
     assert caught.value.args[0] == (
-        "step 'scale': expected a class or a callable without arguments that makes a new Operator, given "
-        + expected
+        "step 'scale': expected a class or a callable without arguments that makes a new Operator, given " + expected
     )
     with pytest.raises(GraphError, match="that makes a new Source, given two"):
         Flow("f").from_source(two)
@@ -247,7 +242,5 @@ def test_wanted_inputs_is_a_method() -> None:
     class Wants(Pass):
         wanted_inputs = ("input",)
 
-    with pytest.raises(
-        GraphError, match=r"expected Wants.wanted_inputs to be a method, given \('input',\); write def"
-    ):
+    with pytest.raises(GraphError, match=r"expected Wants.wanted_inputs to be a method, given \('input',\); write def"):
         stream().process(Wants)

@@ -286,9 +286,7 @@ class Maker:
             stream.rebalance().process(lambda: GoRound(synchronous=False), parallelism=chosen.randint(1, 3))
             for stream in summed
         ]
-        return IterationBodyResult(
-            [turn.rebalance() for turn in turns], [turn.side_output(SEEN) for turn in turns]
-        )
+        return IterationBodyResult([turn.rebalance() for turn in turns], [turn.side_output(SEEN) for turn in turns])
 
     def _criteria(self, turns: list[Stream]) -> Stream | None:
         if not self.made.has_criteria:

@@ -57,7 +57,5 @@ class Count(Operator):
 
 def feedback_path(stream: Stream) -> Stream:
     """Send the stream by value % 4 through a map and a keyed counter."""
-    spread = stream.partition_by(lambda value: value % INSTANCES).map(
-        lambda value: value, parallelism=INSTANCES
-    )
+    spread = stream.partition_by(lambda value: value % INSTANCES).map(lambda value: value, parallelism=INSTANCES)
     return spread.key_by(lambda value: value).process(Count, parallelism=INSTANCES)

@@ -61,9 +61,7 @@ def train(stamped: Stream, log: Log) -> None:
 
 def data_of(log: Log) -> list[tuple[int, int]]:
     """Return the numbers that the loop was trained with, and their epochs."""
-    return [
-        (entry[1], entry[2]) for entry in log["train", 0] if entry[0] == "record" and type(entry[1]) is int
-    ]
+    return [(entry[1], entry[2]) for entry in log["train", 0] if entry[0] == "record" and type(entry[1]) is int]
 
 
 def before(name: str, source: Stream, seed: int) -> Stream:
@@ -156,9 +154,7 @@ async def settled(clock: VirtualClock) -> None:
         await clock.advance(0)
 
 
-async def timed_job(
-    parallelism: int = 2, *, partitions: int = 2, **ways: Any
-) -> tuple[VirtualClock, Topic, Job, Any]:
+async def timed_job(parallelism: int = 2, *, partitions: int = 2, **ways: Any) -> tuple[VirtualClock, Topic, Job, Any]:
     """Start a job with its own virtual clock that stamps the partitions of a topic."""
     clock, topic, flow = VirtualClock(), await made(partitions), Flow("stamps")
     seen = tracked(epochs_every(flow.source(topic, parallelism=parallelism), **ways))

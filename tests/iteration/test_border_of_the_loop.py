@@ -200,10 +200,7 @@ def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
             (1, [0, 1, 0, 0, 0] + [1 for _ in more], Completed(1)),
             (2, of_epoch_2 + more, expected),
         ):
-            decided = [
-                progress.head_received(number, epoch=epoch, count=count)
-                for number, count in enumerate(counts)
-            ]
+            decided = [progress.head_received(number, epoch=epoch, count=count) for number, count in enumerate(counts)]
             assert decided == [*([[]] * (len(counts) - 1)), [ReleasedEpoch(epoch), last]]
 
 

@@ -84,9 +84,7 @@ class Both(Operator):
 
 def uses_outside_stream(streams: list[Stream]) -> object:
     outside = mapped(streams[0], "outside")
-    return for_each_round(
-        streams, lambda given: [connect(left=given[0], right=outside).process(Both, name="both")]
-    )
+    return for_each_round(streams, lambda given: [connect(left=given[0], right=outside).process(Both, name="both")])
 
 
 def gives_back_outside_stream(streams: list[Stream]) -> object:
@@ -232,9 +230,7 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "feedback of another parallelism",
         result(
-            lambda flow, variables: IterationBodyResult(
-                [variables[0].map(lambda x: x, name="wide", parallelism=3)], []
-            )
+            lambda flow, variables: IterationBodyResult([variables[0].map(lambda x: x, name="wide", parallelism=3)], [])
         ),
         "iteration: expected feedback stream 0 ('wide') to have the parallelism 1 of its initial variable stream "
         "('start'), given 3; set parallelism=1 on its last step, or parallelism=3 on 'start'",
@@ -327,9 +323,7 @@ CASES: list[tuple[str, Build, str]] = [
         "rounds in an unbounded iteration",
         lambda flow: unbounded(
             flow,
-            lambda variables, data: IterationBodyResult(
-                for_each_round(variables, lambda streams: streams), []
-            ),
+            lambda variables, data: IterationBodyResult(for_each_round(variables, lambda streams: streams), []),
         ),
         "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose operators live until "
         "it ends; keep a state for each epoch in an IterationListener",
@@ -337,9 +331,7 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "rounds of rounds",
         in_body(
-            lambda variables: for_each_round(
-                variables, lambda streams: for_each_round(streams, lambda inner: inner)
-            )
+            lambda variables: for_each_round(variables, lambda streams: for_each_round(streams, lambda inner: inner))
         ),
         "for_each_round: expected no for_each_round inside another, given one; leave the inner one out",
     ),
@@ -412,9 +404,7 @@ def test_any_limit_of_epochs_ahead_is_allowed() -> None:
         flow = Flow("loop")
         [output] = bounded(
             flow,
-            lambda variables, data: IterationBodyResult(
-                [variables[0].filter(lambda x: False)], [variables[0]]
-            ),
+            lambda variables, data: IterationBodyResult([variables[0].filter(lambda x: False)], [variables[0]]),
             data=[flow.from_items([1])],
             max_epochs_ahead=ahead,
         )
@@ -561,9 +551,7 @@ def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> 
 
 @pytest.mark.parametrize("source", ["variable", "replayed"])
 @pytest.mark.parametrize("again", [False, True], ids=["", "behind a map"])
-def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused(
-    source: str, again: bool
-) -> None:
+def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused(source: str, again: bool) -> None:
     """The step waited for the total, the total for the end of the iteration, and the end for the step."""
     flow = Flow("loop")
 

@@ -71,9 +71,7 @@ def asks_for_rounds(rounds: int) -> Callable[[int, Any, Any], None]:
 
 
 def iterate(initial: Sequence[Stream], data: Sequence[Any], body: Any, ahead: int | None = 0) -> Any:
-    return iterate_bounded_streams_until_termination(
-        initial, data, body, IterationConfig(max_epochs_ahead=ahead)
-    )
+    return iterate_bounded_streams_until_termination(initial, data, body, IterationConfig(max_epochs_ahead=ahead))
 
 
 def nothing(flow: Flow, parallelism: int = 1) -> Stream:
@@ -118,9 +116,7 @@ def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_criteria_of_three_rounds_lead_to_three_callbacks_and_four_passes(
-    seed: int, ahead: int | None
-) -> None:
+def test_criteria_of_three_rounds_lead_to_three_callbacks_and_four_passes(seed: int, ahead: int | None) -> None:
     """The last update, which belongs to the ending epoch, was lost."""
     flow, log = Flow("loop"), Log()
     [seen] = counted(flow, log, 3, ahead)
@@ -259,9 +255,7 @@ def test_records_of_the_ending_epoch_are_handled_once_without_callback_or_feedba
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         first = variables[0].rebalance().process(lambda: Witness(log), name="first", parallelism=2)
-        last = first.process(lambda: Dawdle(seed)).process(
-            lambda: Witness(log, on_record=raised), name="last"
-        )
+        last = first.process(lambda: Dawdle(seed)).process(lambda: Witness(log, on_record=raised), name="last")
         counts = variables[0].process(lambda: Witness(log, on_callback=asks_for_rounds(2)), name="rounds")
         return IterationBodyResult([last.rebalance()], [last], counts.side_output(CRITERIA))
 
@@ -308,9 +302,7 @@ def test_termination_runs_in_dataflow_order_and_has_the_ending_epoch(seed: int) 
     assert order[-3:] == 3 * ["second"]
     expected = 2 * ["end of first", "first finished"] + ["end of rows", "rows finished"]
     of_second = [record for subtask in range(3) for record in records(log["second", subtask])]
-    assert sorted(entry for entry in of_second if isinstance(entry[0], str)) == sorted(
-        (text, 2) for text in expected
-    )
+    assert sorted(entry for entry in of_second if isinstance(entry[0], str)) == sorted((text, 2) for text in expected)
     assert sorted(seen.items) == sorted(expected + 3 * ["end of second", "second finished"])
     for entries in log.values():
         check_listener(entries)
@@ -385,9 +377,7 @@ def test_plain_data_ends_at_its_own_end_replayed_data_and_variables_at_the_end_o
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         step = connect(variable=variables[0], left=data[0], data=data[1]).process(
-            lambda: Witness(
-                log, on_record=lambda x, context, out: out.emit(x + 1) if isinstance(x, int) else None
-            ),
+            lambda: Witness(log, on_record=lambda x, context, out: out.emit(x + 1) if isinstance(x, int) else None),
             name="step",
         )
         return IterationBodyResult([step.filter(lambda x: x < 3)], [])
@@ -448,9 +438,7 @@ def test_a_step_fed_by_plain_data_only_has_callback_0_and_then_the_end(seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_several_variables_of_different_parallelism_are_aligned_together(
-    seed: int, ahead: int | None
-) -> None:
+def test_several_variables_of_different_parallelism_are_aligned_together(seed: int, ahead: int | None) -> None:
     """One variable without feedback delayed the others, or ended the loop."""
     flow, log = Flow("loop"), Log()
 
@@ -493,9 +481,7 @@ def test_feedback_may_be_a_union_and_repartitioned(seed: int) -> None:
     [output] = iterate([cut_items(flow, [6, 3, 1], seed=seed, parallelism=2)], [], body)
     seen = output.collect()
     run(flow, seed=seed, limits=SMALL)
-    assert sorted(seen.items) == sorted(
-        (left, start - 1 - left) for start in (6, 3, 1) for left in range(1, start)
-    )
+    assert sorted(seen.items) == sorted((left, start - 1 - left) for start in (6, 3, 1) for left in range(1, start))
 
 
 class WithoutState(Operator):
@@ -512,9 +498,7 @@ def test_empty_inputs_everywhere(parallelism: int, ahead: int | None) -> None:
     flow, log = Flow("loop"), Log()
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        step = connect(variable=variables[0], left=data[0], right=data[1]).process(
-            lambda: Witness(log), name="step"
-        )
+        step = connect(variable=variables[0], left=data[0], right=data[1]).process(lambda: Witness(log), name="step")
         return IterationBodyResult([step], [step], step.filter(lambda x: True))
 
     data = [nothing(flow, parallelism), replayed(nothing(flow, parallelism))]
@@ -583,9 +567,7 @@ class ThreadWitness(Witness):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [AsyncWitness, ThreadWitness])
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_coroutines_and_threads_have_the_same_calls(
-    kind: type[Witness], ahead: int | None, seed: int
-) -> None:
+def test_coroutines_and_threads_have_the_same_calls(kind: type[Witness], ahead: int | None, seed: int) -> None:
     """Records emitted in one epoch were sent with the next epoch."""
     flow, log = Flow("loop"), Log()
 
@@ -657,9 +639,7 @@ class CountTimes(Operator, IterationListener):
 @pytest.mark.parametrize("ahead", [0, 1, None])
 @pytest.mark.parametrize("limits", [None, ChannelLimits(records=100)])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_feedback_does_not_starve_input(
-    ahead: int | None, limits: ChannelLimits | None, parallelism: int
-) -> None:
+def test_feedback_does_not_starve_input(ahead: int | None, limits: ChannelLimits | None, parallelism: int) -> None:
     """30,000 records in a loop kept their source from ending: epoch 0 never completed, and the job never ended."""
     flow, times = Flow("loop"), Counter[int]()
 

@@ -94,9 +94,7 @@ def ranges_of(logged: list[Any]) -> list[TopicRange]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_after_crashes_a_loop_has_the_results_of_an_undisturbed_one(
-    make_topic: MakeTopic, kind: Kind
-) -> None:
+async def test_after_crashes_a_loop_has_the_results_of_an_undisturbed_one(make_topic: MakeTopic, kind: Kind) -> None:
     """A run read feedback from after its checkpoint, or lost feedback from before it."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     name, store, found = f"tokens {uuid.uuid4().hex}", MemoryStore(), list[Any]()
@@ -108,9 +106,7 @@ async def test_after_crashes_a_loop_has_the_results_of_an_undisturbed_one(
         if await crashed_after_a_checkpoint(job, more_turns=50):
             break
         found += await logged_in_last(store, name)
-    job = await flow_of(loop, out, kind, name=name).start(
-        checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)
-    )
+    job = await flow_of(loop, out, kind, name=name).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
     await ended(job)
     await is_undisturbed(out)
     assert ranges_of(found)
@@ -136,9 +132,7 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
         if chance.random() < 0.3:  # The home partitions of producers may change then.
             await loop.create(partitions=5)
     else:
-        job = await flow_of(loop, out, kind).start(
-            checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)
-        )
+        job = await flow_of(loop, out, kind).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
         await ended(job)
     await is_undisturbed(out)
     return found
@@ -163,9 +157,7 @@ async def test_a_suspended_loop_resumes(make_topic: MakeTopic, kind: Kind, tmp_p
         )
         await visits(job, 7 * run)
         await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
-    job = await flow_of(loop, out, kind, name=name).start(
-        checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S)
-    )
+    job = await flow_of(loop, out, kind, name=name).start(checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S))
     await ended(job)
     await is_undisturbed(out)
 
@@ -260,9 +252,7 @@ async def test_a_record_that_is_stored_twice_counts_once() -> None:
     await loop.create(partitions=2)
     await out.create()
     twice = Twice(broker, "loop")
-    job = await flow_of(twice, out).start(
-        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
-    )
+    job = await flow_of(twice, out).start(checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL)
     await visits(job, 30)
     await crashed_after_a_checkpoint(job)
     assert ranges_of(await logged_in_last(store))
@@ -286,9 +276,7 @@ async def crashed(loop: Topic | None, out: Topic, store: MemoryStore, **options:
 async def error_of_restart(loop: Topic | None, out: Topic, store: MemoryStore) -> str:
     """Start from the checkpoint, and return the error of the start or of the job."""
     with pytest.raises(JobFailed) as failed:
-        await ended(
-            await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
-        )
+        await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)))
     return str(failed.value)
 
 
@@ -329,10 +317,7 @@ async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(b
         if lying.partition == 0
     )
     assert f"given {earliest} to {end - 1}; the topic's retention has removed it" in message
-    assert (
-        "Start without state (restore=None), or resume from a checkpoint whose feedback is still there"
-        in message
-    )
+    assert "Start without state (restore=None), or resume from a checkpoint whose feedback is still there" in message
     begun = await flow_of(loop, out).start(checkpoints=Checkpoints(store.another()), restore=None)
     await ended(begun)
 
@@ -352,8 +337,7 @@ async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, create
     if created_again == "full":
         assert any(
             f"partition {lying.partition}, offset {lying.stop.offset}: expected the records {lying.start.sequence} to "
-            f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it"
-            in message
+            f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it" in message
             for lying in ranges
         )
     else:
@@ -394,9 +378,7 @@ async def test_a_loop_that_was_in_memory_resumes_through_a_topic(broker: MemoryB
     assert logged
     assert not any(isinstance(each, TopicRange) for each in logged)
     again = store.another()
-    job = await flow_of(loop, out).start(
-        checkpoints=Checkpoints(again, interval_s=RARELY_S), channel_limits=SMALL
-    )
+    job = await flow_of(loop, out).start(checkpoints=Checkpoints(again, interval_s=RARELY_S), channel_limits=SMALL)
     await crashed_after_a_checkpoint(job)
     kept = await logged_in_last(again)
     assert {isinstance(each, TopicRange) for each in kept} >= {False}
@@ -524,9 +506,7 @@ async def test_redistributed_feedback_that_is_missing_is_an_error(broker: Memory
     await crashed(loop, out, store)
     await loop.delete()
     settings = Checkpoints(store.another(), interval_s=RARELY_S)
-    with pytest.raises(
-        CheckpointError, match=r"memory://loop, partition \d: expected the offsets .* none of them"
-    ):
+    with pytest.raises(CheckpointError, match=r"memory://loop, partition \d: expected the offsets .* none of them"):
         await flow_of(loop, out, parallelism=1).start(checkpoints=settings)
 
 

@@ -64,9 +64,7 @@ def endless(log: Log, *, ahead: int | None, parallelism: int, seed: int) -> tupl
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         dealt = variables[0].rebalance().process(lambda: Dawdle(seed), parallelism=parallelism)
         step = dealt.process(lambda: Witness(log), name="step")
-        [sums] = for_each_round(
-            data, lambda streams: [streams[0].process(SumOfRound, name="sum", parallelism=1)]
-        )
+        [sums] = for_each_round(data, lambda streams: [streams[0].process(SumOfRound, name="sum", parallelism=1)])
         both = connect(left=step.rebalance(), right=sums).process(
             lambda: Witness(log, on_record=lambda *_: None), name="both", parallelism=1
         )
@@ -89,9 +87,7 @@ async def going(flow: Flow, epoch: int) -> Job:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, 2, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_drained_endless_loop_ends_with_the_present_epoch(
-    ahead: int | None, parallelism: int, seed: int
-) -> None:
+def test_a_drained_endless_loop_ends_with_the_present_epoch(ahead: int | None, parallelism: int, seed: int) -> None:
     """A loop without criteria could not be ended with its results."""
     log = Log()
 
@@ -138,9 +134,7 @@ def test_no_step_of_a_suspended_loop_receives_an_end(ahead: int | None, parallel
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [0, None])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_an_aborted_loop_ends_at_once_and_closes_everything(
-    ahead: int | None, parallelism: int, seed: int
-) -> None:
+def test_an_aborted_loop_ends_at_once_and_closes_everything(ahead: int | None, parallelism: int, seed: int) -> None:
     """An aborted loop left operators open."""
     log = Log()
 

@@ -116,9 +116,7 @@ def test_all_but_the_last_runs_are_forgotten() -> None:
 
 
 @random_examples(some_adds)
-def test_above_the_limit_of_gaps_the_older_ones_are_filled(
-    adds: Adds, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_above_the_limit_of_gaps_the_older_ones_are_filled(adds: Adds, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filled gaps changed the newer half of the counts, in a loop whose tokens visited two heads in turn for months."""
     monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
     monkeypatch.setattr(epoch_counts, "_RUNS_WITH_GAPS_MAX", 6)
@@ -148,9 +146,7 @@ def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:
     assert grown < 200_000
     assert counts.runs[0][0] == 1
     assert counts.runs[-1][1] == 30_000
-    assert all(
-        later[0] == earlier[1] + 1 for earlier, later in zip(counts.runs, counts.runs[1:], strict=False)
-    )
+    assert all(later[0] == earlier[1] + 1 for earlier, later in zip(counts.runs, counts.runs[1:], strict=False))
     assert all(1 <= counts.take(epoch) <= 9 for epoch in (1, 2, 777, 15_000))
     assert counts.take(30_000) == brought[0]
 

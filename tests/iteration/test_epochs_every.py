@@ -88,9 +88,7 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("way", "group_of"), [("marks", lambda x: (x + 3) // 7), ("records", lambda x: x // 4)]
-)
+@pytest.mark.parametrize(("way", "group_of"), [("marks", lambda x: (x + 3) // 7), ("records", lambda x: x // 4)])
 def test_groups_do_not_depend_on_where_batches_are_cut(
     way: str, group_of: Callable[[int], int], kind: str, seed: int
 ) -> None:
@@ -108,9 +106,7 @@ def test_groups_do_not_depend_on_where_batches_are_cut(
 def test_a_restored_group_is_not_larger_than_groups_are_now() -> None:
     """A group had three of four records; restored with groups of two, it waited for minus one record."""
 
-    async def run_on(
-        topic: Topic, records: int, count: int, snapshot: JobSnapshot | None
-    ) -> tuple[JobSnapshot, Any]:
+    async def run_on(topic: Topic, records: int, count: int, snapshot: JobSnapshot | None) -> tuple[JobSnapshot, Any]:
         flow = Flow("stamps")
         seen = tracked(epochs_every(flow.source(topic), records=records))
         job = await flow.start(snapshot=snapshot)
@@ -396,9 +392,7 @@ def test_each_record_has_one_epoch_in_random_runs(way: str, seed: int) -> None:
             action = chance.choice(["write", "write", "wait", "turn", "restore"])
             if action == "write":
                 partition = chance.randrange(partitions)
-                numbers = [
-                    1000 * partition + len(written[partition]) + more for more in range(chance.randint(1, 12))
-                ]
+                numbers = [1000 * partition + len(written[partition]) + more for more in range(chance.randint(1, 12))]
                 written[partition] += numbers
                 await write(topic, partition, numbers)
             elif action == "wait":
@@ -410,9 +404,7 @@ def test_each_record_has_one_epoch_in_random_runs(way: str, seed: int) -> None:
                 snapshot = await job.snapshot()
                 await job.stop("abort")
                 clock, job, seen = await started(topic, snapshot)
-        expected = [
-            [number for number in numbers if "marks" not in way or not is_mark(number)] for numbers in written
-        ]
+        expected = [[number for number in numbers if "marks" not in way or not is_mark(number)] for numbers in written]
         await until(lambda: sum(entry[1] == "record" for entry in seen.items) == sum(map(len, expected)))
         if (
             "idle" in way or "seconds" in way
@@ -420,9 +412,9 @@ def test_each_record_has_one_epoch_in_random_runs(way: str, seed: int) -> None:
             for _ in range(4):
                 await clock.advance(5)
             last = max((entry[2] for entry in seen.items), default=-1)
-            assert all(
-                callbacks_in(seen.items, subtask)[-1:] == [last] for subtask in range(parallelism)
-            ) or (last == -1)
+            assert all(callbacks_in(seen.items, subtask)[-1:] == [last] for subtask in range(parallelism)) or (
+                last == -1
+            )
         await job.stop("drain")
         assert clock.timers == 0
         check(seen.items, parallelism)

@@ -76,9 +76,7 @@ EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
 
 
 @EVERY_KIND
-async def test_a_loop_through_a_topic_has_the_same_results_as_in_memory(
-    make_topic: MakeTopic, ahead: Any
-) -> None:
+async def test_a_loop_through_a_topic_has_the_same_results_as_in_memory(make_topic: MakeTopic, ahead: Any) -> None:
     """Epochs, callbacks or the end of the iteration were lost on the way through the topic."""
     through = await make_topic()
     log: Log = {}
@@ -137,9 +135,7 @@ async def test_criteria_and_replayed_data_work_with_feedback_through_a_topic(mak
             lambda: Witness(log, on_callback=emit_criteria), name="witness"
         )
         back = counted.filter(lambda x: x < 10)
-        return IterationBodyResult(
-            [feedback_through(back, through)], [counted], counted.side_output(CRITERIA)
-        )
+        return IterationBodyResult([feedback_through(back, through)], [counted], counted.side_output(CRITERIA))
 
     flow = Flow("criteria")
     [counted] = iterate(flow.from_items([0]), [replayed(flow.from_items([10, 20]))], body, 0)
@@ -208,9 +204,7 @@ async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | 
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         summed = connect(variable=variables[0], data=data[0]).process(RoundSums, parallelism=1)
-        return IterationBodyResult(
-            [feedback_through(feedback_path(summed), through)], [summed.side_output(OUTPUT)]
-        )
+        return IterationBodyResult([feedback_through(feedback_path(summed), through)], [summed.side_output(OUTPUT)])
 
     flow = Flow("sums")
     [sums] = iterate(nothing(flow), [sequence(flow, 1)], body, ahead)
@@ -392,9 +386,7 @@ async def test_a_broker_that_is_gone_ends_the_job(breakable_broker: KafkaServer,
         await ended(job)
 
 
-async def test_a_loop_resumes_after_a_restart_of_its_broker(
-    breakable_broker: KafkaServer, topic_prefix: str
-) -> None:
+async def test_a_loop_resumes_after_a_restart_of_its_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """After a restart of the broker, loops stalled, or counted records that were sent again twice."""
     through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop")
     await through.create(partitions=2)
@@ -411,9 +403,7 @@ async def test_a_loop_resumes_after_a_restart_of_its_broker(
         return IterationBodyResult([feedback_through(back, through)], [counted])
 
     flow = Flow("loop")
-    [counted] = iterate(
-        flow.from_items([(token, 0) for token in range(tokens)], parallelism=2), [], body, None
-    )
+    [counted] = iterate(flow.from_items([(token, 0) for token in range(tokens)], parallelism=2), [], body, None)
     collected = counted.collect()
     job = await flow.start()
     await until(lambda: max(reached, default=0) >= 10)
@@ -426,9 +416,7 @@ async def test_a_loop_resumes_after_a_restart_of_its_broker(
 
 async def test_an_abort_does_not_wait_for_a_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
-    through = topic(
-        f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S
-    )
+    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S)
     await through.create()
     job = await endless_loop(through)
     breakable_broker.pause()
@@ -449,11 +437,7 @@ async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
         return IterationBodyResult([feedback_through(back.rebalance(), through)], [back])
 
     flow = Flow("loop")
-    items = (
-        epochs_every(flow.from_source(Endless([0, 1, 2])), records=2)
-        if mode != "drain"
-        else flow.from_items([1])
-    )
+    items = epochs_every(flow.from_source(Endless([0, 1, 2])), records=2) if mode != "drain" else flow.from_items([1])
     initial = flow.from_items([0, 1], parallelism=2)
     [passed] = iterate(initial, [items], body, None if mode == "drain" else "unbounded")
     collected = passed.collect()
@@ -501,17 +485,13 @@ def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: in
         flow, passed = made()
         await run(flow, channel_limits=SMALL, snapshot=snapshot)
         every = [*items, *initial]
-        assert sorted(passed.items) == sorted((n, left) for n, times in every for left in range(times + 1)), (
-            turns
-        )
+        assert sorted(passed.items) == sorted((n, left) for n, times in every for left in range(times + 1)), turns
 
     for turns in range(0, 240, 12):
         run_shuffled(after(turns), seed + turns)
 
 
-async def test_feedback_without_room_in_memory_stays_in_the_topic(
-    make_topic: MakeTopic, tmp_path: Path
-) -> None:
+async def test_feedback_without_room_in_memory_stays_in_the_topic(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Feedback that was read earlier than the head had memory for was written to disk a second time."""
     through = await make_topic()
     spilled = tmp_path / "spilled"
@@ -590,9 +570,7 @@ async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
     assert len(data) > 10
 
     flow, _ = made(["a" * 3_000])
-    with pytest.raises(
-        JobFailed, match=r"'variable 0'.*expected records of at most 1488 bytes, given one of 30\d\d"
-    ):
+    with pytest.raises(JobFailed, match=r"'variable 0'.*expected records of at most 1488 bytes, given one of 30\d\d"):
         await run(flow)
 
 

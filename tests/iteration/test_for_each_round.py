@@ -154,9 +154,7 @@ def test_epochs_beyond_the_end_have_separate_instances(seed: int) -> None:
         return IterationBodyResult([token, slow.map(lambda x: x + 1)], [sums], slow.filter(lambda x: x < 1))
 
     config = IterationConfig(max_epochs_ahead=4)
-    [sums] = iterate_bounded_streams_until_termination(
-        [flow.from_items([0]), flow.from_items([0])], [], body, config
-    )
+    [sums] = iterate_bounded_streams_until_termination([flow.from_items([0]), flow.from_items([0])], [], body, config)
     collected = sums.collect()
     run(flow, seed=seed, limits=SMALL)
     assert collected.items == [(epoch, epoch) for epoch in range(len(lives))]
@@ -211,9 +209,7 @@ def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: i
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         counted = connect(variable=variables[0], data=data[0]).process(Count, parallelism=1)
-        return IterationBodyResult(
-            [counted], [counted.side_output(SUMS)], variables[0].filter(lambda x: x < 1)
-        )
+        return IterationBodyResult([counted], [counted.side_output(SUMS)], variables[0].filter(lambda x: x < 1))
 
     flow = Flow("loop")
     data = replayed(cut_items(flow, range(20), seed=seed, parallelism=2))
@@ -273,9 +269,7 @@ class HashJoin(OneLife):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("limit", [1, 3, 20])
-def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop(
-    seed: int, limit: int
-) -> None:
+def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop(seed: int, limit: int) -> None:
     """The other input filled its channel, so neither the data ended nor the epoch that the join waited for."""
     lives = Lives()
 
@@ -367,9 +361,7 @@ def test_a_waiting_probe_side_goes_to_disk_above_the_memory_limit(monkeypatch: p
         token, rows = streams
         return [connect(build=token, probe=rows).process(lambda: HashJoin(lives), parallelism=1)]
 
-    flow, [found] = rounds_of(
-        sub_body, data=[range(3_000)], feedback_limits=FeedbackLimits(memory_bytes=1_000)
-    )
+    flow, [found] = rounds_of(sub_body, data=[range(3_000)], feedback_limits=FeedbackLimits(memory_bytes=1_000))
     run(flow, limits=ChannelLimits(records=10))
     assert opened
     assert found.items == [(0, 0), (1, 1), (2, 2)]
@@ -396,9 +388,7 @@ def test_keyed_state_is_empty_in_the_next_round(parallelism: int) -> None:
 
     flow, [counts] = rounds_of(sub_body, data=[[0, 1, 2]])
     run(flow, limits=SMALL)
-    assert sorted(counts.items) == [
-        (epoch, key, seen) for epoch in range(3) for key, seen in ((0, 1), (0, 2), (1, 1))
-    ]
+    assert sorted(counts.items) == [(epoch, key, seen) for epoch in range(3) for key, seen in ((0, 1), (0, 2), (1, 1))]
 
 
 async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
@@ -537,9 +527,7 @@ def test_a_failure_in_a_round_names_the_step_and_closes_it_once(place: str) -> N
     """An operator of a round is closed only by its round: after an error, a file that it held stayed open."""
     lives = Lives()
     flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: Failing(lives, place), name="step")])
-    with pytest.raises(
-        JobFailed, match=rf"^flow 'loop', step 'step' \(test_for_each_round.py:\d+\).*cannot {place}"
-    ):
+    with pytest.raises(JobFailed, match=rf"^flow 'loop', step 'step' \(test_for_each_round.py:\d+\).*cannot {place}"):
         run(flow)
     assert [life.count("close") for life in lives] == [1, 1]
 
@@ -558,9 +546,7 @@ def test_an_aborted_job_closes_the_operator_of_the_round_once_and_to_its_end(see
             closed.append("done")
 
     async def main() -> None:
-        flow, _ = rounds_of(
-            lambda streams: [streams[0].process(lambda: SlowToClose(lives))], rounds=1_000_000
-        )
+        flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: SlowToClose(lives))], rounds=1_000_000)
         job = await flow.start(channel_limits=SMALL)
         await until(lambda: len(lives) == 3 + seed)
         for _ in range(seed):

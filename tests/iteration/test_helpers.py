@@ -148,9 +148,7 @@ def test_a_function_of_map_with_that_returns_no_batch_is_refused(given: object) 
     flow = Flow("loop")
     data = [replayed(flow.from_items([1]))]
     iterate_bounded_streams_until_termination([flow.from_items([0])], data, body)
-    with pytest.raises(
-        JobFailed, match=r"map_with\(data, variable, f\): expected the function to return a list"
-    ):
+    with pytest.raises(JobFailed, match=r"map_with\(data, variable, f\): expected the function to return a list"):
         run(flow)
 
 
@@ -163,9 +161,7 @@ def test_helpers_work_together_with_a_subtask_without_data(seed: int) -> None:
         raised = map_with(data[0], variables[0], lambda value, batch: [value + record for record in batch])
         total = all_reduce(raised)
         following = map_with(total, variables[0], lambda value, totals: [totals[0] % 97], parallelism=1)
-        return IterationBodyResult(
-            [following], [last_round(following), total], terminate_after(following, rounds=5)
-        )
+        return IterationBodyResult([following], [last_round(following), total], terminate_after(following, rounds=5))
 
     data = cut_items(flow, [1, 2], seed=seed, parallelism=3)
     last, totals = iterate_bounded_streams_until_termination([flow.from_items([1])], [replayed(data)], body)

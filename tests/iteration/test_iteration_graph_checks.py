@@ -87,9 +87,7 @@ def test_a_stream_instead_of_a_list_of_streams_is_refused() -> None:
     """The error for forgotten brackets, the most frequent mistake, did not name the brackets."""
     flow = Flow("loop")
     one = flow.from_items([], name="one")
-    with refused(
-        "iteration: expected a list of initial variable streams, given Stream('one', parallelism 1)"
-    ):
+    with refused("iteration: expected a list of initial variable streams, given Stream('one', parallelism 1)"):
         iterate(flow, untouched, initial=one)
     with refused("iteration: expected a list of data streams, given Stream('one', parallelism 1)"):
         iterate(flow, untouched, data=one)
@@ -161,9 +159,7 @@ def test_bad_limits_of_feedback_are_refused(make: Callable[[], Any], message: st
 @pytest.mark.parametrize("ahead", [-1, True, 1.5, "0"])
 def test_a_bad_max_epochs_ahead_is_refused(ahead: Any) -> None:
     """A limit of 1.5 epochs was compared deep in the engine."""
-    with refused(
-        f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"
-    ):
+    with refused(f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"):
         IterationConfig(max_epochs_ahead=ahead)
 
 
@@ -370,13 +366,9 @@ def test_a_stream_of_one_body_is_refused_as_argument_of_another_iteration() -> N
     """The check of steps did not see a stream that goes into the border of another iteration."""
     flow = Flow("loop")
     inner = leaked(flow)
-    with refused(
-        "iteration: expected data streams from outside iterations, given stream 0 ('inner') of the body"
-    ):
+    with refused("iteration: expected data streams from outside iterations, given stream 0 ('inner') of the body"):
         iterate(flow, untouched, data=[inner])
-    with refused(
-        "iteration: expected initial variable streams from outside iterations, given stream 0 ('inner')"
-    ):
+    with refused("iteration: expected initial variable streams from outside iterations, given stream 0 ('inner')"):
         iterate(flow, untouched, initial=[inner])
     with refused("epochs_every: expected a stream outside an iteration body, given 'inner' inside"):
         epochs_every(inner, records=1)

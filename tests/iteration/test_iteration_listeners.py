@@ -49,9 +49,7 @@ def count_down(record: int, context: Any, out: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_every_instance_has_a_callback_for_each_epoch_in_order_after_its_records(
-    seed: int, ahead: int | None
-) -> None:
+def test_every_instance_has_a_callback_for_each_epoch_in_order_after_its_records(seed: int, ahead: int | None) -> None:
     """A chained or repartitioned listener, or one after a slow step, missed an epoch, or received it too early."""
     flow, log = Flow("loop"), Log()
 
@@ -75,12 +73,8 @@ def test_every_instance_has_a_callback_for_each_epoch_in_order_after_its_records
         assert callbacks(entries) == [0, 1, 2, 3, 4]
         assert kinds(entries, "terminated") == [("terminated", 5)]
     for name in ("first", "chained", "behind slow", "dealt", "by key"):
-        records = [
-            entry[1:] for subtask in range(3) for entry in kinds(log.get((name, subtask), []), "record")
-        ]
-        expected = [
-            (left, epoch) for start in [4, 0, 2, 2, 3] for epoch, left in enumerate(range(start, -1, -1))
-        ]
+        records = [entry[1:] for subtask in range(3) for entry in kinds(log.get((name, subtask), []), "record")]
+        expected = [(left, epoch) for start in [4, 0, 2, 2, 3] for epoch, left in enumerate(range(start, -1, -1))]
         assert sorted(records) == sorted(expected), name
 
 
@@ -93,9 +87,7 @@ def test_a_listener_of_data_only_has_callback_0_at_the_end_of_the_data_and_then_
         only_data = data[0].process(lambda: Witness(log), name="data only")
         behind = only_data.rebalance().process(lambda: Witness(log), name="behind it", parallelism=2)
         both = connect(variable=variables[0], data=behind).process(
-            lambda: Witness(
-                log, on_record=lambda x, context, out: count_down(x, context, out) if x < 9 else None
-            ),
+            lambda: Witness(log, on_record=lambda x, context, out: count_down(x, context, out) if x < 9 else None),
             name="both",
         )
         return IterationBodyResult([both.rebalance()], [])
@@ -172,13 +164,9 @@ def test_termination_runs_in_dataflow_order_and_its_records_are_handled_first(se
     of_chained = log["chained", 0]
     assert of_chained.index(("record", "terminated first", 1)) < of_chained.index(("terminated", 1))
     assert of_chained.index(("record", "finished first", 1)) < of_chained.index(("terminated", 1))
-    emitted = [
-        f"{kind} {name}" for kind in ("terminated", "finished") for name in ("first", "chained", "data")
-    ]
+    emitted = [f"{kind} {name}" for kind in ("terminated", "finished") for name in ("first", "chained", "data")]
     of_last = log["last", 0] + log["last", 1]
-    assert sorted(entry[1] for entry in kinds(of_last, "record") if isinstance(entry[1], str)) == sorted(
-        emitted
-    )
+    assert sorted(entry[1] for entry in kinds(of_last, "record") if isinstance(entry[1], str)) == sorted(emitted)
     assert {entry[2] for entry in kinds(of_last, "record") if isinstance(entry[1], str)} == {1}
     assert sorted(map(str, seen.items)) == sorted(
         ["1", "5", *emitted, *2 * ["terminated last"], *2 * ["finished last"]]
@@ -362,9 +350,7 @@ def test_records_come_from_the_wanted_input_only(seed: int) -> None:
         picky = connect(left=data[0], right=data[1]).process(lambda: Picky(log, wishes), name="picky")
         return IterationBodyResult([variables[0]], [picky])
 
-    streams = [
-        cut_items(flow, [(name, number) for number in range(5)], seed=seed) for name in ("left", "right")
-    ]
+    streams = [cut_items(flow, [(name, number) for number in range(5)], seed=seed) for name in ("left", "right")]
     iterate_unbounded_streams([flow.from_items([])], streams, body)
     run(flow, seed=seed, limits=SMALL)
     records = [entry[1] for entry in kinds(log["picky", 0], "record")]
@@ -431,9 +417,7 @@ def test_epochs_in_order_means_no_record_before_its_turn(seed: int, parallelism:
         check_listener(log["behind it", subtask], in_order=True)
         assert callbacks(log["in order", subtask]) == list(range(10))
     expected: list[tuple[Any, int]] = [(("data", number), number // 3) for number in range(17)]
-    expected += [
-        (left, epoch) for start in (9, 4, 4, 1, 0) for epoch, left in enumerate(range(start - 1, -1, -1))
-    ]
+    expected += [(left, epoch) for start in (9, 4, 4, 1, 0) for epoch, left in enumerate(range(start - 1, -1, -1))]
     assert sorted((entry[1:] for entry in kinds(entries, "record")), key=repr) == sorted(expected, key=repr)
 
 
@@ -480,9 +464,7 @@ def test_records_set_aside_go_to_disk_above_the_memory_limit(monkeypatch: pytest
         all_data_is_there = asyncio.Event()
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-            both = connect(variable=variables[0], data=data[0]).process(
-                lambda: InOrder(log, [None]), name="in order"
-            )
+            both = connect(variable=variables[0], data=data[0]).process(lambda: InOrder(log, [None]), name="in order")
             return IterationBodyResult([both.filter(lambda x: False)], [])
 
         stamped = epochs_every(

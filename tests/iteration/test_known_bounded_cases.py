@@ -158,9 +158,7 @@ def mixed(seed: int) -> tuple[Flow, list[Collected]]:
     flow = Flow("loop")
 
     def sum_rounds(streams: list[Stream]) -> list[Stream]:
-        summed = connect(variable=streams[0], data=streams[1]).process(
-            lambda: SumOfRound(6), name="sum", parallelism=1
-        )
+        summed = connect(variable=streams[0], data=streams[1]).process(lambda: SumOfRound(6), name="sum", parallelism=1)
         return [summed, summed.side_output(OUTPUT)]
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -47,9 +47,7 @@ class Fed:
     def __init__(self, directory: Path) -> None:
         self.topic = MemoryBroker().topic("loop")
         self.outlets = [
-            FeedbackOutlet(
-                producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory))
-            )
+            FeedbackOutlet(producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory)))
             for producer in range(PRODUCERS)
             for head in range(HEADS)
         ]
@@ -57,9 +55,7 @@ class Fed:
 
     @staticmethod
     def _queue(directory: Path) -> SpillQueue:
-        return SpillQueue(
-            name="step", directory=directory, memory_limit_bytes=1 << 30, disk_limit_bytes=1 << 30
-        )
+        return SpillQueue(name="step", directory=directory, memory_limit_bytes=1 << 30, disk_limit_bytes=1 << 30)
 
     async def open(self) -> Counting:
         await self.topic.create(partitions=HEADS)

@@ -166,9 +166,7 @@ def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
     for fed_back, criteria, expected in ((3, 0, Ended(2)), (0, 5, Ended(2)), (3, 5, Completed(2))):
         progress = LoopProgress(heads=1, entrances=0, criteria_heads=2)
         for epoch, counts in ((0, (0, 0, 0)), (1, (2, 1, 0)), (2, (fed_back, 0, criteria))):
-            decided = [
-                progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)
-            ]
+            decided = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
             assert decided[:2] == [[], []]
         assert decided[2] == [ReleasedEpoch(2), expected]
 

@@ -106,9 +106,7 @@ def test_a_loop_through_topics_resumes_from_any_snapshot(seed: int) -> None:
 
 def check_any_snapshot(seed: int) -> None:
     direct = run_shuffled(in_memory(seed), seed)
-    restored_runs = [
-        run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)
-    ]
+    restored_runs = [run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)]
     results = [made.outputs() for made in restored_runs if made is not None]
     assert results == [direct.outputs()] * len(results)
     assert results
@@ -127,9 +125,7 @@ async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
     for crashes in range(5):
         made = lasting(seed, broker)
         store = store.another()
-        job = await made.flow.start(
-            channel_limits=limits(seed), checkpoints=Checkpoints(store, interval_s=RARELY_S)
-        )
+        job = await made.flow.start(channel_limits=limits(seed), checkpoints=Checkpoints(store, interval_s=RARELY_S))
         for _ in range(chance.randrange(turns)):
             await asyncio.sleep(0)
         try:

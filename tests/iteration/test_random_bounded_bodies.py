@@ -73,9 +73,7 @@ def check_ahead(seed: int) -> None:
     check_same(finished(seed, seed + 2_000, [1, 2, None][seed % 3]), finished(seed, seed))
 
 
-async def snapshot_of(
-    made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None
-) -> JobSnapshot | None:
+async def snapshot_of(made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None) -> JobSnapshot | None:
     """Take a snapshot this number of turns after the start from ``begin``; return None if the job had ended."""
     job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
     for _ in range(turns):
@@ -116,9 +114,7 @@ def check_any_moment(seed: int) -> None:
         check_same(made, expected)
 
 
-async def stopped(
-    made: MadeBody, mode: Literal["suspend", "drain", "abort"], turns: int, schedule: int
-) -> str:
+async def stopped(made: MadeBody, mode: Literal["suspend", "drain", "abort"], turns: int, schedule: int) -> str:
     """Stop a job this number of turns after its start, and return its state."""
     job = await made.flow.start(channel_limits=limits(schedule))
     for _ in range(turns):

@@ -102,9 +102,7 @@ class Program:
     def _choosing(self, inputs: dict[str, Stream]) -> Stream:
         parallelism, names = self._chosen.randint(1, 2), list(inputs)
         rebalanced = {name: stream.rebalance() for name, stream in inputs.items()}
-        return connect(**rebalanced).process(
-            lambda: Choosy(self._seed, names), name="learn", parallelism=parallelism
-        )
+        return connect(**rebalanced).process(lambda: Choosy(self._seed, names), name="learn", parallelism=parallelism)
 
     def _that_learns(self) -> Stream:
         """Add a loop as `train_online` does: the model is fed back, the examples come from outside."""
@@ -136,9 +134,7 @@ class Program:
     def _input(self, name: str) -> Stream:
         items = [(name, number) for number in range(ITEMS)]
         self._expected += items
-        return self.flow.from_source(
-            lambda: CutItems(items, self._seed), parallelism=self._chosen.randint(1, 2)
-        )
+        return self.flow.from_source(lambda: CutItems(items, self._seed), parallelism=self._chosen.randint(1, 2))
 
     def _steps(self, stream: Stream) -> Stream:
         hops = self._chosen.randint(0, 3)

@@ -183,9 +183,7 @@ def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
 @pytest.mark.parametrize("memory_bytes", [0, 5 << 20, 1 << 30])
 def test_a_replay_resumes_in_its_middle_from_a_snapshot(memory_bytes: int) -> None:
     """The replay started again at its first block, or lost the blocks in transit."""
-    expected = [
-        (epoch, number) for epoch in range(ROUNDS) for number in range(1, BLOCKS + 1) for _ in range(16)
-    ]
+    expected = [(epoch, number) for epoch in range(ROUNDS) for number in range(1, BLOCKS + 1) for _ in range(16)]
     limits = ChannelLimits(records=16)
     in_the_middle = 0
 

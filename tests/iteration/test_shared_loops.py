@@ -62,9 +62,7 @@ async def hops_in(hops: Topic, count: int) -> list[tuple[int, int, int]]:
 
 def check_hops(found: list[tuple[int, int, int]], tokens: int, hops: int, workers: int) -> None:
     """Check that each hop of each token happened once, at the worker that owns its key."""
-    assert sorted(each[:2] for each in found) == [
-        (token, hop) for token in range(tokens) for hop in range(hops + 1)
-    ]
+    assert sorted(each[:2] for each in found) == [(token, hop) for token in range(tokens) for hop in range(hops + 1)]
     for token, hop, worker in found:
         # Items are shared out over the subtasks of all workers.
         born = token % (HEADS * workers) // HEADS
@@ -161,9 +159,7 @@ async def test_a_suspended_worker_has_written_all_feedback_to_others() -> None:
         statistics = await asyncio.wait_for(first.stop("suspend"), PATIENCE_S)
         assert statistics.state == "suspended"
     early = (await hops.describe()).offsets[0][1]
-    expected = [(token, 0, 1) for token in born[1]] + [
-        (token, 1, 1) for token in range(40) if owner(token, 1, 2) == 1
-    ]
+    expected = [(token, 0, 1) for token in born[1]] + [(token, 1, 1) for token in range(40) if owner(token, 1, 2) == 1]
     async with working(hopping("hops", loop, hops, 40, 1, 1), 1):
         found = await hops_in(hops, early + len(expected))
     assert sorted(each for each in found if each[2] == 1) == sorted(expected)
@@ -177,9 +173,7 @@ async def test_a_worker_cannot_be_drained_or_snapshot() -> None:
             ConfigurationError, match=r'stop\("suspend"\) or stop\("abort"\) of a worker, given "drain"'
         ):
             await job.stop("drain")
-        with pytest.raises(
-            ConfigurationError, match=r"expected a job of a single process, given one of 2 workers"
-        ):
+        with pytest.raises(ConfigurationError, match=r"expected a job of a single process, given one of 2 workers"):
             await job.snapshot()
 
 
@@ -189,9 +183,7 @@ async def test_a_worker_that_is_started_again_in_the_same_run_is_refused() -> No
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0):
         pass
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0) as again:
-        with pytest.raises(
-            JobFailed, match=r"expected each worker to be started once in run 'a run', given a second"
-        ):
+        with pytest.raises(JobFailed, match=r"expected each worker to be started once in run 'a run', given a second"):
             await asyncio.wait_for(again.wait(), PATIENCE_S)
 
 
@@ -202,9 +194,7 @@ async def test_a_new_run_ignores_records_of_the_one_before() -> None:
         one, other = (hopping("hops", loop, hops, 6, 3, index) for index in range(2))
         async with working(one, 0, run_id=run_id), working(other, 1, run_id=run_id):
             found = await hops_in(hops, 24 if run_id == "first" else 48)
-    assert sorted(each[:2] for each in found) == sorted(
-        2 * [(token, hop) for token in range(6) for hop in range(4)]
-    )
+    assert sorted(each[:2] for each in found) == sorted(2 * [(token, hop) for token in range(6) for hop in range(4)])
 
 
 async def fed_back(loop: Topic, *given: tuple[Any, int, list[Any]]) -> None:
@@ -257,9 +247,7 @@ async def test_workers_of_different_flows_are_refused() -> None:
     [passed] = iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(Endless())], body)
     passed.collect()
     async with working(hopping("hops", loop, hops, 4, 10, 0), 0) as first, working(flow, 1):
-        with pytest.raises(
-            JobFailed, match=r"expected a producer of this flow, given number \d+; start the same"
-        ):
+        with pytest.raises(JobFailed, match=r"expected a producer of this flow, given number \d+; start the same"):
             await asyncio.wait_for(first.wait(), PATIENCE_S)
 
 
@@ -316,9 +304,7 @@ def a_loop(
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         fed = step(variables[0])
-        return IterationBodyResult(
-            [(back or (lambda stream: feedback_through(stream, through)))(fed)], entered
-        )
+        return IterationBodyResult([(back or (lambda stream: feedback_through(stream, through)))(fed)], entered)
 
     [passed] = iterate([flow.from_items([0])], [data(flow)], body, IterationConfig(**config))
     passed.collect()
@@ -338,9 +324,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
         r"expected feedback through a topic that the workers share, given .*fed back in memory",
     ),
     (
-        lambda: a_loop(
-            iterate=iterate_bounded_streams_until_termination, data=lambda flow: flow.from_items([0])
-        ),
+        lambda: a_loop(iterate=iterate_bounded_streams_until_termination, data=lambda flow: flow.from_items([0])),
         r"expected an unbounded iteration in a loop that workers share, given a bounded one",
     ),
     (
@@ -363,9 +347,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
-async def test_features_that_need_the_epochs_of_all_workers_are_refused(
-    make: Callable[[], Flow], message: str
-) -> None:
+async def test_features_that_need_the_epochs_of_all_workers_are_refused(make: Callable[[], Flow], message: str) -> None:
     """An epoch is complete when all heads have received it, but a worker does not know the heads of other workers."""
     with pytest.raises(GraphError, match=message):
         await make().start(worker=(0, 2), run_id=RUN)

@@ -204,9 +204,7 @@ def test_a_restored_loop_is_not_held_by_a_silent_partition_either(seed: int) -> 
         await job.stop("drain")
 
     run_shuffled(main(), seed)
-    check_listener(
-        [("callback", epoch) for epoch in range(callbacks(again["train", 0])[0])] + again["train", 0]
-    )
+    check_listener([("callback", epoch) for epoch in range(callbacks(again["train", 0])[0])] + again["train", 0])
 
 
 async def test_the_log_says_which_partition_a_held_loop_waits_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,5 @@ async def test_a_timer_does_not_fire_when_the_data_of_its_step_has_ended() -> No
 
 def test_a_timer_that_is_set_when_the_data_has_ended_is_refused() -> None:
     """The timer was silently never called."""
-    with pytest.raises(
-        JobFailed, match=r"context\.set_timer: expected a step whose data has not ended, given one"
-    ):
+    with pytest.raises(JobFailed, match=r"context\.set_timer: expected a step whose data has not ended, given one"):
         run(build(AlarmAfterTheEnd, Log()))

@@ -53,9 +53,7 @@ class Topics:
         await self.watched_sums.create()
 
 
-def sums_flow(
-    name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers"
-) -> Flow:
+def sums_flow(name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers") -> Flow:
     """Return a flow that emits each number with its key's sum; ``padding`` adds twice as many bytes to each output."""
     flow = Flow(name)
     numbers = flow.source(topics.numbers, stop=stop, name=source)

@@ -71,9 +71,7 @@ async def test_a_suspension_continues_without_its_caller(topics: Topics, tmp_pat
     await check_committed(topics.sums, 10)
 
 
-async def test_an_aborted_job_does_not_wait_for_an_unattended_checkpoint(
-    topics: Topics, tmp_path: Path
-) -> None:
+async def test_an_aborted_job_does_not_wait_for_an_unattended_checkpoint(topics: Topics, tmp_path: Path) -> None:
     """The store was stuck, and the job could not be aborted."""
     store = HeldStore(tmp_path)
     job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))

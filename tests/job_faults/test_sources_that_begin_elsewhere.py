@@ -51,9 +51,7 @@ async def test_steps_after_a_source_that_starts_at_another_position_keep_their_s
     await check_committed(topics.sums, 90)
 
 
-async def test_steps_after_another_source_keep_their_state(
-    serve: Serve, topics: Topics, tmp_path: Path
-) -> None:
+async def test_steps_after_another_source_keep_their_state(serve: Serve, topics: Topics, tmp_path: Path) -> None:
     """The input moved to a topic with another name, and the sums started again."""
     await counted(serve, topics, tmp_path, 0, 30)
     moved = topics.numbers.beside("moved")
@@ -66,9 +64,7 @@ async def test_steps_after_another_source_keep_their_state(
     await check_committed(topics.sums, 60)
 
 
-async def test_the_error_of_a_missing_offset_names_the_choices(
-    serve: Serve, topics: Topics, tmp_path: Path
-) -> None:
+async def test_the_error_of_a_missing_offset_names_the_choices(serve: Serve, topics: Topics, tmp_path: Path) -> None:
     """A topic's message advised an option that the job does not have."""
     await counted(serve, topics, tmp_path, 0, 30)
     await topics.numbers.delete()
@@ -199,9 +195,7 @@ async def test_positions_that_were_abandoned_once_are_kept_by_a_restart(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A transaction had expired, and the source started again from its beginning, so all records were counted twice."""
-    topics = Topics.same(
-        *(topic(f"sqlite:///{tmp_path}/topics.db?topic={name}") for name in ("numbers", "sums"))
-    )
+    topics = Topics.same(*(topic(f"sqlite:///{tmp_path}/topics.db?topic={name}") for name in ("numbers", "sums")))
     await topics.create()
     await counted(serve, topics, tmp_path / "kept", 0, 30)
     await topics.numbers.delete()

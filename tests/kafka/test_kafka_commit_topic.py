@@ -38,9 +38,7 @@ async def test_old_commits_are_dropped_although_they_are_small(kafka_topic: Make
     async with asyncio.timeout(PATIENCE_S):
         written = 0
         while True:
-            await writer.write(
-                OutgoingBatch([b"%d" % number + b" " * 100 for number in range(9_999)], keys=keys)
-            )
+            await writer.write(OutgoingBatch([b"%d" % number + b" " * 100 for number in range(9_999)], keys=keys))
             await writer.flush()
             written += 9_999
             if len(await read_to_end(commits)) < written / 2:
@@ -92,9 +90,7 @@ async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic:
     }
 
 
-async def test_positions_of_a_group_that_consumers_are_in_are_refused(
-    kafka_broker, kafka_topic: MakeTopic
-) -> None:
+async def test_positions_of_a_group_that_consumers_are_in_are_refused(kafka_broker, kafka_topic: MakeTopic) -> None:
     """A job stored positions for the group of another program, whose consumers then skipped records."""
     made = kafka_topic()
     await made.create()

@@ -303,9 +303,7 @@ async def _write_until_restarted(writer: TopicWriter, outage: Outage) -> int:
         numbers = range(written, written + 20)
         await patiently(writer.write(OutgoingBatch(numbered(numbers), partition=written // 20 % 2)))
         written += 20
-        await asyncio.sleep(
-            0.005
-        )  # limits the records: a restart takes seconds, and thousands of records are enough
+        await asyncio.sleep(0.005)  # limits the records: a restart takes seconds, and thousands of records are enough
     return written
 
 
@@ -340,9 +338,7 @@ async def test_reading_and_writing_survive_a_restart(
 # -- a broker that freezes and resumes
 
 
-async def test_reading_continues_after_a_freeze(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
+async def test_reading_continues_after_a_freeze(breakable_broker: KafkaServer, handle: Callable[..., Topic]) -> None:
     """After a long garbage collection of the broker, late answers on abandoned connections confused the reader."""
     made = handle(**{**PATIENT, "request_timeout_s": 0.3})
     await made.create()
@@ -428,8 +424,7 @@ async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callabl
     made = handle(give_up_after_s=600)
     await made.create(partitions=2)
     readers: list[TopicReader] = [
-        await made.open_reader(ReadRequest(subtask=subtask, subtasks=3, refresh_s=0.05))
-        for subtask in range(3)
+        await made.open_reader(ReadRequest(subtask=subtask, subtasks=3, refresh_s=0.05)) for subtask in range(3)
     ]
     reading = [asyncio.ensure_future(reader.read()) for reader in readers]
     await made.delete()

@@ -87,10 +87,8 @@ async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_for_a
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The topic was created again, and the job counted other records from the middle, or started all sums again."""
-    said = (
-        "partition 0: offset 30 belongs to a topic of this name that was deleted; the topic was created again, with \
+    said = "partition 0: offset 30 belongs to a topic of this name that was deleted; the topic was created again, with \
 other records, and has the offsets 0 to"
-    )
     with nothing_unheard(caplog):
         service = run()
         await write(topics.numbers, 0, 30)
@@ -125,9 +123,7 @@ async def test_a_job_continues_after_a_restart_of_the_broker_and_an_added_partit
     ``test_a_job_survives_a_restart_of_its_broker``.
     """
     prefix = f"kafka://{breakable_broker.bootstrap}/{topic_prefix}"
-    made = Topics.same(
-        *(topic(f"{prefix}{name}", give_up_after_s=PATIENCE_S) for name in ("numbers", "sums"))
-    )
+    made = Topics.same(*(topic(f"{prefix}{name}", give_up_after_s=PATIENCE_S) for name in ("numbers", "sums")))
     await made.create()
 
     def again() -> Service:
@@ -167,9 +163,7 @@ async def test_an_offset_that_fell_out_of_retention_between_two_runs_is_an_error
         await write(topics.numbers, 30, 60)
         await delete_records(kafka_broker.bootstrap, topics.numbers, 45)
         numbers = "partition 0: offset 30 fell out of retention; expected 45 to 60"
-        check_cause(
-            await run().failed(), OffsetOutOfRange, topics.numbers.name, numbers, *map(_shown, choice)
-        )
+        check_cause(await run().failed(), OffsetOutOfRange, topics.numbers.name, numbers, *map(_shown, choice))
         service = run(**choice)
         await until_committed(topics.sums, 45)
         await service.suspended()

@@ -322,7 +322,4 @@ async def test_a_job_survives_any_faults_of_its_broker(
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
-    assert all(
-        isinstance(error, TopicUnavailable) or isinstance(error.__cause__, TopicUnavailable)
-        for error in errors
-    )
+    assert all(isinstance(error, TopicUnavailable) or isinstance(error.__cause__, TopicUnavailable) for error in errors)

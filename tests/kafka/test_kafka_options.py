@@ -77,9 +77,7 @@ def test_a_misspelt_credential_is_not_repeated() -> None:
     assert "hush-hush" not in str(caught.value)
 
 
-_ONE_OPTION_TOO_MANY = (
-    "ssl_keyfile"  # is refused without TLS, so there is an error with each of these options
-)
+_ONE_OPTION_TOO_MANY = "ssl_keyfile"  # is refused without TLS, so there is an error with each of these options
 
 
 @pytest.mark.parametrize("how", ["keywords", "query"])

@@ -82,9 +82,7 @@ async def test_another_client_reads_written_records(kafka_broker, kafka_topic: M
     ]
 
 
-async def test_keys_go_to_the_same_partitions_as_with_another_client(
-    kafka_broker, kafka_topic: MakeTopic
-) -> None:
+async def test_keys_go_to_the_same_partitions_as_with_another_client(kafka_broker, kafka_topic: MakeTopic) -> None:
     """Two programs wrote one topic, and the records of a key were in two partitions."""
     topic = kafka_topic()
     await topic.create(partitions=7)
@@ -295,9 +293,7 @@ async def write_in_blocks(topic: Topic, numbers: range) -> None:
     """Write ten records in each block; an answer of a kilobyte has no room for two blocks."""
     writer = await topic.open_writer()
     for start in range(0, len(numbers), 10):
-        await writer.write(
-            OutgoingBatch([b"%d" % number + b" " * 200 for number in numbers[start : start + 10]])
-        )
+        await writer.write(OutgoingBatch([b"%d" % number + b" " * 200 for number in numbers[start : start + 10]]))
         await writer.flush()
     await writer.close()
 
@@ -340,9 +336,7 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
         await read_for_ever(reader, given)
     assert given == list(range(len(given)))
     await reader.close()
-    with pytest.raises(
-        OffsetOutOfRange, match=r"partition 0: offset 10 belongs to .* has the offsets 0 to 200"
-    ):
+    with pytest.raises(OffsetOutOfRange, match=r"partition 0: offset 10 belongs to .* has the offsets 0 to 200"):
         await patiently(topic.open_reader(ReadRequest(positions={0: 10}, identities=identities)))
 
 

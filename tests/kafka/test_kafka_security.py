@@ -94,13 +94,9 @@ async def check_round_trip(made: Topic) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_the_right_password_is_accepted(
-    guarded_broker: KafkaServer, topic_prefix: str, mechanism: str
-) -> None:
+async def test_the_right_password_is_accepted(guarded_broker: KafkaServer, topic_prefix: str, mechanism: str) -> None:
     """A login with the right password failed, and every hosted Kafka asks for one."""
-    made = topic(
-        url(guarded_broker, "PASSWORD", topic_prefix + "clicks"), **as_user("alice", sasl_mechanism=mechanism)
-    )
+    made = topic(url(guarded_broker, "PASSWORD", topic_prefix + "clicks"), **as_user("alice", sasl_mechanism=mechanism))
     await check_round_trip(made)
 
 
@@ -111,9 +107,7 @@ async def test_no_log_record_has_the_login(
     """At level DEBUG the library logged each request unchanged, and the login request contained the password."""
     caplog.set_level("DEBUG")
     for password in (PASSWORD, "wrong-horse"):
-        made = topic(
-            url(guarded_broker, "PASSWORD", "clicks"), **as_user("bob", password, sasl_mechanism=mechanism)
-        )
+        made = topic(url(guarded_broker, "PASSWORD", "clicks"), **as_user("bob", password, sasl_mechanism=mechanism))
         with pytest.raises((TopicDenied, TopicNotFound)):
             await patiently(made.describe())
     logged = [record.getMessage() for record in caplog.records if record.name.startswith("aiokafka")]
@@ -180,9 +174,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
     outputs = topic(url(guarded_broker, "PASSWORD", topic_prefix + "outputs"), **as_user("carol"))
     for step in range(2):
         if step:
-            rights = [
-                (TOPIC, name, right) for name in (outputs.name, COMMIT_TOPIC) for right in (READ, WRITE)
-            ]
+            rights = [(TOPIC, name, right) for name in (outputs.name, COMMIT_TOPIC) for right in (READ, WRITE)]
             await allow(guarded_broker, "carol", [*rights, (TRANSACTIONAL_ID, "streamiter-flow", WRITE)])
         with pytest.raises(TopicDenied, match=r"1 partition and cleanup\.policy=compact, ") as caught:
             await patiently(ensure_commit_topic(outputs))
@@ -202,9 +194,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
     assert [record for record in caplog.records if record.name == "streamiter.topics"] == []
 
 
-async def test_encrypted_connections_work(
-    guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
-) -> None:
+async def test_encrypted_connections_work(guarded_broker: KafkaServer, certificates: Path, topic_prefix: str) -> None:
     """A connection with TLS failed, although the broker's authority was given in a file."""
     made = topic(
         url(guarded_broker, "BOTH", topic_prefix + "clicks"),
@@ -251,9 +241,7 @@ async def test_a_broker_of_another_name_is_refused_unless_that_is_allowed(
     await check_round_trip(topic(by_name, ssl_check_hostname=False, **options))
 
 
-async def test_the_wrong_protocol_is_an_error_with_a_hint(
-    guarded_broker: KafkaServer, certificates: Path
-) -> None:
+async def test_the_wrong_protocol_is_an_error_with_a_hint(guarded_broker: KafkaServer, certificates: Path) -> None:
     """The broker dropped a connection of the wrong protocol, and the error did not name the reason."""
     plain_to_tls = topic(url(guarded_broker, "TLS", "clicks"), **QUICK)
     with pytest.raises(TopicUnavailable, match=r"security_protocol|no answer|no connection"):

@@ -191,9 +191,7 @@ async def until_written(made: Topic, end: int) -> None:
             pass  # the record is being sent
 
 
-async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
-    kafka_topic: MakeTopic, network: LossyNetwork
-) -> None:
+async def test_losing_an_answer_takes_nothing_from_a_newer_owner(kafka_topic: MakeTopic, network: LossyNetwork) -> None:
     """A request for a new epoch took the id from a newer owner, or ended the newer owner's transaction."""
     made = kafka_topic(**PATIENT)
     await made.create()
@@ -317,9 +315,7 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
     return make
 
 
-async def test_a_broker_killed_at_the_commit_commits_once(
-    breakable_broker: KafkaServer, handle: MakeTopic
-) -> None:
+async def test_a_broker_killed_at_the_commit_commits_once(breakable_broker: KafkaServer, handle: MakeTopic) -> None:
     """The answer to a commit was lost with the broker, and the transaction was committed twice or not at all."""
     made = handle(**PATIENT)
     await made.create(partitions=2)

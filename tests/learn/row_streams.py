@@ -40,9 +40,7 @@ def features(name: str) -> Any:
 
 def vector_predictions() -> dict[str, list[Any]]:
     """Return the predictions of all streams of test vectors, each row before it is learned from."""
-    return {
-        name: new_model(name).learn_each(features(name), labels).tolist() for name, labels in LABELS.items()
-    }
+    return {name: new_model(name).learn_each(features(name), labels).tolist() for name, labels in LABELS.items()}
 
 
 # The smallest and largest numbers, numbers that are nearly equal, and numbers that are no numbers.
@@ -73,15 +71,12 @@ def extreme_rows(random: Random) -> tuple[str, list[list[float]], list[float], l
     count = random.randint(1, 12)
     rows = [[pick(), pick(), pick()] for _ in range(count)]
     labels = [
-        float(random.choice(_EXTREMES)) if kind == "regression" else float(random.randrange(2))
-        for _ in range(count)
+        float(random.choice(_EXTREMES)) if kind == "regression" else float(random.randrange(2)) for _ in range(count)
     ]
     return kind, rows, labels, [random.choice(_WEIGHTS) for _ in range(count)]
 
 
-def check_extreme_rows(
-    example: tuple[str, list[list[float]], list[float], list[float]], **options: Any
-) -> None:
+def check_extreme_rows(example: tuple[str, list[list[float]], list[float], list[float]], **options: Any) -> None:
     """Learn from extreme rows, dense or sparse; every prediction, weight and published number must be finite."""
     kind, rows, labels, weights = example
     for given in (np.array(rows), SparseRows.from_dense(rows, keep_zeros=True)):

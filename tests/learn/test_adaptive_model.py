@@ -307,9 +307,7 @@ def test_the_published_linear_model_predicts_as_the_learner(link: str) -> None:
 
 @pytest.mark.parametrize("crosses", [[], [("km", "town"), ("km", "km")]], ids=str)
 @pytest.mark.parametrize("link", TASKS)
-def test_a_model_started_from_a_published_one_predicts_the_same_and_learns_on(
-    link: str, crosses: Any
-) -> None:
+def test_a_model_started_from_a_published_one_predicts_the_same_and_learns_on(link: str, crosses: Any) -> None:
     """After a restart without a checkpoint, training began at zero, or forgot the model within a few rows."""
     records, score = mixed_records(1_200)
     labels = TASKS[link](score)
@@ -415,9 +413,7 @@ def test_classes_are_given_or_found() -> None:
     assert found.sum(axis=1) == pytest.approx(np.ones(5))
     given = AdaptiveLinearModel(classes=["x", "y"])
     assert given.learn_each([[0.0]], ["y"]).tolist() == [[0.5, 0.5]]
-    with pytest.raises(
-        BadRows, match="expected a label that is one of the classes 'x', 'y', given 'z'"
-    ) as caught:
+    with pytest.raises(BadRows, match="expected a label that is one of the classes 'x', 'y', given 'z'") as caught:
         given.learn_each([[0.0]] * 3, ["x", "z", "y"])
     assert caught.value.rows == (1,)
 
@@ -426,9 +422,7 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
     """One class too many refused all rows of its batch, those of known classes too."""
     model = AdaptiveLinearModel(task="classification", bits=1)
     model.learn([{}] * 999, [f"class {n}" for n in range(999)])
-    with pytest.raises(
-        BadRows, match=r"one of at most 1000 classes, given 'two'; give task=\"regression\""
-    ) as caught:
+    with pytest.raises(BadRows, match=r"one of at most 1000 classes, given 'two'; give task=\"regression\"") as caught:
         model.learn([{}] * 4, ["class 3", "one", "two", "class 4"])
     assert caught.value.rows == (2,)
     model.learn([{}] * 3, ["class 3", "one", "class 4"])
@@ -518,9 +512,7 @@ def test_rows_of_another_kind_or_width_are_refused(first: Any, later: Any, messa
         model.predict(later)
     assert frozen(model.state()) == before
     own = model.rows(first)
-    with pytest.raises(
-        ModelError, match=r"expected rows of .* hashed and .* numeric columns, given column 4000"
-    ):
+    with pytest.raises(ModelError, match=r"expected rows of .* hashed and .* numeric columns, given column 4000"):
         model.step(own._replace(indices=own.indices + 4_000_000), RowSteps.one_each(2, learns=True), [0, 1])
 
 
@@ -558,17 +550,11 @@ def test_wrong_settings_states_and_uses_are_refused() -> None:
     other = AdaptiveLinearModel(bits=4)
     with pytest.raises(ModelError, match=r"restore: expected a state with bits=4, given 18"):
         other.restore(model.state())
-    with pytest.raises(
-        ModelError, match=r"start_from: expected parameters with bits=4, given 18; make the .*bits=18"
-    ):
+    with pytest.raises(ModelError, match=r"start_from: expected parameters with bits=4, given 18; make the .*bits=18"):
         other.start_from(model.parameters())
-    with pytest.raises(
-        ModelError, match=r"start_from: expected the parameters of a published .*given \['weights'\]"
-    ):
+    with pytest.raises(ModelError, match=r"start_from: expected the parameters of a published .*given \['weights'\]"):
         other.start_from({"weights": [1.0]})
-    with pytest.raises(
-        ModelError, match="start_from: expected a new model, given one that has learned already"
-    ):
+    with pytest.raises(ModelError, match="start_from: expected a new model, given one that has learned already"):
         model.start_from(model.parameters())
 
 

@@ -187,9 +187,7 @@ def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, giv
 @pytest.mark.parametrize("support", [0, -0.1, 1.01, 2, float("nan"), "0.5", None, True])
 def test_an_invalid_minimum_support_is_refused(support: Any) -> None:
     """Other libraries read 2 as a count; here 2 would be a share that no item set reaches."""
-    with pytest.raises(
-        GraphError, match=r"apriori\(minimum_support=\): expected a share .* count / transactions"
-    ):
+    with pytest.raises(GraphError, match=r"apriori\(minimum_support=\): expected a share .* count / transactions"):
         found_in([["a"]], support)
 
 

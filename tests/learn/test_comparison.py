@@ -91,9 +91,7 @@ def test_learners_are_compared_on_all_rows_whatever_the_schedule(mode: Any, labe
             "mode": mode,
             "mini_batch": 20 + seed,
         }
-        result = compared(
-            records, learners, seed=seed, limit=3 + 30 * seed, report_every=70, window=100, **options
-        )
+        result = compared(records, learners, seed=seed, limit=3 + 30 * seed, report_every=70, window=100, **options)
         assert [report["learners"]["few"]["count"] for report in result.reports] == [70, 140, 210, 280, 300]
         for name, metrics in result.reports[-1]["learners"].items():
             alone = ProgressiveValidation(window=300, kind=_kind(label))
@@ -308,9 +306,7 @@ def test_rows_that_a_reader_refuses_do_not_shift_the_others(mini_batch: int) -> 
     """After a record that one learner could not read, its predictions were compared with those of other records."""
     records = [row | {"town": [1] if n % 9 == 0 else row["town"]} for n, row in enumerate(trips(300))]
     learners = {"texts": {"features": ["town", "km"]}, "numbers": {"features": ["km"]}}
-    result = compared(
-        records, learners, label="minutes", mini_batch=mini_batch, on_error="skip", report_every=100
-    )
+    result = compared(records, learners, label="minutes", mini_batch=mini_batch, on_error="skip", report_every=100)
     texts, numbers = result.rows("texts"), result.rows("numbers")
     assert set(numbers) - set(texts) == set(range(0, 300, 9))
     assert [row[1] for row in texts.values()] == [numbers[number][1] for number in texts]
@@ -320,9 +316,7 @@ def test_late_labels_are_compared_in_a_flow_of_any_parallelism() -> None:
     """Two readers of a learner counted their records each from 0, and the job ended with an IndexError."""
     flow = Flow("f", parallelism=2)
     events = flow.from_items(delayed_events(400, "late"), parallelism=1)
-    found = Compared(
-        flow, events, {"all": None, "same": None}, labels=DELAYED, report_every=50, on_error="skip"
-    )
+    found = Compared(flow, events, {"all": None, "same": None}, labels=DELAYED, report_every=50, on_error="skip")
     run(flow)
     assert found.reports[-1]["learners"]["all"] == found.reports[-1]["learners"]["same"]
 
@@ -339,9 +333,7 @@ def test_late_labels_are_compared_in_a_flow_of_any_parallelism() -> None:
         ({"a": None, "b": None}, {"workers": 2}, "options of the learner 'a', given workers"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_at_their_line(
-    learners: Any, options: Any, message: str
-) -> None:
+def test_options_that_cannot_be_used_are_refused_at_their_line(learners: Any, options: Any, message: str) -> None:
     """A comparison of one learner, or with a margin that no learner reaches, looked as if it worked."""
     flow = Flow("f")
     stream = flow.from_items(turning(10))
@@ -361,9 +353,7 @@ def test_learners_of_two_tasks_are_refused() -> None:
 def test_another_learner_in_a_restored_comparison_is_refused() -> None:
     """The new learner counted its rows from 0, so it was compared with rows of last week."""
     other = Compare(["a", "d"], margin=0.1, window=12, report_every=10)
-    with pytest.raises(
-        ConfigurationError, match="expected the learners of the checkpoint, a, b, c, given a, d"
-    ):
+    with pytest.raises(ConfigurationError, match="expected the learners of the checkpoint, a, b, c, given a, d"):
         other.restore(compare().snapshot())
 
 

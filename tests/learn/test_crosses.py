@@ -29,9 +29,7 @@ def records_of(count: int) -> tuple[list[Record], dict[str, Any]]:
     towns, skies = draw.choice(["x", "y", "z"], count), draw.choice(["p", "q"], count)
     columns = (1e9 + 1e5 * a, 12 + 5 * b, towns, skies)
     names = ("epoch", "hour", "town", "sky")
-    records = [
-        dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)
-    ]
+    records = [dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)]
     labels = {
         "two numbers": a * b + 0.3 * noise > 0,
         "two texts": (towns == "x") ^ (skies == "p") ^ (noise > 1.7),
@@ -68,9 +66,7 @@ def test_training_with_crosses_in_a_flow_equals_a_plain_loop() -> None:
     crosses = list(CROSSES.values())
     model = AdaptiveLinearModel(crosses=crosses)
     model.learn(records, labels["two texts"].tolist())
-    rows = [
-        record | {"label": bool(label)} for record, label in zip(records, labels["two texts"], strict=True)
-    ]
+    rows = [record | {"label": bool(label)} for record, label in zip(records, labels["two texts"], strict=True)]
     for workers, mini_batch in ((1, 7), (3, 50)):
         options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch}
         result = trained(rows, seed=workers, label="label", crosses=crosses, **options)

@@ -103,9 +103,7 @@ def gains(features: Any, labels: Any, minimum_rows: int, *, classes: bool) -> It
 def small_tables(draw: st.DrawFn) -> tuple[Any, Any]:
     rows, columns = draw(st.integers(1, 14)), draw(st.integers(1, 3))
     value = st.sampled_from([-1.5, 0.0, 0.1, 2.0, 1e9])
-    features = draw(
-        st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows)
-    )
+    features = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows))
     labels = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
     return np.array(features), np.array(labels)
 
@@ -158,9 +156,7 @@ def test_a_row_of_weight_two_counts_as_two_rows_and_weight_zero_as_no_row(
 ) -> None:
     """Weights that count in the splits must also count in the leaves."""
     features, labels = table
-    weights = np.array(
-        data.draw(st.lists(st.integers(0, 3), min_size=len(labels), max_size=len(labels)).filter(any))
-    )
+    weights = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(labels), max_size=len(labels)).filter(any)))
     weighted = DecisionTree(task).fit(features, labels, weights)
     repeated = DecisionTree(task).fit(np.repeat(features, weights, axis=0), np.repeat(labels, weights))
     assert weighted.predict(features).tolist() == pytest.approx(repeated.predict(features).tolist())
@@ -299,8 +295,7 @@ def test_minimum_gain_is_of_the_whole() -> None:
     features = [[0.0], [1.0], [2.0], [3.0]] * 2
     labels = [0, 1, 1, 1, 0, 0, 1, 1]
     leaves = [
-        DecisionTree(minimum_gain=minimum_gain).fit(features, labels).leaves
-        for minimum_gain in (0.0, 0.09, 0.3, 0.5)
+        DecisionTree(minimum_gain=minimum_gain).fit(features, labels).leaves for minimum_gain in (0.0, 0.09, 0.3, 0.5)
     ]
     assert leaves == sorted(leaves, reverse=True)
     assert leaves[0] > leaves[1] > leaves[-1] == 1
@@ -318,9 +313,7 @@ def test_the_tree_is_the_same_to_the_bit_for_any_number_of_workers(task: Any) ->
     features, labels, weights = made_up(3_000)
     labels = labels if task == "regression" else np.digitize(labels, [-0.2, 0.3, 0.9])
     alone, *others = (
-        DecisionTree(task, maximum_bins=40)
-        .fit(features, labels, weights, parallelism=parallelism)
-        .parameters()
+        DecisionTree(task, maximum_bins=40).fit(features, labels, weights, parallelism=parallelism).parameters()
         for parallelism in (1, 2, 3, 7)
     )
     assert alone["tree"]["feature"].max() == 3
@@ -453,9 +446,7 @@ def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: py
 def test_the_cuts_of_many_values_are_quantiles() -> None:
     """Bins of equal width would put almost all of these rows into one bin."""
     x = np.exp(np.linspace(-300, 300, 1_001))
-    fitted = DecisionTree("regression", maximum_bins=4, maximum_depth=2).fit(
-        x[:, np.newaxis], np.arange(1_001)
-    )
+    fitted = DecisionTree("regression", maximum_bins=4, maximum_depth=2).fit(x[:, np.newaxis], np.arange(1_001))
     tree = fitted.parameters()["tree"]
     thresholds = np.sort(tree["threshold"][tree["feature"] >= 0])
     assert np.searchsorted(x, thresholds).tolist() == pytest.approx([250, 500, 750], abs=1)

@@ -72,9 +72,7 @@ def test_adwin_and_page_hinkley_agree_with_river():
 
     for seed in range(20):
         values = coins(seed, 0.1, 0.25)
-        assert found(river.ADWIN(), values) == [
-            change.position for change in ADWIN(confidence=0.002).watch(values)
-        ]
+        assert found(river.ADWIN(), values) == [change.position for change in ADWIN(confidence=0.002).watch(values)]
         losses = np.random.default_rng(seed).exponential(np.repeat([0.3, 0.7, 0.3, 0.9], 3_000))
         theirs = river.PageHinkley(mode="up", threshold=50.0, delta=0.05)
         mine = PageHinkley(threshold=50.0, allowance=0.05)
@@ -226,9 +224,7 @@ def test_rows_of_weight_0_do_not_count():
 def test_a_watch_depends_neither_on_cuts_nor_on_restores(make, task):
     """The variance of the targets was that of the mini-batch, so the drift depended on its size."""
     random = np.random.default_rng(11)
-    targets = (
-        random.normal(size=900) * 7.0 + 100.0 if task == "regression" else random.integers(0, 2, 900) * 1.0
-    )
+    targets = random.normal(size=900) * 7.0 + 100.0 if task == "regression" else random.integers(0, 2, 900) * 1.0
     good = targets + random.normal(size=900) if task == "regression" else 0.2 + 0.6 * targets
     predictions = np.where(np.arange(900) < 600, good, np.roll(good, 1))
     weights = random.integers(0, 3, 900)
@@ -308,9 +304,7 @@ def test_an_owner_under_watch_resumes_exactly(detector):
     ]
 
     def owner():
-        return RowOwner(
-            AdaptiveLinearModel, in_epochs=False, publish_every=1, waiting_max=0, drift=detector()
-        )
+        return RowOwner(AdaptiveLinearModel, in_epochs=False, publish_every=1, waiting_max=0, drift=detector())
 
     check_restore(
         owner,
@@ -408,7 +402,5 @@ def test_options_of_drift_that_cannot_be_used_are_refused():
     examples = Flow("refused").from_items([1])
     with pytest.raises(GraphError, match=r"drift=\): expected ADWIN\(…\) or PageHinkley\(…\), given <class"):
         train_online(examples, label="y", drift=ADWIN)
-    with pytest.raises(
-        GraphError, match=r"drift=.*a model that learns row by row, given model= of a fixed number"
-    ):
+    with pytest.raises(GraphError, match=r"drift=.*a model that learns row by row, given model= of a fixed number"):
         train_online(examples, lambda: LogisticRegression(1), label="y", features=len, drift=ADWIN())

@@ -104,9 +104,9 @@ def test_equal_values_are_one_feature_whichever_came_first():
     for first in values:
         made = FeatureHasher(["a"])
         made.rows([{"a": first}])
-        assert {
-            index for row, _ in made.rows([{"a": value} for value in values]).rows() for index in row
-        } == {made.index("a", "1")}
+        assert {index for row, _ in made.rows([{"a": value} for value in values]).rows() for index in row} == {
+            made.index("a", "1")
+        }
     assert FeatureHasher(["a"]).index("a", 1.5) == FeatureHasher(["a"]).index("a", "1.5")
     assert FeatureHasher(["a"]).index("a", b"x") == FeatureHasher(["a"]).index("a", "x")
 
@@ -250,9 +250,7 @@ def test_invalid_settings_are_refused(make, message):
 
 def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
     """A mapping of scales was read as a list of fields, and the scales were ignored."""
-    hasher = FeatureHasher(
-        {"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16
-    )
+    hasher = FeatureHasher({"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16)
     rows = hasher.rows([{"a": "p", "b": "q", "x": 4.0}])
     values = dict(zip(rows.indices.tolist(), rows.values.tolist(), strict=True))
     assert values == {
@@ -280,9 +278,7 @@ def test_a_field_with_a_table_of_its_own_shares_no_place_with_others() -> None:
 def test_a_field_without_a_table_stays_where_it_was() -> None:
     """A table for one field must not move the features of other fields to other weights."""
     plain, made = hasher(bits=4), hasher(tables={"city": 3}, bits=4)
-    assert [made.index("hour", number) for number in range(24)] == [
-        plain.index("hour", number) for number in range(24)
-    ]
+    assert [made.index("hour", number) for number in range(24)] == [plain.index("hour", number) for number in range(24)]
     assert made.places_of("hour") == slice(0, 16)
 
 

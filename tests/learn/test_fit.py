@@ -83,17 +83,13 @@ def test_a_topic_gives_the_same_model_as_arrays(
 def test_every_fit_accepts_a_decoder(fitted: Callable[..., Any], extract: Callable[[Any], Any]) -> None:
     """One model accepted a decoder, and the others read JSON only."""
     expected = fitted(POINTS, LABELS).predict(POINTS)
-    read = fitted(
-        rows_topic(), decode=Raw(), extract=lambda batch: extract([orjson.loads(value) for value in batch])
-    )
+    read = fitted(rows_topic(), decode=Raw(), extract=lambda batch: extract([orjson.loads(value) for value in batch]))
     assert read.predict(POINTS) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
 @pytest.mark.parametrize("option", ["decode", "extract"])
-def test_with_arrays_options_of_topics_are_refused(
-    fitted: Callable[..., Any], name: str, option: str
-) -> None:
+def test_with_arrays_options_of_topics_are_refused(fitted: Callable[..., Any], name: str, option: str) -> None:
     """An option was silently ignored, so the user looked for its effect in vain."""
     message = rf"{name}\.fit\({option}=\): expected this option with a topic only"
     with pytest.raises(GraphError, match=message):
@@ -102,29 +98,21 @@ def test_with_arrays_options_of_topics_are_refused(
 
 @pytest.mark.parametrize(("fitted", "name"), [(linear, "LinearRegression"), (tree, "DecisionTree")])
 @pytest.mark.parametrize("given", [{1: LABELS}, {2: LABELS}], ids=["labels", "weights"])
-def test_with_a_topic_arrays_are_refused(
-    fitted: Callable[..., Any], name: str, given: dict[int, Any]
-) -> None:
+def test_with_a_topic_arrays_are_refused(fitted: Callable[..., Any], name: str, given: dict[int, Any]) -> None:
     """The rows of the arrays would have to be in the order of the topic, which is unknown."""
-    with pytest.raises(
-        ModelError, match=rf"{name}\.fit: expected .* in the records of topic 'rows', given an array"
-    ):
+    with pytest.raises(ModelError, match=rf"{name}\.fit: expected .* in the records of topic 'rows', given an array"):
         fitted(rows_topic(), *(given.get(place) for place in (1, 2)), extract=examples_of)
 
 
 @each_model
 @pytest.mark.parametrize("parallelism", [0, 1.5, True])
-def test_an_invalid_parallelism_is_refused(
-    fitted: Callable[..., Any], extract: Any, parallelism: Any
-) -> None:
+def test_an_invalid_parallelism_is_refused(fitted: Callable[..., Any], extract: Any, parallelism: Any) -> None:
     with pytest.raises(GraphError, match="fit': expected a parallelism of at least 1"):
         fitted(POINTS, LABELS, parallelism=parallelism)
 
 
 @pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
-def test_progress_is_shown_on_request(
-    fitted: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown_on_request(fitted: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each model had its own option for progress."""
     fitted(POINTS, LABELS, progress=True)
     shown = capfd.readouterr().err.splitlines()
@@ -235,7 +223,5 @@ def test_a_topic_without_rows_to_learn_from_is_refused(records: list[Any], messa
 
 
 def test_records_that_are_no_examples_end_the_reading() -> None:
-    with pytest.raises(
-        JobFailed, match=r"DecisionTree\.fit: expected records with label, indices and values"
-    ):
+    with pytest.raises(JobFailed, match=r"DecisionTree\.fit: expected records with label, indices and values"):
         DecisionTree().fit(rows_topic())

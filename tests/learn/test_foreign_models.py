@@ -129,9 +129,7 @@ def test_features_are_the_fields_without_label_and_weight() -> None:
     assert seen[0] == {"x": 1.0, "town": "b"}
     assert [type(value) for value in seen[0].values()] == [float, str]
     assert fields_of(RECORDS[:1], ["town", "zip"], []) == [{"town": "a"}]
-    with pytest.raises(
-        ConfigurationError, match="the fields 'zip', given Columns without 'zip'; they have 'x'"
-    ):
+    with pytest.raises(ConfigurationError, match="the fields 'zip', given Columns without 'zip'; they have 'x'"):
         fields_of(Columns({"x": np.zeros(2)}), ["zip"], [])
 
 
@@ -239,9 +237,7 @@ def test_models_of_river_need_no_functions_but_those_of_a_writer() -> None:
     weighted.learn(once, {"x": 1.0}, True)
     weighted.learn(thrice, {"x": 1.0}, True, 3.0)
     assert thrice.weights["x"] == pytest.approx(3.0 * once.weights["x"])
-    with pytest.raises(
-        ModelError, match="expected a function that makes a classifier or a regressor of river"
-    ):
+    with pytest.raises(ModelError, match="expected a function that makes a classifier or a regressor of river"):
         ForeignModel.of_river(preprocessing.StandardScaler, save=pickle.dumps, load=pickle.loads)
 
 

@@ -63,9 +63,7 @@ def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
     for _ in range(rounds):
         labels = nearest_by_differences(centroids, points)
         counts = np.bincount(labels, minlength=len(centroids))
-        centroids = np.array(
-            [points[labels == k].mean(axis=0) if counts[k] else c for k, c in enumerate(centroids)]
-        )
+        centroids = np.array([points[labels == k].mean(axis=0) if counts[k] else c for k, c in enumerate(centroids)])
     return centroids, counts
 
 
@@ -271,9 +269,7 @@ async def test_a_restored_job_gives_the_same_model_as_an_uninterrupted_one(round
     ("scale", "offset"), [(1.0, 0.0), (1.0, 1e8), (1e-6, 1.0), (1e100, 0.0), (1e-100, 0.0), (1.0, -3e5)]
 )
 @pytest.mark.parametrize("clusters", [1, 2, 10])
-def test_the_nearest_centroid_equals_the_one_by_plain_differences(
-    scale: float, offset: float, clusters: int
-) -> None:
+def test_the_nearest_centroid_equals_the_one_by_plain_differences(scale: float, offset: float, clusters: int) -> None:
     """Far from zero, c·x − |c|²/2 is the difference of two large numbers and loses its digits."""
     points = scale * blobs(500, clusters=10) + offset
     centroids = scale * blobs(clusters, clusters=10, seed=1) + offset

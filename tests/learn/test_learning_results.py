@@ -27,9 +27,7 @@ def stream(task: Task, *, is_sparse: bool = False) -> LearningStream:
     number, town = drawn.normal(size=ROWS), drawn.integers(0, 3, ROWS)
     scores = number + town
     labels = {"binary": scores > 1.0, "classes": np.array(["a", "b b", "c:c"])[town], "number": scores}[task]
-    features: Columns | SparseRows = Columns(
-        {"number": number, "town": np.array(["Rom", "La Paz", "x:|"])[town]}
-    )
+    features: Columns | SparseRows = Columns({"number": number, "town": np.array(["Rom", "La Paz", "x:|"])[town]})
     if is_sparse:
         features = SparseRows(np.arange(ROWS + 1), town, np.ones(ROWS), 3)
     return LearningStream("small stream", task, features, labels)
@@ -54,9 +52,7 @@ TASKS: tuple[Task, ...] = ("binary", "classes", "number")
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_learner_is_scored_on_predictions_from_before_it_learned(
-    name: str, task: Task, is_sparse: bool
-) -> None:
+def test_a_learner_is_scored_on_predictions_from_before_it_learned(name: str, task: Task, is_sparse: bool) -> None:
     """A learner was scored on rows that it had learned from, and seemed to be the best of all."""
     learn = learner(name)
     given = stream(task, is_sparse=is_sparse)
@@ -108,10 +104,7 @@ def test_rows_that_are_never_answered_have_no_loss() -> None:
 def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
     """A stream was missing on the page, or its picture could not be read."""
     results = [learning.compare(stream(task), installed_learners()) for task in TASKS]
-    renamed = [
-        replace(result, stream=name)
-        for name, result in zip(("Bananas", "flights", "Mv"), results, strict=True)
-    ]
+    renamed = [replace(result, stream=name) for name, result in zip(("Bananas", "flights", "Mv"), results, strict=True)]
     page = learning.as_page(renamed, {"census": "no file"}, minutes=2.4)
     assert "in about 2 minutes" in page
     assert "census (no file)" in page
@@ -128,18 +121,15 @@ def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
         assert line.count(" – ") == 3
 
 
-@pytest.mark.parametrize(
-    ("ours", "better", "than_all"), [(0.1, 1, 1), (0.25, 1, 0), (0.35, 0, 0), (math.nan, 0, 0)]
-)
+@pytest.mark.parametrize(("ours", "better", "than_all"), [(0.1, 1, 1), (0.25, 1, 0), (0.35, 0, 0), (math.nan, 0, 0)])
 def test_wins_are_counted(ours: float, better: int, than_all: int) -> None:
     """A stream that was lost counted as won."""
     given = {OURS: ours, "river": 0.3, "VW": 0.4, "VW --coin": 0.2, "VW --ftrl": math.nan, TREE: 0.01}
     if not math.isnan(ours):
         given["VW --ftrl"] = 9.0
     compared = learning.Compared("Mv", "number", 5, 2, given, dict.fromkeys(given, 1.0), [], {})
-    assert (
-        f"both defaults on {better} of 1 streams, and better than all 4 on {than_all}."
-        in learning.as_page([compared], {}, 1)
+    assert f"both defaults on {better} of 1 streams, and better than all 4 on {than_all}." in learning.as_page(
+        [compared], {}, 1
     )
 
 
@@ -157,9 +147,7 @@ def test_all_streams_of_this_machine_are_made(monkeypatch: pytest.MonkeyPatch) -
             continue
         assert made.name == name
         assert len(made.features) == len(made.labels) == len(made.head(10**6)) > 100
-        assert made.labels.dtype.kind == {"binary": "b", "classes": "U"}.get(
-            made.task, made.labels.dtype.kind
-        )
+        assert made.labels.dtype.kind == {"binary": "b", "classes": "U"}.get(made.task, made.labels.dtype.kind)
 
 
 def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:

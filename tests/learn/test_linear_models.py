@@ -63,9 +63,7 @@ def bits(model):
 
 def test_the_first_version_of_the_known_case():
     """The numbers are the reference's: z and n start at 0, and the initial weights count in the gradient and in δ·w."""
-    model = LogisticRegression(
-        2, optimizer=FTRL(0.1, 0.1, l1=0.1, l2=0.1), intercept=False, initial_weights=START
-    )
+    model = LogisticRegression(2, optimizer=FTRL(0.1, 0.1, l1=0.1, l2=0.1), intercept=False, initial_weights=START)
     model.learn(ROWS, LABELS)
     assert model.version == 1
     assert model.weights == pytest.approx((0.2994527071464283, -0.1412541067743284), rel=1e-14)
@@ -179,9 +177,7 @@ def test_training_resumes_after_a_restore_as_if_nothing_had_happened(model_type,
             (model.learn_each if "each" in form else model.learn)(rows, targets, weights)
 
     data = list(batches(5, 12, model=model_type))
-    through, before, after = (
-        model_type(6, optimizer=optimizer, initial_weights=np.ones(6)) for _ in range(3)
-    )
+    through, before, after = (model_type(6, optimizer=optimizer, initial_weights=np.ones(6)) for _ in range(3))
     train(through, data)
     train(before, data[:7])
     saved = before.state()
@@ -255,9 +251,7 @@ def test_dense_and_sparse_learn_the_same(optimizer):
     assert sparse.weights == pytest.approx(dense.weights, rel=1e-12, abs=1e-14)
     assert sparse.intercept_weight == pytest.approx(dense.intercept_weight, rel=1e-12)
     features = random.normal(size=(9, 40))
-    assert sparse.predict(SparseRows.from_dense(features)) == pytest.approx(
-        dense.predict(features), rel=1e-12
-    )
+    assert sparse.predict(SparseRows.from_dense(features)) == pytest.approx(dense.predict(features), rel=1e-12)
 
 
 def test_sparse_sgd_shrinks_only_weights_of_the_mini_batch():
@@ -338,9 +332,7 @@ def test_a_fraction_of_a_row_is_a_step_with_that_fraction_of_its_gradient(optimi
 def test_a_weight_that_would_be_a_million_steps_is_refused():
     """One call ran for minutes because the sample weights had another unit than rows."""
     model = LogisticRegression(2)
-    with pytest.raises(
-        BadRows, match=r"^LogisticRegression\.learn_each: .* up to 10,000, .* given 1000000\.0 \(row 1"
-    ):
+    with pytest.raises(BadRows, match=r"^LogisticRegression\.learn_each: .* up to 10,000, .* given 1000000\.0 \(row 1"):
         model.learn_each(ROWS[:2], [0, 1], [1.0, 1e6])
     assert model.version == 0
 
@@ -441,9 +433,7 @@ def test_labels_of_minus_1_and_1_are_the_same_labels():
     assert bits(zero_one) == bits(signed)
     with pytest.raises(BadRows, match=r"expected targets −1 or 1, given 0.0; .* \(row 1 of the batch\)"):
         signed.learn(ROWS[:3], [1, 0, -1])
-    with pytest.raises(
-        BadRows, match=r'given -1.0; .* LogisticRegression\(…, labels="-1/1"\), or give y > 0'
-    ):
+    with pytest.raises(BadRows, match=r'given -1.0; .* LogisticRegression\(…, labels="-1/1"\), or give y > 0'):
         zero_one.learn(ROWS[:3], [1, -1, -1])
     with pytest.raises(ConfigurationError, match=r'labels=\): expected "0/1" or "-1/1", given \'yes/no\''):
         LogisticRegression(2, labels="yes/no")
@@ -556,9 +546,7 @@ def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
 
 def test_many_bad_rows_are_counted_not_listed():
     """A message with a thousand row numbers hides its reason."""
-    with pytest.raises(
-        BadRows, match=r"given 5.0; .* \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)"
-    ) as caught:
+    with pytest.raises(BadRows, match=r"given 5.0; .* \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)") as caught:
         LogisticRegression(2).learn(ROWS, [5.0] * 10)
     assert caught.value.rows == tuple(range(10))
     assert caught.value.reason == (
@@ -589,9 +577,7 @@ def test_diverging_weights_are_an_error_before_they_are_infinite(rows):
 def test_a_gradient_from_elsewhere_is_checked():
     """A gradient may come from another process with another model."""
     model = LogisticRegression(2)
-    with pytest.raises(
-        ModelError, match=r"LogisticRegression\.apply: expected a gradient of 2 features, given 3"
-    ):
+    with pytest.raises(ModelError, match=r"LogisticRegression\.apply: expected a gradient of 2 features, given 3"):
         model.apply(LogisticRegression(3).gradient(np.ones((1, 3)), [1]))
     bad = Gradient(np.array([1.0, np.nan]), 0.0, 1.0, 1, 2)
     with pytest.raises(ModelError, match=r"expected a finite gradient below 1e\+150"):

@@ -33,9 +33,7 @@ def held_out(path: Path) -> tuple[SparseRows, Any]:
     flow = Flow("read")
     records = flow.source(topic(f"file:{path}")).collect()
     flow.run()
-    rows = SparseRows.from_rows(
-        ((record["indices"], record["values"]) for record in records.items), width=FEATURES
-    )
+    rows = SparseRows.from_rows(((record["indices"], record["values"]) for record in records.items), width=FEATURES)
     return rows, np.array([float(record["label"] > 0) for record in records.items])
 
 
@@ -46,9 +44,7 @@ def unseen() -> tuple[SparseRows, Any]:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_it_is_as_good_on_rows_it_has_not_seen_as_others_are(
-    how: str, unseen: tuple[SparseRows, Any]
-) -> None:
+def test_it_is_as_good_on_rows_it_has_not_seen_as_others_are(how: str, unseen: tuple[SparseRows, Any]) -> None:
     """On this data, linear models are known to reach an accuracy of .848 and an area of .900."""
     train = data_file("a9a/a9a_123d_train.libsvm")
     features, targets = unseen

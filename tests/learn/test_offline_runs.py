@@ -109,9 +109,7 @@ def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: si
 
 
 @pytest.mark.parametrize("progress", [None, False])
-def test_nothing_is_shown_without_a_terminal(
-    progress: bool | None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_shown_without_a_terminal(progress: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
     """Escape sequences, or a line for each of a thousand rounds, make a log unreadable."""
     LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=progress)
     assert capfd.readouterr() == ("", "")
@@ -183,9 +181,7 @@ def test_a_topic_whose_weights_are_all_0_is_refused(mode: Any, tmp_path: Path) -
     path = tmp_path / "examples.jsonl"
     path.write_text('{"x": 1}\n{"x": 2}\n')
     model = LinearRegression(1)
-    with pytest.raises(
-        ModelError, match=r"LinearRegression\.fit: .* sample weights that are all 0; give some"
-    ):
+    with pytest.raises(ModelError, match=r"LinearRegression\.fit: .* sample weights that are all 0; give some"):
         model.fit(
             topic(f"file:{path}"),
             extract=lambda rows: Examples([[row["x"]] for row in rows], [1.0] * len(rows), [0.0] * len(rows)),
@@ -270,9 +266,7 @@ def test_records_of_another_form_need_a_function(tmp_path: Path) -> None:
     """The error must be one clear line, and not a KeyError."""
     path = tmp_path / "examples.jsonl"
     path.write_text('{"x": 1}\n')
-    with pytest.raises(
-        JobFailed, match=r"expected records with label, indices and values, .* write extract="
-    ):
+    with pytest.raises(JobFailed, match=r"expected records with label, indices and values, .* write extract="):
         LogisticRegression(1).fit(topic(f"file:{path}"))
     with pytest.raises(ModelError, match=r"expected targets in the records of topic"):
         LogisticRegression(1).fit(topic(f"file:{path}"), [1.0])

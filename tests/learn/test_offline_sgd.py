@@ -122,9 +122,7 @@ def test_twenty_rounds_give_the_known_weights(
 
 @CASES
 @pytest.mark.parametrize("parallelism", [1, 4])
-def test_fit_gives_the_known_weights(
-    kind: str, rows: Columns, expected: list[float], parallelism: int
-) -> None:
+def test_fit_gives_the_known_weights(kind: str, rows: Columns, expected: list[float], parallelism: int) -> None:
     """``fit`` must give the same weights as the flow."""
     model = MODELS[kind](len(expected), intercept=False)
     fit = model.fit(
@@ -170,9 +168,7 @@ def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
     flow = Flow("training")
     models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
     run(flow)
-    assert models.items[0].parameters["weights"] == pytest.approx(
-        by_hand(rows, mini_batch=8, rounds=20), rel=1e-12
-    )
+    assert models.items[0].parameters["weights"] == pytest.approx(by_hand(rows, mini_batch=8, rounds=20), rel=1e-12)
 
 
 def test_sparse_rows_give_the_same_model_as_dense_rows() -> None:
@@ -244,9 +240,7 @@ def test_the_total_loss_equals_the_sum_of_the_losses(loss: LinearLoss) -> None:
     values = loss.values(predictions, targets)
     # The last prediction is certain and wrong: no float is exactly 1 − 1e-15, so its loss has four correct digits.
     assert loss.total(predictions[:8], targets[:8]) == pytest.approx(values[:8].sum(), rel=1e-12)
-    assert loss.total(predictions[:8], targets[:8], weights[:8]) == pytest.approx(
-        values[:8] @ weights[:8], rel=1e-12
-    )
+    assert loss.total(predictions[:8], targets[:8], weights[:8]) == pytest.approx(values[:8] @ weights[:8], rel=1e-12)
     assert loss.total(predictions, targets) == pytest.approx(values.sum(), rel=1e-4)
 
 
@@ -413,9 +407,7 @@ def test_weights_that_diverge_are_reported() -> None:
     """With a learning rate that is too high, the training returned a model of NaNs."""
     rows = made_up(40)
     model = LinearRegression(3)
-    with pytest.raises(
-        JobFailed, match=r"LinearRegression: .* too large to compute with.* lower the learning rate"
-    ):
+    with pytest.raises(JobFailed, match=r"LinearRegression: .* too large to compute with.* lower the learning rate"):
         model.fit(rows["x"], rows["y"], rounds=2_000, learning_rate=10.0)
     assert model.version == 0
 
@@ -488,9 +480,7 @@ def test_rows_that_are_no_examples_are_left_out_and_counted_once(replay: bool) -
     models = training.models.collect()
     statistics = run(flow)
     assert statistics.step("train").rejected == 3
-    assert models.items[0].parameters["weights"] == pytest.approx(
-        by_hand(rows, mini_batch=40, rounds=20), rel=1e-12
-    )
+    assert models.items[0].parameters["weights"] == pytest.approx(by_hand(rows, mini_batch=40, rounds=20), rel=1e-12)
 
 
 def test_a_bad_row_of_a_stream_fails_the_job_with_its_reason() -> None:

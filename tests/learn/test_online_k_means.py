@@ -167,9 +167,7 @@ def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
     points: list[Any] = [[1.0], "x", [2.0], [float("nan")], [3.0], [4.0, 5.0], None, [6.0]]
     flow = Flow("follow")
     stream = flow.from_items(points)
-    models = online_k_means(
-        stream, clusters=1, initial=[[0.0]], mini_batch=4, on_error="skip", name="k"
-    ).collect()
+    models = online_k_means(stream, clusters=1, initial=[[0.0]], mini_batch=4, on_error="skip", name="k").collect()
     statistics = flow.run()
     assert centroids_of(models.items) == [[[1.5]], [[3.0]]]
     assert statistics.step("k: centroids").rejected == 4

@@ -49,9 +49,7 @@ from streamiter.runtime.plan import ChannelLimits
 
 
 def inputs(records: list[Record]) -> list[Record]:
-    return [
-        {name: value for name, value in r.items() if name not in (*LABELS, "weight", "id")} for r in records
-    ]
+    return [{name: value for name, value in r.items() if name not in (*LABELS, "weight", "id")} for r in records]
 
 
 def by_a_loop(records: list[Record], label: str, weights: Any = None) -> tuple[AdaptiveLinearModel, Any]:
@@ -140,11 +138,7 @@ WAYS: dict[str, tuple[Record, Callable[[list[Record]], Any], str | None]] = {
     ),
     "sparse": ({"label": "late", "features": sparse}, sparse, None),
     "extract": (
-        {
-            "extract": lambda rows: Examples(
-                matrix(rows), [r["late"] for r in rows], [r["weight"] for r in rows]
-            )
-        },
+        {"extract": lambda rows: Examples(matrix(rows), [r["late"] for r in rows], [r["weight"] for r in rows])},
         matrix,
         "weight",
     ),
@@ -179,9 +173,7 @@ def test_columns_are_read_without_records() -> None:
         JobFailed, match=r"train_online\(label=\): expected a field 'lat', given km, wind, late, weight"
     ):
         trained(columns, label="lat")
-    with pytest.raises(
-        JobFailed, match=r"train_online\(features=\): expected the fields 'kn', given Columns without"
-    ):
+    with pytest.raises(JobFailed, match=r"train_online\(features=\): expected the fields 'kn', given Columns without"):
         trained(columns, label="late", features=["kn"])
 
 
@@ -249,9 +241,7 @@ class StoppedClock(SystemClock):
     [({}, 20, 20), ({}, 4_000, 5), ({"publish_every": 1}, 4_000, 20), ({"publish_every": 5}, 20, 4)],
     ids=["few columns", "many columns", "many columns, each", "few columns, each fifth"],
 )
-async def test_a_version_of_many_columns_waits_for_more_rows(
-    options: Record, columns: int, versions: int
-) -> None:
+async def test_a_version_of_many_columns_waits_for_more_rows(options: Record, columns: int, versions: int) -> None:
     """A model of hashed features was published after each mini-batch, which took four fifths of the time."""
 
     def many(rows: list[Record]) -> SparseRows:
@@ -430,9 +420,7 @@ def predicted(kind: str, count: int, quality: str, seed: int = 0) -> PredictedRo
 
 
 def far_above(comparison: MeanComparison, rows: PredictedRows) -> tuple[int, float, float] | None:
-    loss = ProgressiveValidation(kind=rows["task"]).count_rows(
-        rows["predictions"], rows["targets"], rows["weights"]
-    )
+    loss = ProgressiveValidation(kind=rows["task"]).count_rows(rows["predictions"], rows["targets"], rows["weights"])
     return comparison.far_above(rows, loss)
 
 
@@ -443,13 +431,11 @@ def test_only_a_loss_far_above_that_of_the_mean_is_told_and_only_once(kind: str,
     for quality in ("good", "mean"):
         comparison = MeanComparison()
         count = 10_000 if length > 1 else 2_000
-        assert [
-            far_above(comparison, predicted(kind, length, quality, n)) for n in range(count // length)
-        ] == [None] * (count // length)
+        assert [far_above(comparison, predicted(kind, length, quality, n)) for n in range(count // length)] == [
+            None
+        ] * (count // length)
     comparison = MeanComparison()
-    assert all(far_above(comparison, predicted(kind, 250, "bad", n)) is None for n in range(7)), (
-        "the first rows"
-    )
+    assert all(far_above(comparison, predicted(kind, 250, "bad", n)) is None for n in range(7)), "the first rows"
     found = far_above(comparison, predicted(kind, 250, "bad", 7))
     assert found is not None
     rows, loss, of_mean = found
@@ -492,9 +478,7 @@ def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pyte
         load=lambda data: [],
         task="classification",
     )
-    questions = [
-        event | {"key": n, "asks": asks} for n, event in enumerate(records) for asks in (True, False)
-    ]
+    questions = [event | {"key": n, "asks": asks} for n, event in enumerate(records) for asks in (True, False)]
     delayed = DelayedLabels(itemgetter("key"), lambda event: not event["asks"], features, itemgetter("late"))
     for given, step, options in (
         (records, "learn it: read", {"label": "late", "features": features}),
@@ -505,9 +489,7 @@ def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pyte
         assert caplog.messages == [f"step {step!r}: {told}" for told in expected]
         caplog.clear()
     trained(records, label="late", features=["kilometres", "fee"])
-    with pytest.raises(
-        JobFailed, match="expected the fields 'kilometers', 'fee', 'weather', given Columns without"
-    ):
+    with pytest.raises(JobFailed, match="expected the fields 'kilometers', 'fee', 'weather', given Columns without"):
         trained(
             Columns({"kilometres": np.ones(300), "late": np.ones(300)}),
             label="late",

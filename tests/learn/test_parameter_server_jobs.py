@@ -34,12 +34,8 @@ class SlowThird(ParameterServerWorker):
         return await super().compute(mini_batch, pulled)
 
 
-@pytest.mark.parametrize(
-    ("how", "ahead"), [(BSP(), 0), (SSP(staleness=0), 0), (SSP(staleness=3), 3), (ASP(), None)]
-)
-async def test_workers_wait_for_a_slow_worker_as_the_consistency_requires(
-    how: Any, ahead: int | None
-) -> None:
+@pytest.mark.parametrize(("how", "ahead"), [(BSP(), 0), (SSP(staleness=0), 0), (SSP(staleness=3), 3), (ASP(), None)])
+async def test_workers_wait_for_a_slow_worker_as_the_consistency_requires(how: Any, ahead: int | None) -> None:
     """No worker may start a mini-batch more clocks ahead of the slowest worker than the consistency allows."""
     flow, clock = Flow("stragglers"), VirtualClock()
     training = train_on_parameter_server(
@@ -62,9 +58,7 @@ async def test_workers_wait_for_a_slow_worker_as_the_consistency_requires(
     for each in reports:
         clocks[each["worker"]] = each["clock"]
         lead = max(lead, max(clocks.values()) - min(clocks.values()))
-    waited = [
-        sum(each["waited_s"] for each in reports if each["worker"] == worker) for worker in range(WORKERS)
-    ]
+    waited = [sum(each["waited_s"] for each in reports if each["worker"] == worker) for worker in range(WORKERS)]
     if ahead is None:
         assert lead >= 8
         assert waited == [0.0] * WORKERS
@@ -111,9 +105,7 @@ async def test_a_job_resumes_from_a_snapshot_as_if_nothing_had_happened(how: str
     await ended(await flow.start(snapshot=snapshot))
     [expected], [model] = whole.items, rest.items
     assert model.records == expected.records == 4 * 201
-    exact = (
-        {"rel": 1e-12, "abs": 1e-12} if how == "BSP" else {"abs": 0.1}
-    )  # The other results depend on the schedule.
+    exact = {"rel": 1e-12, "abs": 1e-12} if how == "BSP" else {"abs": 0.1}  # The other results depend on the schedule.
     assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], **exact)
 
 

@@ -19,23 +19,16 @@ from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, Matrix, ParameterServer
 from streamiter.topics import MemoryBroker
 
-POINTS = (
-    np.random.default_rng(5).normal(size=(203, 3))
-    + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
-)
+POINTS = np.random.default_rng(5).normal(size=(203, 3)) + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
 INITIAL = POINTS[[0, 70, 150]]
 
 
-def clustered(
-    points: Any, consistency: Any, *, shards: int = 2, seed: int | None = None, **options: Any
-) -> Any:
+def clustered(points: Any, consistency: Any, *, shards: int = 2, seed: int | None = None, **options: Any) -> Any:
     """Return versions and losses; with a ``seed``, the job runs under a random schedule."""
     flow = Flow("k-means")
     given = flow.from_items(points) if seed is None else cut_items(flow, points, seed=seed)
     settings = {"initial": INITIAL, "workers": WORKERS} | options
-    clustering = k_means_on_parameter_server(
-        given, ParameterServer(shards=shards), consistency=consistency, **settings
-    )
+    clustering = k_means_on_parameter_server(given, ParameterServer(shards=shards), consistency=consistency, **settings)
     models, losses = clustering.models.collect(), clustering.losses.collect()
     run(flow, seed=seed or 0)
     return models.items, losses.items
@@ -126,9 +119,7 @@ def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tu
     models = clustering.models.collect()
     flow.run()
     centroids = models.items[-1].parameters["centroids"]
-    products = (
-        np.square(rows).sum(axis=1)[:, None] - 2 * rows @ centroids.T + np.square(centroids).sum(axis=1)
-    )
+    products = np.square(rows).sum(axis=1)[:, None] - 2 * rows @ centroids.T + np.square(centroids).sum(axis=1)
     assert float(products.min(axis=1).sum()) <= 1.02 * inertia
 
 
@@ -150,9 +141,7 @@ async def test_versions_are_published() -> None:
     await (await flow.start()).wait()
     seen = [update async for update in model_updates(updates, "clusters", follow=False)]
     assert [update.version for update in seen] == [1, 2, 3]
-    lloyd = [
-        KMeans(clusters=3, rounds=rounds, initial=INITIAL, tolerance=None).fit(POINTS) for rounds in (2, 4, 5)
-    ]
+    lloyd = [KMeans(clusters=3, rounds=rounds, initial=INITIAL, tolerance=None).fit(POINTS) for rounds in (2, 4, 5)]
     for update, expected in zip(seen, lloyd, strict=True):
         parameters: Any = update.parameters
         assert parameters["centroids"] == pytest.approx(expected.centroids, rel=1e-9)
@@ -171,9 +160,7 @@ def test_rows_that_are_no_points_are_left_out() -> None:
 
 def test_without_points_the_job_fails_with_a_clear_error() -> None:
     """The initial centroids were published as if they had been learned."""
-    with pytest.raises(
-        JobFailed, match="k_means_on_parameter_server: expected examples to learn from, given none"
-    ):
+    with pytest.raises(JobFailed, match="k_means_on_parameter_server: expected examples to learn from, given none"):
         clustered([], ASP())
 
 
@@ -209,7 +196,5 @@ def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, A
 def test_centroids_need_a_dense_matrix_of_fractions(settings: dict[str, Any], given: str) -> None:
     """Integer centroids were rounded down with every move, without an error."""
     rows = len(CentroidRows(2))
-    with pytest.raises(
-        ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"
-    ):
+    with pytest.raises(ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"):
         MoveCentroids("centroids", 2).check(Matrix("centroids", rows=rows, columns=3, **settings))

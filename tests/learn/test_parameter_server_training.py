@@ -38,9 +38,7 @@ def test_on_a9a_four_workers_reach_the_known_quality(how: str) -> None:
     flow = Flow("read")
     records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_test.dummy')}")).collect()
     flow.run()
-    rows = SparseRows.from_rows(
-        ((record["indices"], record["values"]) for record in records.items), width=123
-    )
+    rows = SparseRows.from_rows(((record["indices"], record["values"]) for record in records.items), width=123)
     targets = np.array([float(record["label"] > 0) for record in records.items])
 
     flow = Flow("a9a")
@@ -165,9 +163,7 @@ def test_a_second_run_gives_the_same_bits(how: str) -> None:
     assert [model.parameters["weights"].tolist() for model in first[0]] == [
         model.parameters["weights"].tolist() for model in second[0]
     ]
-    first_losses, second_losses = (
-        [(each["worker"], each["loss"]) for each in run[1]] for run in (first, second)
-    )
+    first_losses, second_losses = ([(each["worker"], each["loss"]) for each in run[1]] for run in (first, second))
     assert first_losses == second_losses
 
 
@@ -175,9 +171,7 @@ def test_a_second_run_gives_the_same_bits(how: str) -> None:
 def test_every_mini_batch_of_every_epoch_is_learned_from_once(how: str) -> None:
     """At the border between two epochs, a mini-batch was left out or repeated."""
     _, losses = trained(made_up_rows(203), ALL[how])
-    clocks = {
-        worker: [each["clock"] for each in losses if each["worker"] == worker] for worker in range(WORKERS)
-    }
+    clocks = {worker: [each["clock"] for each in losses if each["worker"] == worker] for worker in range(WORKERS)}
     assert clocks == {0: [*range(1, 19)], 1: [*range(1, 19)], 2: [*range(1, 19)], 3: [*range(1, 16)]}
     assert sum(each["records"] for each in losses) == 3 * 203
     assert all(0 < each["loss"] < 2 for each in losses)
@@ -189,9 +183,7 @@ def test_dense_rows_learn_the_same_as_sparse_ones(how: str) -> None:
     rows = made_up_rows(120)
     sparse, _ = trained(rows, ALL[how])
     full, _ = trained(rows, ALL[how], extract=dense_examples)
-    assert full[-1].parameters["weights"] == pytest.approx(
-        sparse[-1].parameters["weights"], rel=1e-9, abs=1e-12
-    )
+    assert full[-1].parameters["weights"] == pytest.approx(sparse[-1].parameters["weights"], rel=1e-9, abs=1e-12)
 
 
 def test_only_columns_that_a_mini_batch_needs_are_pulled_and_pushed() -> None:
@@ -237,9 +229,7 @@ def test_sample_weights_count_rows_twice_or_not_at_all() -> None:
         features, targets = dense([row for row, _ in records])
         return Examples(features, targets, [weight for _, weight in records])
 
-    [model], losses = trained(
-        list(zip(rows, times, strict=True)), ASP(), extract=weighted, batch=1, workers=1
-    )
+    [model], losses = trained(list(zip(rows, times, strict=True)), ASP(), extract=weighted, batch=1, workers=1)
     repeated = [row for row, weight in zip(rows, times, strict=True) for _ in range(int(weight > 0))]
     [expected], _ = trained(repeated, ASP(), extract=dense_examples, batch=1, workers=1)
     assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], rel=1e-12)
@@ -284,9 +274,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_others_learned_from() ->
 
 def test_without_examples_the_job_fails_with_a_clear_error() -> None:
     """A model of zeros would be published and served."""
-    with pytest.raises(
-        JobFailed, match="train_on_parameter_server: expected examples to learn from, given none"
-    ):
+    with pytest.raises(JobFailed, match="train_on_parameter_server: expected examples to learn from, given none"):
         trained([], BSP())
 
 

@@ -105,6 +105,4 @@ def test_in_step_a_version_does_not_wait_for_ended_workers() -> None:
 
 def test_out_of_step_a_version_counts_the_reported_rows() -> None:
     """The clock of one worker does not say which rows another worker has learned from."""
-    assert versions_of([message_of(1, 7), message_of(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [
-        (20, 81.0 / 20)
-    ]
+    assert versions_of([message_of(1, 7), message_of(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [(20, 81.0 / 20)]

@@ -98,9 +98,7 @@ def test_metrics_equal_their_definitions(rows):
         assert metrics == {"count": 0, "weight": 0.0, "window_count": 0, "window_weight": 0.0}
         return
     expected = defined(predictions, targets, weights)
-    assert metrics == pytest.approx(
-        expected | {f"window_{name}": value for name, value in expected.items()}, abs=1e-9
-    )
+    assert metrics == pytest.approx(expected | {f"window_{name}": value for name, value in expected.items()}, abs=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
@@ -190,9 +188,7 @@ def test_f1_and_calibration_agree_with_scikit_learn():
     validation = ProgressiveValidation()
     validation.update(predictions, targets, weights)
     metrics = validation.metrics()
-    assert metrics["f1"] == pytest.approx(
-        sklearn_metrics.f1_score(targets, predictions >= 0.5, sample_weight=weights)
-    )
+    assert metrics["f1"] == pytest.approx(sklearn_metrics.f1_score(targets, predictions >= 0.5, sample_weight=weights))
     unweighted = ProgressiveValidation()
     unweighted.update(predictions, targets)
     shares, means = calibration.calibration_curve(targets, predictions, n_bins=10)

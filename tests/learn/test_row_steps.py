@@ -122,9 +122,7 @@ def reference() -> ModuleType:
     path = REFERENCE / "learner.py"
     if not path.exists():
         pytest.skip(f"the reference learner is not in {path}")
-    source = path.read_text().replace(
-        "from numba import njit", "njit = lambda **options: lambda function: function"
-    )
+    source = path.read_text().replace("from numba import njit", "njit = lambda **options: lambda function: function")
     module = ModuleType("reference_learner")
     exec(compile(source, str(path), "exec"), vars(module))
     return module
@@ -251,6 +249,4 @@ def test_compiling_is_said_before_it_begins_and_only_once(caplog: pytest.LogCapt
     for _ in range(2):
         with saying_that_it_compiles("the ninth"):
             assert ninth(18.0) == 2.0
-    assert caplog.messages == [
-        "compiling the ninth; this takes about 10 s, once if a directory can be written"
-    ]
+    assert caplog.messages == ["compiling the ninth; this takes about 10 s, once if a directory can be written"]

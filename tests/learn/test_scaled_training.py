@@ -119,8 +119,7 @@ def test_a_start_keeps_weights_and_statistics() -> None:
     scaler = StandardScaler()
     scaler.learn(X)
     assert (
-        trained(scaler=scaler, mode="synchronous").metrics["accuracy"]
-        > trained(mode="synchronous").metrics["accuracy"]
+        trained(scaler=scaler, mode="synchronous").metrics["accuracy"] > trained(mode="synchronous").metrics["accuracy"]
     )
 
 

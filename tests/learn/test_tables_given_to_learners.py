@@ -63,9 +63,7 @@ def tree(x: Any, y: Any) -> Any:
 
 
 def k_means(x: Any, y: Any) -> Any:
-    fitted = KMeans(clusters=2, initial=x[:2] if isinstance(x, np.ndarray) else X_START).fit(
-        x, progress=False
-    )
+    fitted = KMeans(clusters=2, initial=x[:2] if isinstance(x, np.ndarray) else X_START).fit(x, progress=False)
     return [*fitted.predict(x), *fitted.centroids.ravel()]
 
 
@@ -139,9 +137,7 @@ def test_a_column_without_numbers_is_named(use: Make) -> None:
         (times, "at", "datetime64"),
         (polars.DataFrame({"a": [0.0, 1.0], "b": ["0", "1"]}), "b", "<U1"),
     ):
-        with pytest.raises(
-            ModelError, match=f"column '{name}': expected numbers, given {kind}.*leave the column out"
-        ):
+        with pytest.raises(ModelError, match=f"column '{name}': expected numbers, given {kind}.*leave the column out"):
             use(table, np.array([0, 1]))  # type: ignore[call-arg]
 
 

@@ -166,9 +166,7 @@ def test_in_step_the_result_does_not_depend_on_the_schedule() -> None:
 def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
     """A gradient that arrives while the owner is busy must make a step like any other."""
     flow = Flow("f")
-    training = train_online(
-        flow.from_items(table(1_000)), regression, extract=extract, mini_batch=10, workers=2
-    )
+    training = train_online(flow.from_items(table(1_000)), regression, extract=extract, mini_batch=10, workers=2)
     models = training.models.collect()
     flow.run()
     assert [model.records for model in models.items] == list(range(10, 1_001, 10))
@@ -177,9 +175,7 @@ def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
 def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
     """A restart continues from the published model, so the last version must not be lost."""
     flow = Flow("f")
-    training = train_online(
-        flow.from_items(table(250)), regression, extract=extract, mini_batch=10, publish_every=10
-    )
+    training = train_online(flow.from_items(table(250)), regression, extract=extract, mini_batch=10, publish_every=10)
     models = training.models.collect()
     flow.run()
     assert [model.records for model in models.items] == [100, 200, 250]
@@ -207,9 +203,7 @@ def test_no_examples_give_no_model_and_an_end() -> None:
     """In an empty topic all steps reached the end and waited for each other."""
     for mode in ("asynchronous", "synchronous"):
         flow = Flow("f")
-        training = train_online(
-            flow.from_items([], parallelism=1), regression, extract=extract, mode=mode, workers=2
-        )
+        training = train_online(flow.from_items([], parallelism=1), regression, extract=extract, mode=mode, workers=2)
         models = training.models.collect()
         run(flow)
         assert models.items == []
@@ -344,9 +338,7 @@ def test_workers_of_a_wide_model_are_not_flooded_with_its_versions() -> None:
 def test_an_invalid_row_ends_the_job_with_its_reason(mode: Any, bad: dict[str, Any], message: str) -> None:
     """NaN in a gradient makes every weight, and every later prediction, NaN."""
     flow = Flow("f")
-    training = train_online(
-        flow.from_items([bad], parallelism=1), regression, extract=extract, mini_batch=1, mode=mode
-    )
+    training = train_online(flow.from_items([bad], parallelism=1), regression, extract=extract, mini_batch=1, mode=mode)
     models = training.models.collect()
     with pytest.raises(JobFailed, match=message):
         run(flow)
@@ -363,9 +355,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
         mini_batch=10,
     )
     models = training.models.collect()
-    with pytest.raises(
-        JobFailed, match=r"weights diverge|extreme feature values or too high a learning rate"
-    ):
+    with pytest.raises(JobFailed, match=r"weights diverge|extreme feature values or too high a learning rate"):
         run(flow)
     assert np.isfinite([model.parameters["weights"] for model in models.items]).all()
 
@@ -458,9 +448,7 @@ def test_an_answer_without_a_question_follows_the_policy() -> None:
             assert flow.run().step("train").rejected == 2
             assert models.items[-1].records == 30
         else:
-            with pytest.raises(
-                JobFailed, match=r"step 'train' .*an answer without a question that waits for it"
-            ):
+            with pytest.raises(JobFailed, match=r"step 'train' .*an answer without a question that waits for it"):
                 flow.run()
 
 
@@ -479,9 +467,7 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
     """Without this check, the error would come with the first record, in production."""
     flow = Flow("f")
     rows = flow.from_items(table(10))
-    with pytest.raises(
-        GraphError, match=r"^train_online: expected one of label=, extract= and labels=, given none"
-    ):
+    with pytest.raises(GraphError, match=r"^train_online: expected one of label=, extract= and labels=, given none"):
         train_online(rows, regression)
     with pytest.raises(GraphError, match=r"^train_online: expected a stream of examples, given \[1\]"):
         train_online([1], regression, extract=extract)  # type: ignore[arg-type]
@@ -491,9 +477,7 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
         for count in (0, True, "x"):
             with pytest.raises(GraphError, match=rf"^train_online\({option}=\): expected .* given {count!r}"):
                 train_online(rows, regression, extract=extract, **{option: count})  # type: ignore[arg-type]
-    with pytest.raises(
-        GraphError, match=r'^train_online: expected mode "asynchronous" or "synchronous", given'
-    ):
+    with pytest.raises(GraphError, match=r'^train_online: expected mode "asynchronous" or "synchronous", given'):
         train_online(rows, regression, extract=extract, mode="sync")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"'mini-batches': expected .* at least 1, given 0"):
         train_online(rows, regression, extract=extract, mini_batch=0)
@@ -514,9 +498,7 @@ async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ev
     training = train_online(rows, regression, extract=extract, mini_batch=10, window=100)
     training.models.map(lambda model: None)
     checkpoints = Checkpoints(MemoryStore(), interval_s=0.01)
-    job = await flow.start(
-        checkpoints=checkpoints, channel_limits=ChannelLimits(records=500, size_bytes=10_000)
-    )
+    job = await flow.start(checkpoints=checkpoints, channel_limits=ChannelLimits(records=500, size_bytes=10_000))
     sizes: list[int] = []
     trained: list[int] = []
     for number in range(1, 61):

@@ -71,9 +71,7 @@ class ManualTimer:
         self._called_off.add(self._number)
 
 
-def encoder(
-    generation: int = 1, next_version: int = 1, model: str = "ctr", **options: Any
-) -> ModelUpdateEncoder:
+def encoder(generation: int = 1, next_version: int = 1, model: str = "ctr", **options: Any) -> ModelUpdateEncoder:
     clock = options.pop("clock", None) or ManualClock()
     return ModelUpdateEncoder(model, generation, next_version, clock=clock, **options)
 
@@ -164,9 +162,7 @@ def decoded(batch: OutgoingBatch, model: str = "ctr") -> list[ModelUpdate]:
     """Return the updates in a batch as a reader returns them."""
     intake = UpdateIntake(MemoryBroker().topic("models"), model)
     columns = zip(batch.values, batch.keys or (), batch.headers or (), strict=True)
-    records = [
-        TopicRecord(0, offset, 0, key, value, headers) for offset, (value, key, headers) in enumerate(columns)
-    ]
+    records = [TopicRecord(0, offset, 0, key, value, headers) for offset, (value, key, headers) in enumerate(columns)]
     return [update for record in records if (update := intake.take(record)) is not None]
 
 

@@ -13,9 +13,7 @@ def headers(version: int, chunk: Chunk) -> UpdateHeaders:
     return UpdateHeaders("ctr", 1, version, None, 0, "application/json", chunk)
 
 
-def add(
-    assembler: ChunkAssembler, version: int, value: bytes, *indices: int, chunk_bytes: int = 10
-) -> bytes | None:
+def add(assembler: ChunkAssembler, version: int, value: bytes, *indices: int, chunk_bytes: int = 10) -> bytes | None:
     """Add the chunks of ``indices``; return the update that the last of them completes."""
     chunks = cut(value, chunk_bytes)
     whole = None

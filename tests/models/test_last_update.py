@@ -110,9 +110,7 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic) -> None:
 
 
 @pytest.mark.parametrize("opened_before", [0, 1], ids=["search", "follow"])
-async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
-    make_topic: MakeTopic, opened_before: int
-) -> None:
+async def test_a_topic_that_is_created_again_meanwhile_is_an_error(make_topic: MakeTopic, opened_before: int) -> None:
     """After asking for the end of the topic, the search continued in another topic and missed updates."""
     topic = await make_topic()
     await write(topic, *(update_of((1, version)) for version in range(1, 4)))
@@ -245,9 +243,7 @@ async def test_the_search_continues_for_the_chunks_of_a_newer_update() -> None:
 
 
 @pytest.mark.parametrize("lost", range(4))
-async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(
-    make_topic: MakeTopic, lost: int
-) -> None:
+async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(make_topic: MakeTopic, lost: int) -> None:
     """A run that crashed in its first update has used its generation, so the next run must use another one."""
     topic = await make_topic()
     kept = [index for index in range(4) if index != lost]

@@ -45,14 +45,10 @@ def test_weights_of_other_types_are_computed_with_64_bits() -> None:
     assert LinearPredictor(np.array([0.5], dtype=np.float32))([0.1]) == 0.05
 
 
-@given(
-    npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)), st.sampled_from(["identity", "logit"])
-)
+@given(npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)), st.sampled_from(["identity", "logit"]))
 def test_sparse_rows_give_the_same_predictions_as_dense_rows(rows: Any, link: str) -> None:
     """A consumer may send sparse or dense rows."""
-    predict = LinearPredictor(
-        {"weights": np.array([1.0, -2.0, 0.5, 0.0, 4.0]), "intercept": -0.5, "link": link}
-    )
+    predict = LinearPredictor({"weights": np.array([1.0, -2.0, 0.5, 0.0, 4.0]), "intercept": -0.5, "link": link})
     sparse = [(np.flatnonzero(row), row[row != 0]) for row in rows]
     assert predict(sparse).tolist() == predict(rows).tolist()
     assert [predict(row) for row in sparse] == [predict(row) for row in rows]
@@ -61,9 +57,7 @@ def test_sparse_rows_give_the_same_predictions_as_dense_rows(rows: Any, link: st
 @given(npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)))
 def test_rows_of_a_hasher_give_the_same_predictions_as_single_rows(matrix: Any) -> None:
     """Such rows were refused, and a list of tuples took a hundred times as long."""
-    predict = LinearPredictor(
-        {"weights": np.array([0.1, -0.2, 0.3, 0.0, 0.7]), "intercept": -0.5, "link": "logit"}
-    )
+    predict = LinearPredictor({"weights": np.array([0.1, -0.2, 0.3, 0.0, 0.7]), "intercept": -0.5, "link": "logit"})
     rows = SparseRows.from_dense(matrix)
     assert predict(rows).tolist() == predict(list(rows)).tolist()
     assert predict(rows).tolist() == [predict(row) for row in rows]

@@ -25,9 +25,7 @@ def test_versions_count_up_by_one_across_calls() -> None:
 def test_a_batch_of_rows_is_one_update_for_each_row() -> None:
     """An operator that emits an (n, d) array emits n models of d weights."""
     updates = decoded(encoder().encode(np.arange(6.0).reshape(2, 3)))
-    assert [
-        update.parameters.tolist() for update in updates if isinstance(update.parameters, np.ndarray)
-    ] == [
+    assert [update.parameters.tolist() for update in updates if isinstance(update.parameters, np.ndarray)] == [
         [0, 1, 2],
         [3, 4, 5],
     ]
@@ -96,9 +94,7 @@ def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     """A mistyped format must not silently select another format."""
-    with pytest.raises(
-        ConfigurationError, match="expected format 'auto', 'json' or 'safetensors', given 'pickle'"
-    ):
+    with pytest.raises(ConfigurationError, match="expected format 'auto', 'json' or 'safetensors', given 'pickle'"):
         encoder(format="pickle")
 
 

@@ -50,9 +50,7 @@ def array(random: Random) -> np.ndarray[Any, Any]:
 
 def number(random: Random) -> Any:
     exact = random.choice((True, False, -(2**63), 2**64 - 1, 0, random.getrandbits(63)))
-    return random.choice(
-        (exact, finite(random), np.float32(random.gauss(0, 9)), np.int8(random.randint(-128, 127)))
-    )
+    return random.choice((exact, finite(random), np.float32(random.gauss(0, 9)), np.int8(random.randint(-128, 127))))
 
 
 def nothing(_: Random) -> None:
@@ -153,9 +151,7 @@ def test_record_has_the_model_as_key_and_the_headers_of_the_format() -> None:
 def test_large_arrays_go_into_safetensors_that_other_tools_open() -> None:
     """Tensors must have the names of the parameters, so that other safetensors libraries can use them."""
     weights = np.linspace(0, 1, 10_000)
-    batch = encoder().encode(
-        [{"weights": weights, "layers": [{"bias": np.ones(2, np.float32)}], "link": "logit"}]
-    )
+    batch = encoder().encode([{"weights": weights, "layers": [{"bias": np.ones(2, np.float32)}], "link": "logit"}])
     assert batch.headers is not None
     assert dict(batch.headers[0])["content_type"] == b"application/vnd.safetensors"
     tensors = safetensors.numpy.load(batch.values[0] or b"")
@@ -163,9 +159,7 @@ def test_large_arrays_go_into_safetensors_that_other_tools_open() -> None:
     assert same(tensors["weights"], weights)
 
 
-@pytest.mark.parametrize(
-    ("count", "form"), [(8192, "application/json"), (8193, "application/vnd.safetensors")]
-)
+@pytest.mark.parametrize(("count", "form"), [(8192, "application/json"), (8193, "application/vnd.safetensors")])
 def test_auto_changes_the_format_above_64_kib_of_arrays(count: int, form: str) -> None:
     """The limit must be the documented one."""
     headers = encoder().encode([np.zeros(count)]).headers

@@ -97,9 +97,7 @@ async def test_records_of_other_models_and_of_no_model_are_skipped(make_topic: M
     """Many models share one topic, and the topic may also contain commit records."""
     topic = await make_topic()
     strange = OutgoingBatch(values=[b"\x00", b"{}"], keys=[b"ctr-2", None])
-    await write(
-        topic, update_of((1, 1), model="spam"), strange, update_of((1, 1)), large_update((9, 9), model="b")
-    )
+    await write(topic, update_of((1, 1), model="spam"), strange, update_of((1, 1)), large_update((9, 9), model="b"))
     updates = model_updates(topic, "ctr", follow=False)
     assert [update.rank async for update in updates] == [(1, 1)]
     assert updates.statistics() == UpdateStatistics(updates=1)
@@ -180,16 +178,12 @@ UNREADABLE = {
     ),
     "wrong shape": replace(
         update_of((1, 2)),
-        values=[
-            b'{"model":"ctr","generation":1,"version":2,"parameters":{"dtype":"int8","shape":[3],"values":[1]}}'
-        ],
+        values=[b'{"model":"ctr","generation":1,"version":2,"parameters":{"dtype":"int8","shape":[3],"values":[1]}}'],
     ),
     "version as text": replace(
         update_of((1, 2)), values=[b'{"model":"ctr","generation":1,"version":"2","parameters":[1]}']
     ),
-    "nested without end": replace(
-        update_of((1, 2)), values=[b'{"parameters":' + b'{"a":' * 900 + b"1" + b"}" * 901]
-    ),
+    "nested without end": replace(update_of((1, 2)), values=[b'{"parameters":' + b'{"a":' * 900 + b"1" + b"}" * 901]),
     "torn safetensors": replace(
         encoder(1, 2, format="safetensors").encode([np.zeros(4)]),
         values=[(encoder(1, 2, format="safetensors").encode([np.zeros(4)]).values[0] or b"")[:-1]],
@@ -211,9 +205,7 @@ async def test_an_unreadable_update_is_an_error_with_its_place_or_skipped(unread
     await write(topic, update_of((1, 1)), UNREADABLE[unreadable], update_of((1, 3)))
     updates = model_updates(topic, "ctr", follow=False)
     assert (await anext(updates)).rank == (1, 1)
-    with pytest.raises(
-        DecodeError, match="memory://models, partition 0, offset 1: expected an update of model 'ctr'"
-    ):
+    with pytest.raises(DecodeError, match="memory://models, partition 0, offset 1: expected an update of model 'ctr'"):
         await anext(updates)
     assert (await anext(updates)).rank == (1, 3)
     skipping = model_updates(topic, "ctr", follow=False, on_error="skip")

@@ -81,9 +81,7 @@ def test_texts_that_share_a_place_count_each_in_learning_and_in_serving(labels: 
 
 
 @pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize(
-    ("form", "crosses"), [("json", CROSSES), ("safetensors", []), ("safetensors", CROSSES)]
-)
+@pytest.mark.parametrize(("form", "crosses"), [("json", CROSSES), ("safetensors", []), ("safetensors", CROSSES)])
 async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses: Any) -> None:
     """A service predicted other numbers than the training reported, for rows with texts and missing values."""
     model = trained(labels, trips(400), crosses=crosses)
@@ -154,9 +152,7 @@ def test_a_matrix_and_its_rows_are_predicted(labels: str, crosses: Any) -> None:
     model = trained(labels, x, crosses=crosses)
     predict, expected = LinearPredictor(model.parameters()), model.predict(x)
     np.testing.assert_allclose(predict(x), expected, **TOLERANCE)
-    np.testing.assert_allclose(
-        predict(pandas.DataFrame(x[8:], columns=["x", "y", "z"])), expected[8:], **TOLERANCE
-    )
+    np.testing.assert_allclose(predict(pandas.DataFrame(x[8:], columns=["x", "y", "z"])), expected[8:], **TOLERANCE)
     turned = pandas.DataFrame({name: x[8:, int(name)] for name in "201"})
     np.testing.assert_allclose(predict(turned), expected[8:], **TOLERANCE)
     np.testing.assert_allclose(predict(x[3].tolist()), expected[3], **TOLERANCE)
@@ -183,9 +179,7 @@ def test_sparse_rows_are_predicted(labels: str) -> None:
 def test_columns_and_tables_are_predicted_as_their_records() -> None:
     """A vector in a single row was no field of the model, and was left out without an error."""
     draw = np.random.default_rng(1)
-    columns = Columns(
-        {"x": draw.normal(size=(90, 2)), "sky": draw.choice(["rain", "sun"], 90), "id": np.arange(90)}
-    )
+    columns = Columns({"x": draw.normal(size=(90, 2)), "sky": draw.choice(["rain", "sun"], 90), "id": np.arange(90)})
     learned = Columns({"x": columns["x"], "sky": columns["sky"]})
     model = trained("truth values", learned)
     predict, expected = LinearPredictor(model.parameters()), model.predict(learned)
@@ -216,8 +210,7 @@ def test_serving_imports_no_numba() -> None:
     """A service without Numba could not predict, or waited a second for its import."""
     model = trained("truth values", trips(100))
     parameters = {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in model.parameters().items()
+        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in model.parameters().items()
     }
     program = f"""
 import sys

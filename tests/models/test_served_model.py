@@ -32,9 +32,7 @@ async def test_a_prediction_names_the_version_it_was_computed_with(make_topic: M
     """Without the version, the model of a disputed prediction would be unknown."""
     clock = ManualClock()
     topic = await make_topic()
-    await write(
-        topic, encoder(3, 7, clock=clock).encode([{"weights": np.array([2.0, 0.0]), "intercept": 1.0}])
-    )
+    await write(topic, encoder(3, 7, clock=clock).encode([{"weights": np.array([2.0, 0.0]), "intercept": 1.0}]))
     clock.advance(2.5)
     async with ServedModel(topic, "ctr", clock=clock) as served:
         await served.ready()
@@ -81,9 +79,7 @@ async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
         await served.ready()
         assert served.predict(rows).value == pytest.approx(model.predict(rows), rel=1e-15)
         assert [served.predict(row).value for row in rows] == served.predict(rows).value.tolist()
-        with pytest.raises(
-            ModelError, match=r"model 'ctr' .*: expected sparse rows of width 64, given width 32"
-        ):
+        with pytest.raises(ModelError, match=r"model 'ctr' .*: expected sparse rows of width 64, given width 32"):
             served.predict(FeatureHasher(["color"], bits=5).rows(records))
 
 
@@ -112,9 +108,7 @@ async def test_before_the_first_model_predict_raises_at_once() -> None:
     """A caller that does not wait must get an error of a class of its own."""
     topic = await memory_topic()
     served = ServedModel(topic, "ctr")
-    with pytest.raises(
-        NoModel, match=r"model 'ctr' of memory://models: following has not begun; use the model inside"
-    ):
+    with pytest.raises(NoModel, match=r"model 'ctr' of memory://models: following has not begun; use the model inside"):
         served.predict([1.0])
     with pytest.raises(NoModel, match="use the model inside"):
         await served.ready()
@@ -187,9 +181,7 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
         assert "expected an update of model 'ctr'" in (served.statistics().last_error or "")
         await write(topic, encoder(1, 3).encode([{"centroids": np.ones(1)}]))  # readable, but not linear
         await until(lambda: served.statistics().failed == 2)
-        assert "update 1.3: parameters 'centroids': expected 'weights'" in (
-            served.statistics().last_error or ""
-        )
+        assert "update 1.3: parameters 'centroids': expected 'weights'" in (served.statistics().last_error or "")
         assert served.predict([5.0]).version == 1
         served.check()  # the server still follows the topic
         await write(topic, update_of((1, 2)), update_of((1, 4)))
@@ -212,9 +204,7 @@ async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_las
             assert served.predict([2.0]).value == 2.0
             assert "was deleted" in (served.statistics().last_error or "")
 
-    with pytest.raises(
-        ModelError, match="following has ended, so predictions become outdated: topic 'models' was del"
-    ):
+    with pytest.raises(ModelError, match="following has ended, so predictions become outdated: topic 'models' was del"):
         await serve()
     with pytest.raises(ModelError, match="following has ended") as caught:
         served.check()
@@ -340,9 +330,7 @@ async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
         flaky.switch_off()
         await until(lambda: clock.timers == 1)
         assert not served.statistics().is_following
-        with pytest.raises(
-            ModelError, match="the topic does not answer, trying again: the server does not answer"
-        ):
+        with pytest.raises(ModelError, match="the topic does not answer, trying again: the server does not answer"):
             served.check()
         assert served.predict([1.0]).version == 1
         refused = flaky.refused
@@ -368,9 +356,7 @@ async def test_an_outage_never_takes_a_model_back() -> None:
         await served.ready()
         flaky.switch_off()
         await until(lambda: clock.timers == 1)
-        await write(
-            topic, update_of((1, 499)), update_of((1, 500))
-        )  # retention has deleted all other records
+        await write(topic, update_of((1, 499)), update_of((1, 500)))  # retention has deleted all other records
         flaky.switch_on()
         clock.advance(1)
         await until(lambda: served.statistics().is_following)

@@ -53,7 +53,5 @@ def published(name: str) -> Path:
     """Return the path of a file of Angel's project, or skip the test if the file is missing."""
     path = _FOLDER / f"{name}.json"
     if not path.exists():
-        pytest.skip(
-            f"needs {path.name} among the published configurations, in {_FOLDER.name}/ next to the repository"
-        )
+        pytest.skip(f"needs {path.name} among the published configurations, in {_FOLDER.name}/ next to the repository")
     return path

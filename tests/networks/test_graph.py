@@ -118,9 +118,7 @@ def test_only_the_features_of_the_mini_batch_have_values_and_gradients():
     """A million weights were pulled for ten rows."""
     nodes = Nodes(PlaceHolder(1_000_000, "float32"))
     graph = nodes.graph(nodes.add("sumpooling", 12, nodes.vectors(), nodes.hidden(12)))
-    graph.feed_data(
-        rows_of("one-hot", 3, 1_000_000, FIELDS, np.random.default_rng(0)), [1, 2, 3], training=True
-    )
+    graph.feed_data(rows_of("one-hot", 3, 1_000_000, FIELDS, np.random.default_rng(0)), [1, 2, 3], training=True)
     give_values(graph, np.random.default_rng(1))
     gradients = gradients_of(graph)
     present = len(graph.place_holder.indices)
@@ -242,9 +240,7 @@ def test_rows_of_any_number_of_features_have_the_right_gradients(type_name, outp
     """Rows of equal length have a faster path; on the other path, a row without features got the next row's values."""
     nodes = Nodes(PlaceHolder(FEATURES, "float64"))
     graph = nodes.graph(nodes.add(type_name, outputs))
-    rows = SparseRows.from_rows(
-        [([], []), ([0, 4], [1.0, 2.0]), ([], []), ([1, 4, 8], [3.0, -1.0, 0.5])], FEATURES
-    )
+    rows = SparseRows.from_rows([([], []), ([0, 4], [1.0, 2.0]), ([], []), ([1, 4, 8], [3.0, -1.0, 0.5])], FEATURES)
     for some in (rows, rows[:1]):
 
         def feed(some=some) -> None:
@@ -268,9 +264,7 @@ def test_values_that_do_not_fit_the_mini_batch_are_named(given):
         "dtype": np.ones((9, 1)),
     }[given]
     expected = r"parameter 'simpleinputlayer0.weight': expected values of shape \(9, 1\) in float32, given "
-    said = {"none": "none", "shape": r"float32 of shape \(2, 1\)", "dtype": r"float64 of shape \(9, 1\)"}[
-        given
-    ]
+    said = {"none": "none", "shape": r"float32 of shape \(2, 1\)", "dtype": r"float64 of shape \(9, 1\)"}[given]
     with pytest.raises(ModelError, match=expected + said):
         graph.forward()
 

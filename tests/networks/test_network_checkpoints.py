@@ -35,9 +35,7 @@ def with_dropout(**sections: Any) -> Network:
 
 
 def in_epochs(flow: Flow) -> NetworkTraining:
-    return train_network(
-        flow, rows(ROWS), with_dropout(), ParameterServer(shards=2), consistency=BSP(), seed=5
-    )
+    return train_network(flow, rows(ROWS), with_dropout(), ParameterServer(shards=2), consistency=BSP(), seed=5)
 
 
 def online(flow: Flow) -> NetworkTraining:
@@ -176,7 +174,5 @@ async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Pa
         assert killed.stdout.readline() == "there\n"
         killed.send_signal(signal.SIGKILL)
     assert ran(cut) <= 100 - 12
-    saved = [
-        (folder / "model" / "parameters.safetensors").read_bytes() for folder in (tmp_path / "whole", cut)
-    ]
+    saved = [(folder / "model" / "parameters.safetensors").read_bytes() for folder in (tmp_path / "whole", cut)]
     assert saved[0] == saved[1]

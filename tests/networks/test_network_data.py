@@ -67,9 +67,7 @@ def test_invalid_rows_and_features_beyond_the_range_are_named(tmp_path: Path) ->
         bad = file_with(tmp_path, "n.txt", "1 2 3", f"1 2 {number}")
         with pytest.raises(JobFailed, match=r"value 1 .*expected a label and numbers, given"):
             read_rows(bad, DataSettings(format="dense"), owner="test")
-    with pytest.raises(
-        ModelError, match="test: expected features from 0 to 2, given 7 in row 1; raise indexrange"
-    ):
+    with pytest.raises(ModelError, match="test: expected features from 0 to 2, given 7 in row 1; raise indexrange"):
         read_rows(file_with(tmp_path, "b.dummy", "1 2", "1 1 7"), DataSettings(index_range=3), owner="test")
     with pytest.raises(ModelError, match=r"test: expected rows in .*, given none; look at the file"):
         read_rows(file_with(tmp_path, "c.dummy"), DataSettings(), owner="test")
@@ -204,9 +202,7 @@ def test_an_epoch_has_each_row_once_in_steps_of_one_size(
 
 def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
     """Spark on Angel samples mini-batches in this way, and the published DeepFM is configured for it."""
-    made = TrainingSteps(
-        numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1
-    )
+    made = TrainingSteps(numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1)
     steps = [labels_of(made, step, 1) for step in range(8)]
     assert made.per_epoch == 4
     assert all(len(set(step)) == 30 for step in steps)
@@ -227,9 +223,7 @@ def test_kinds_are_drawn_in_the_configured_ratio(ratio: float, positive: int, ne
     labels = labels_of(made, 0, 1)
     assert (labels.count(1.0), labels.count(-1.0)) == (positive, negative)
     one_kind = LabelledRows(np.zeros((3, 2)), np.ones(3))
-    with pytest.raises(
-        ModelError, match=r"rows of both kinds for posnegratio 1, given 3 with a label above 0"
-    ):
+    with pytest.raises(ModelError, match=r"rows of both kinds for posnegratio 1, given 3 with a label above 0"):
         TrainingSteps(one_kind, updates=1, features=2, settings=DataSettings(pos_neg_ratio=1.0))
 
 

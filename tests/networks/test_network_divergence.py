@@ -38,9 +38,7 @@ def unscaled(count: int, seed: int = 1) -> LabelledRows:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("validation", [None, unscaled(50, seed=2)], ids=["", "with validation"])
-def test_the_model_of_the_last_epoch_that_was_finite_is_kept(
-    workers: int, validation: LabelledRows | None
-) -> None:
+def test_the_model_of_the_last_epoch_that_was_finite_is_kept(workers: int, validation: LabelledRows | None) -> None:
     """After an hour of training the result was only an error, although the earlier epochs had been good."""
     options: Any = {"workers": workers, "progress": False}
     with pytest.raises(Diverged) as caught:
@@ -80,9 +78,7 @@ def test_rows_for_validation_may_show_the_divergence_first() -> None:
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
     """The error did not say which of twenty arrays was infinite."""
-    rows = LabelledRows(
-        np.full((4, 2), 1e30), np.zeros(4)
-    )  # The loss is 3e37, but its gradient exceeds float32.
+    rows = LabelledRows(np.full((4, 2), 1e30), np.zeros(4))  # The loss is 3e37, but its gradient exceeds float32.
     layers = {
         "wide": {"type": "simpleinputlayer", "outputdim": 1, "transfunc": "tanh"},
         "value": {"type": "fclayer", "outputdim": 1, "inputlayer": "wide"},
@@ -105,9 +101,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 def test_a_last_version_that_is_not_finite_is_an_error() -> None:
     """No step computes with the last version, so NaN in a saved model would be found weeks later."""
     data = LabelledRows(np.full((4, 2), 1e12), np.ones(4))
-    with pytest.raises(
-        Diverged, match=r"^parameter 'value\.weight': expected finite numbers, given -?inf; lower"
-    ):
+    with pytest.raises(Diverged, match=r"^parameter 'value\.weight': expected finite numbers, given -?inf; lower"):
         fit_network(steep(epoch=1, numupdateperepoch=1, lr=1e30), data, progress=False)
 
 
@@ -117,9 +111,7 @@ def test_a_users_flow_fails_with_the_epoch_and_the_step(how: Any) -> None:
     flow = Flow("training")
     training = train_network(flow, unscaled(100), steep(), ParameterServer(), consistency=how)
     models = training.models.collect()
-    with pytest.raises(
-        JobFailed, match=r"step 'train' \(test_network_divergence.py:\d+\) on record 22: epoch 5, "
-    ):
+    with pytest.raises(JobFailed, match=r"step 'train' \(test_network_divergence.py:\d+\) on record 22: epoch 5, "):
         flow.run()
     assert len(models.items) == 4
 
@@ -143,8 +135,7 @@ def test_the_published_deepfm_does_not_diverge_at_the_default_seed() -> None:
     """The whole file and seed 0 are a user's first attempt, and the training diverged in epoch 3."""
     made = Network.from_json(published("deepfm"))
     data, held_out = (
-        read_rows(data_file(f"census/census_148d_{kind}.dummy"), made.configuration.data)
-        for kind in ("train", "test")
+        read_rows(data_file(f"census/census_148d_{kind}.dummy"), made.configuration.data) for kind in ("train", "test")
     )
     results = fit_network(made, data, held_out, progress=False).results
     assert len(results) == 5

@@ -96,6 +96,5 @@ def test_an_unknown_format_of_a_picture_is_refused():
     with pytest.raises(ConfigurationError) as caught:
         Network.from_json(deep_fm()).draw("jpeg")
     assert str(caught.value) == (
-        "network 'configuration': draw expected the format 'mermaid', 'svg', 'png', given 'jpeg'; "
-        "choose one of these"
+        "network 'configuration': draw expected the format 'mermaid', 'svg', 'png', given 'jpeg'; choose one of these"
     )

@@ -109,9 +109,7 @@ def test_initial_values_of_angel_are_available_by_name():
     assert kurtosis == pytest.approx(3.0, abs=0.3)  # 3.0 is normal; a uniform distribution has 1.8
     again = network(init="Angel").to_json()
     assert again["model"]["init"] == "angel"
-    assert np.array_equal(
-        Network.from_json(again).initial_parameters(7)["deep_0.weight"], begun["deep_0.weight"]
-    )
+    assert np.array_equal(Network.from_json(again).initial_parameters(7)["deep_0.weight"], begun["deep_0.weight"])
 
 
 @pytest.mark.parametrize("way", ["xavier", "angel"])
@@ -137,6 +135,4 @@ def test_the_numbers_of_a_seed_do_not_change():
     of_1 = initial_values(weight, seed=1, dtype="float64")
     assert of_1.ravel().tolist() == pytest.approx([-0.23303261535925834, -0.23491669356535438], rel=1e-12)
     angels = initial_values(weight, seed=1, way="angel", dtype="float64")
-    assert angels.ravel().tolist() == pytest.approx(
-        [-1.3876252696916664e-05, -1.899223151045569e-05], rel=1e-12
-    )
+    assert angels.ravel().tolist() == pytest.approx([-1.3876252696916664e-05, -1.899223151045569e-05], rel=1e-12)

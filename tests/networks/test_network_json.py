@@ -115,9 +115,7 @@ def test_the_number_of_features_may_come_from_the_data():
     assert sized.initial_parameters(1)["wide.weight"].shape == (123, 1)
     assert sized.to_json()["data"]["indexrange"] == 123
     assert network.features is None
-    with pytest.raises(
-        ConfigurationError, match="with_features: expected a whole number of at least 1, given 0"
-    ):
+    with pytest.raises(ConfigurationError, match="with_features: expected a whole number of at least 1, given 0"):
         network.with_features(0)
 
 

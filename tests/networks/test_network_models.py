@@ -149,9 +149,7 @@ def test_a_published_kind_of_model_is_built_and_learned_from(model):
     dims = {found.name: found.output_dim for found in network.configuration.layers[:-1]}
     assert {built.name: built.output_dim for built in graph.layers[:-1]} == dims
     generator = np.random.default_rng(5)
-    labels = generator.choice(
-        [0.0, 1.0, 2.0] if model in ("softmax regression", "k-means") else [-1.0, 1.0], size=8
-    )
+    labels = generator.choice([0.0, 1.0, 2.0] if model in ("softmax regression", "k-means") else [-1.0, 1.0], size=8)
     batch = rows(generator)
     graph.feed_data(batch, labels, training=True)
     start = network.initial_parameters(seed=2)

@@ -87,9 +87,7 @@ async def test_a_new_run_resumes_from_the_version_published_last() -> None:
 
     async def run() -> list[Any]:
         flow = Flow("run")
-        training = online(
-            flow, events, made, stop="latest", publish_every=1, start=Published(updates, "pairs")
-        )
+        training = online(flow, events, made, stop="latest", publish_every=1, start=Published(updates, "pairs"))
         training.models.publish_model(updates, model="pairs", format="safetensors")
         models = training.models.collect()
         await (await flow.start()).wait()
@@ -162,9 +160,7 @@ def test_records_of_another_form_are_skipped_and_rows_without_features_are_learn
     ]
     mixed[3:3] = [{"other": 1}, {"label": 1.0, "indices": [], "values": []}]
     flow = Flow("some are of another form")
-    training = train_network_online(
-        flow.from_items(mixed), made, ParameterServer(), consistency=BSP(), on_error="skip"
-    )
+    training = train_network_online(flow.from_items(mixed), made, ParameterServer(), consistency=BSP(), on_error="skip")
     models: Any = training.models.collect()
     flow.run()
     assert models.items[-1].records == 11
@@ -189,14 +185,10 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     await (await flow.start()).wait()
     async with ServedNetwork(updates, "pairs") as served:
         await until(lambda: bool(served.statistics().failed))
-        assert "expected 'network' with the arrays of a network, given 'weights'" in str(
-            served.statistics().last_error
-        )
+        assert "expected 'network' with the arrays of a network, given 'weights'" in str(served.statistics().last_error)
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"]
-)
+@pytest.mark.parametrize("text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"])
 def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> None:
     """A server skips a version with ModelError; arrays nested too deep raised another error and ended the updates."""
     version = version_of(network(), network().initial_parameters(seed=1)) | {"network": text}

@@ -49,12 +49,7 @@ def by_hand(data: LabelledRows, start: dict[str, Any], *, epochs: int, updates: 
             u = p["embedding.weight"][fields]
             total = u.sum(axis=1)
             h = np.tanh(u.reshape(len(u), -1) @ p["deep_0.weight"] + p["deep_0.bias"])
-            score = (
-                one_hot @ p["wide.weight"][:, 0]
-                + p["wide.bias"]
-                + (h @ p["deep.weight"])[:, 0]
-                + p["deep.bias"]
-            )
+            score = one_hot @ p["wide.weight"][:, 0] + p["wide.bias"] + (h @ p["deep.weight"])[:, 0] + p["deep.bias"]
             score = score + 0.5 * ((total**2).sum(axis=1) - (u**2).sum(axis=(1, 2)))
             g = -labels / (1 + np.exp(labels * score)) / len(labels)
             gh = np.outer(g, p["deep.weight"][:, 0]) * (1 - h**2)
@@ -129,9 +124,7 @@ def test_workers_learn_under_each_consistency(how: str) -> None:
     data = rows(3_000)
     parted = part(data, validate_ratio=0.25)
     made = network(train={"epoch": 12})
-    models, losses = trained(
-        made, parted.training, consistency=ALL[how], workers=3, validation=parted.validation
-    )
+    models, losses = trained(made, parted.training, consistency=ALL[how], workers=3, validation=parted.validation)
     assert [model.epoch for model in models] == list(range(1, 13))
     assert models[-1].metrics["validation_auc"] > 0.80
     assert models[-1].metrics["validation_loss"] < models[0].metrics["validation_loss"] - 0.05
@@ -146,9 +139,7 @@ def test_training_resumes_from_given_parameters() -> None:
         del changed["layers"][1]["optimizer"]  # The embedding must use the default optimizer too.
         made = Network.from_json(changed)
         first, _ = trained(made, data, consistency=BSP(), validation=data)
-        then, _ = trained(
-            made, data, consistency=BSP(), validation=data, start=arrays_of(first[-1]), epochs=1
-        )
+        then, _ = trained(made, data, consistency=BSP(), validation=data, start=arrays_of(first[-1]), epochs=1)
         begin, end = (first[epoch].metrics["validation_loss"] for epoch in (0, -1))
         assert then[0].metrics["validation_loss"] < end + 0.2 * (begin - end), optimizer
 
@@ -301,8 +292,7 @@ def test_the_published_logistic_regression_reaches_its_known_quality_on_a9a() ->
     made = Network.from_json(published("logreg"))
     settings = made.configuration.data
     data, held_out = (
-        read_rows(data_file(f"a9a/a9a_123d_{name}"), settings, owner="a9a")
-        for name in ("train.libsvm", "test.dummy")
+        read_rows(data_file(f"a9a/a9a_123d_{name}"), settings, owner="a9a") for name in ("train.libsvm", "test.dummy")
     )
     parted = part(data, validate_ratio=settings.validate_ratio)
     fitted = fit_network(made, parted.training, parted.validation, workers=2, progress=False)
@@ -324,9 +314,7 @@ def test_the_published_networks_reach_their_known_quality_on_census(
 ) -> None:
     """The results must be as good as those of an independent implementation, to .003."""
     made = Network.from_json(published(name))
-    parted = part(
-        census(made.configuration.data, "train"), validate_ratio=made.configuration.data.validate_ratio
-    )
+    parted = part(census(made.configuration.data, "train"), validate_ratio=made.configuration.data.validate_ratio)
     found = fit_network(made, parted.training, parted.validation, progress=False).results[-1].validation
     assert found is not None
     assert found.accuracy is not None
@@ -372,34 +360,24 @@ def test_invalid_rows_are_refused_before_anything_runs() -> None:
     with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel to PosNegTrans"):
         train_network(Flow("f"), LabelledRows(data.rows, np.zeros(20)), made, server, consistency=BSP())
     far = LabelledRows(SparseRows([0, 4], [40, 41, 42, 43], np.ones(4), 50), np.ones(1))
-    with pytest.raises(
-        ModelError, match=r"expected features from 0 to 23, given 43 in row 0; raise indexrange"
-    ):
+    with pytest.raises(ModelError, match=r"expected features from 0 to 23, given 43 in row 0; raise indexrange"):
         train_network(Flow("f"), far, made, server, consistency=BSP())
     short = LabelledRows(SparseRows([0, 3], [0, 6, 12], np.ones(3), 24), np.ones(1))
-    with pytest.raises(
-        BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 3"
-    ):
+    with pytest.raises(BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 3"):
         train_network(Flow("f"), short, made, server, consistency=BSP())
     dense = np.ones((1, 24))
     with pytest.raises(
         BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 24 in row 0"
     ):
         train_network(Flow("f"), LabelledRows(dense, np.ones(1)), made, server, consistency=BSP())
-    with pytest.raises(
-        GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows returns them"
-    ):
+    with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows returns them"):
         train_network(Flow("f"), [1], made, server, consistency=BSP())  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given array\("):
         fit_network(network(data={"indexrange": -1}), dense)  # type: ignore[arg-type]
-    with pytest.raises(
-        GraphError, match=r"train_network\(validation=\): expected LabelledRows, given array\("
-    ):
+    with pytest.raises(GraphError, match=r"train_network\(validation=\): expected LabelledRows, given array\("):
         fit_network(made, data, dense)  # type: ignore[arg-type]
     without = LabelledRows(SparseRows([0, 0], [], [], 0), np.ones(1))
-    with pytest.raises(
-        ModelError, match="expected rows with features, given none in any of them; set indexrange"
-    ):
+    with pytest.raises(ModelError, match="expected rows with features, given none in any of them; set indexrange"):
         fit_network(network(data={"indexrange": -1}), without)
     with pytest.raises(ModelError, match="expected rows to learn from, given none"):
         train_network(Flow("f"), data[:0], made, server, consistency=BSP())

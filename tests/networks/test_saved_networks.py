@@ -87,17 +87,13 @@ def test_a_folder_without_a_saved_network_is_refused(tmp_path: Path) -> None:
     made = network()
     save_network(tmp_path / "m", made, made.initial_parameters(seed=1))
     (tmp_path / "m" / "parameters.safetensors").write_bytes(b"broken")
-    with pytest.raises(
-        ModelError, match=r"expected parameters in parameters.safetensors, given a broken file"
-    ):
+    with pytest.raises(ModelError, match=r"expected parameters in parameters.safetensors, given a broken file"):
         load_network(tmp_path / "m")
     partly = {name: array for name, array in made.initial_parameters(seed=1).items() if name != "deep.bias"}
     with pytest.raises(ModelError, match=r"expected 'deep.bias' of shape \(1,\), given none; load it"):
         save_network(tmp_path / "n", made, partly)
     more = {**made.initial_parameters(seed=1), "other.weight": np.zeros(1)}
-    with pytest.raises(
-        ModelError, match=r"expected only arrays of the network, given 'other\.weight'; load it"
-    ):
+    with pytest.raises(ModelError, match=r"expected only arrays of the network, given 'other\.weight'; load it"):
         save_network(tmp_path / "n", made, more)
     assert not (tmp_path / "n").exists()
 
@@ -108,17 +104,13 @@ def test_a_failed_save_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ModelError, match=r"given a path below '.*file', which is a file; save it elsewhere"):
         save_network(tmp_path / "file" / "m", made, made.initial_parameters(seed=1))
-    with pytest.raises(
-        ModelError, match=r"^model '/proc/m': expected a folder that can be written, given: No such"
-    ):
+    with pytest.raises(ModelError, match=r"^model '/proc/m': expected a folder that can be written, given: No such"):
         save_network("/proc/m", made, made.initial_parameters(seed=1))
 
 
 def test_an_unwritable_folder_is_refused_before_the_training() -> None:
     """An hour of training was lost: ``os.access`` tells root that every folder is writable, even below /proc."""
-    with pytest.raises(
-        ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"
-    ):
+    with pytest.raises(ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"):
         check_folder("/proc/m/n")
 
 
@@ -145,9 +137,7 @@ def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
     header = b'{"wide.bias":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
     path = tmp_path / "m" / "parameters.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
-    with pytest.raises(
-        ModelError, match=r"in float32 or float64, given numbers of type 'BF16', which numpy has not"
-    ):
+    with pytest.raises(ModelError, match=r"in float32 or float64, given numbers of type 'BF16', which numpy has not"):
         load_network(tmp_path / "m")
 
 

@@ -76,9 +76,7 @@ def records(data: LabelledRows) -> list[dict[str, Any]]:
     ]
 
 
-def trained(
-    made: Network, data: LabelledRows, *, shards: int = 2, **options: Any
-) -> tuple[list[Any], list[Any]]:
+def trained(made: Network, data: LabelledRows, *, shards: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
     """Return the versions and the losses of a training."""
     flow = Flow("training")
     training = train_network(flow, data, made, ParameterServer(shards=shards), **options)

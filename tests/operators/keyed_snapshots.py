@@ -28,9 +28,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> 
         monkeypatch.setattr(frozen_states, "_BYTES_WORTH_REMEMBERING", 0)
 
 
-def keyed_state(
-    clock: ManualClock, time_to_live_s: float | None = None, *, in_thread: bool = False
-) -> KeyedState:
+def keyed_state(clock: ManualClock, time_to_live_s: float | None = None, *, in_thread: bool = False) -> KeyedState:
     return KeyedState(clock, time_to_live_s, name="count", encode=PLAIN.encode, in_thread=in_thread)
 
 

@@ -44,9 +44,7 @@ def test_reduce_all_refuses_a_record_and_keeps_the_value(policy: str) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 @thorough
 @given(numbers=NUMBERS, places=cuts(40))
-def test_sort_is_stable_and_keeps_the_kind(
-    kind: str, reverse: bool, numbers: list[int], places: list[int]
-) -> None:
+def test_sort_is_stable_and_keeps_the_kind(kind: str, reverse: bool, numbers: list[int], places: list[int]) -> None:
     """Records with equal keys must keep their order, even in reverse sorting."""
     batch = as_kind(kind, numbers)
     driven = Driven(Sort(lambda record: abs(number_in(record)), reverse=reverse))

@@ -23,8 +23,7 @@ def test_each_record_gives_the_reduction_of_its_key_so_far(words: list[str]) -> 
     """Each result must equal a reduction of all earlier records of the key."""
     driven = Driven(KeyedReduce(lambda word: word[0], lambda joined, word: joined + word)).feed(words)
     assert driven.records == [
-        "".join(other for other in words[: index + 1] if other[0] == word[0])
-        for index, word in enumerate(words)
+        "".join(other for other in words[: index + 1] if other[0] == word[0]) for index, word in enumerate(words)
     ]
 
 
@@ -110,9 +109,7 @@ def test_a_record_without_a_good_key_is_refused_by_name(operator: Any, f: Any, k
 @both
 def test_a_key_that_cannot_be_hashed_is_refused_by_name(operator: Any, f: Any) -> None:
     """Without a checker of keys, the dictionary raises the error."""
-    driven = Driven(operator(lambda record: [] if record == 2 else 0, f), policy="dead_letter").feed(
-        [1, 2, 3]
-    )
+    driven = Driven(operator(lambda record: [] if record == 2 else 0, f), policy="dead_letter").feed([1, 2, 3])
     assert [letter.record for letter in driven.dead_letters] == [2]
     assert "unhashable" in driven.dead_letters[0].error
 

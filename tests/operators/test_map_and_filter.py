@@ -119,9 +119,7 @@ async def times_two(record: int) -> int:
 
 @pytest.mark.parametrize("operator", [Map, Filter])
 @pytest.mark.parametrize(("f", "message"), [("x", "expected a function"), (times_two, "coroutine function")])
-def test_a_function_that_cannot_be_called_for_each_record_is_refused(
-    operator: Any, f: Any, message: str
-) -> None:
+def test_a_function_that_cannot_be_called_for_each_record_is_refused(operator: Any, f: Any, message: str) -> None:
     """A coroutine function gave a stream of coroutines that were never awaited."""
     with pytest.raises(ConfigurationError, match=message):
         operator(f)

@@ -62,9 +62,7 @@ def test_every_n_records_of_an_epoch_make_one(
         restarted.feed(piece, epoch=epoch)
     restarted.watermark(3)
     emitted: dict[int, list[Any]] = {}
-    for epoch, record in zip(
-        driven.epochs + restarted.epochs, driven.records + restarted.records, strict=True
-    ):
+    for epoch, record in zip(driven.epochs + restarted.epochs, driven.records + restarted.records, strict=True):
         emitted.setdefault(epoch, []).append(record)
     assert frozen(dict(sorted(emitted.items()))) == frozen(dict(sorted(expected(stream, n).items())))
 

@@ -23,9 +23,7 @@ def test_the_correction_equals_its_formula(lr, alpha, beta):
     """With t from 0 the first rate divided by 0; with t from 2 the first steps were half as large as they should be."""
     rate = Correction(lr, decay=alpha, beta=beta)
     for t in [1, 2, 3, 10, 1000, 100_000]:
-        assert rate.at(t) == pytest.approx(
-            lr / math.sqrt(1 + alpha * t) * (1 - beta) / (1 - beta**t), rel=1e-12
-        )
+        assert rate.at(t) == pytest.approx(lr / math.sqrt(1 + alpha * t) * (1 - beta) / (1 - beta**t), rel=1e-12)
 
 
 def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
@@ -36,9 +34,7 @@ def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
         assert rate.at(t) * velocity == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)]
-)
+@pytest.mark.parametrize(("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)])
 def test_warm_restarts_equal_a_scheduler_that_counts(lr, alpha, interval):
     """The pure function found a wrong interval, or did not divide again at each restart."""
     rate = WarmRestarts(lr, decay=alpha, interval=interval)

@@ -99,9 +99,7 @@ def test_float32_differs_from_the_formula_by_rounding_only(gradients, rule, form
 
 @pytest.mark.parametrize(("rule", "formula", "given", "settings"), CASES)
 @pytest.mark.parametrize("few", [False, True])
-def test_a_sparse_gradient_changes_only_the_weights_that_it_names(
-    gradients, rule, formula, given, settings, few
-):
+def test_a_sparse_gradient_changes_only_the_weights_that_it_names(gradients, rule, formula, given, settings, few):
     """Momentum, decay of slots and l2 changed weights whose features did not occur."""
     random = np.random.default_rng(5)
     optimizer = rule(RATE, l1=0.05, l2=0.3, **given)
@@ -244,9 +242,7 @@ def test_a_whole_row_is_updated_with_few_temporary_arrays(rule):
 def test_ftrl_of_float32_differs_from_the_formula_by_rounding_only(gradients):
     """The state z and n was made for float64, and only float64 was tested."""
     weights, slots = run(FTRL(0.1, 0.7, l1=0.5, l2=0.3), START, gradients, "float32")
-    expected, expected_slots = written_out.learn_ftrl(
-        START, gradients.tolist(), alpha=0.1, beta=0.7, l1=0.5, l2=0.3
-    )
+    expected, expected_slots = written_out.learn_ftrl(START, gradients.tolist(), alpha=0.1, beta=0.7, l1=0.5, l2=0.3)
     assert weights == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert slots["z"] == pytest.approx(expected_slots["z"], rel=1e-3, abs=1e-3)
     assert slots["n"] == pytest.approx(expected_slots["n"], rel=1e-4)

@@ -134,9 +134,7 @@ def test_gradient_descent_equals_its_formula(l1, l2):
     weights, expected = np.array([1.0, -1.0, 0.0, 0.5]), [1.0, -1.0, 0.0, 0.5]
     for step, gradient in enumerate([[0.3, -0.2, 0.0, 2.0], [-1.0, 0.5, 0.7, 0.1]], start=1):
         optimizer.update(weights, np.array(gradient), {}, step)
-        expected = written_out.gradient_descent(
-            expected, gradient, lr=0.5 / math.sqrt(1 + step), l1=l1, l2=l2
-        )
+        expected = written_out.gradient_descent(expected, gradient, lr=0.5 / math.sqrt(1 + step), l1=l1, l2=l2)
     assert weights == pytest.approx(expected, rel=1e-12)
 
 
@@ -167,9 +165,7 @@ def test_shrunk_weights_are_a_plain_0():
         assert weights.tolist() == [0.0, 0.0]
         few = np.array([0.01, -0.01])
         slots = optimizer.new_slots(few)
-        optimizer.update_few(
-            [0, 1], view_of(few), [0.1, -0.1], [view_of(slots[n]) for n in optimizer.slot_names], 1
-        )
+        optimizer.update_few([0, 1], view_of(few), [0.1, -0.1], [view_of(slots[n]) for n in optimizer.slot_names], 1)
         assert few.tobytes() == np.zeros(2).tobytes()
 
 

@@ -82,7 +82,5 @@ def test_float32_is_updated_equally_as_a_whole_and_in_part(optimizer, gradients)
 
 def test_single_numbers_are_taken_from_float64_only():
     """Plain floats computed float32 weights in float64, with other bits than ``update_at``."""
-    with pytest.raises(
-        ConfigurationError, match="expected an array of float64, given float32; use update_at"
-    ):
+    with pytest.raises(ConfigurationError, match="expected an array of float64, given float32; use update_at"):
         view_of(np.zeros(3, np.float32))

@@ -21,9 +21,7 @@ _CACHE_BYTES = 1 << 16
 
 _steps = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["add", "fused add", "update", "clock", "get", "get columns", "start get", "finish get"]
-        ),
+        st.sampled_from(["add", "fused add", "update", "clock", "get", "get columns", "start get", "finish get"]),
         st.integers(0, _WORKERS - 1),
         st.integers(0, 1),
     ),

@@ -54,9 +54,7 @@ async def _with_matrix(server: ParameterServer, consistency: Consistency, rows: 
 async def test_a_subscription_gives_rows_first_and_then_their_changes() -> None:
     """A model that was served from its first change answered with zeros until then."""
     async with ParameterServer(shards=2) as server:
-        await server.create_matrix(
-            "w", rows=3, columns=7, init=1.5, consistency=SSP(staleness=1), block=(2, 3)
-        )
+        await server.create_matrix("w", rows=3, columns=7, init=1.5, consistency=SSP(staleness=1), block=(2, 3))
         client = server.client(worker=0)
         changes = client.subscribe("w", rows=[2, 0, 2])
         first = [await _next(changes) for _ in range(2)]
@@ -325,9 +323,7 @@ async def test_two_tasks_cannot_wait_for_one_subscription() -> None:
         await _next(changes)
         first = asyncio.ensure_future(anext(changes))
         await asyncio.sleep(0)
-        with pytest.raises(
-            ParameterServerError, match="expected one task that waits for changes, given a second one"
-        ):
+        with pytest.raises(ParameterServerError, match="expected one task that waits for changes, given a second one"):
             await anext(changes)
         await client.add("w", row=0, columns=[0], values=[1.0])
         assert (await asyncio.wait_for(first, _DEADLINE_S)).values[0] == 1.0

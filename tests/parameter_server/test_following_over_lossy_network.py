@@ -100,9 +100,7 @@ async def test_subscribers_see_the_last_values_over_a_lossy_network(consistency:
             asyncio.ensure_future(_follow(subscription, of_worker))
             for subscription, of_worker in zip(subscriptions, seen, strict=True)
         ]
-        await cluster.run(
-            *(asyncio.ensure_future(_train(client, cluster.chances)) for client in cluster.clients)
-        )
+        await cluster.run(*(asyncio.ensure_future(_train(client, cluster.chances)) for client in cluster.clients))
 
         def all_is_seen(cluster: _Cluster = cluster, seen: list[dict[int, RowChange]] = seen) -> bool:
             return all(

@@ -52,9 +52,7 @@ async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
 
 def test_the_timeout_is_above_zero() -> None:
     """With a timeout of 0 every worker was dead on arrival."""
-    with pytest.raises(
-        ConfigurationError, match="heartbeat timeout, in seconds: expected a number above 0, given 0"
-    ):
+    with pytest.raises(ConfigurationError, match="heartbeat timeout, in seconds: expected a number above 0, given 0"):
         Heartbeats(VirtualClock(), timeout_s=0)
 
 

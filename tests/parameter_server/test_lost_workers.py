@@ -54,9 +54,7 @@ async def test_a_worker_that_waits_for_others_is_not_taken_for_dead() -> None:
 
 CALLS_WITHOUT_A_REQUEST: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "a get that the cache answers": lambda client: client.get("w", row=0),
-    "a matrix that is there": lambda client: client.create_matrix(
-        "w", rows=1, columns=2, consistency=SSP(staleness=1)
-    ),
+    "a matrix that is there": lambda client: client.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=1)),
 }
 
 

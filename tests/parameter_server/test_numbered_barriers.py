@@ -125,9 +125,7 @@ def test_a_snapshot_contains_the_adds_of_each_worker_before_its_barrier(
     assert _value(case.shard) == sum(case.clocks.values())
 
 
-@random_examples(
-    lambda random: ([random.randrange(3) for _ in range(random.randrange(25))], random.randrange(11))
-)
+@random_examples(lambda random: ([random.randrange(3) for _ in range(random.randrange(25))], random.randrange(11)))
 def test_reads_after_a_barrier_wait_by_the_staleness_and_show_own_adds(
     given: tuple[list[int], int],
 ) -> None:

@@ -63,9 +63,7 @@ def test_neighbours_share_a_shard_and_shards_have_equal_numbers_of_blocks(given_
 def test_without_a_block_size_each_shard_has_one_block(columns: int, shards: int) -> None:
     """A shard with two blocks got two slices of each request."""
     blocks = _partitioning(3, columns, shards, None).blocks
-    assert [block.shard for block in blocks] == [
-        number * shards // len(blocks) for number in range(len(blocks))
-    ]
+    assert [block.shard for block in blocks] == [number * shards // len(blocks) for number in range(len(blocks))]
     assert len(blocks) == min(columns, shards)
     assert all(block.rows == range(3) for block in blocks)
     widths = [len(block.columns) for block in blocks]

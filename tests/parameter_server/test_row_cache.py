@@ -176,9 +176,7 @@ def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     assert not cache.is_on
     cache.put(cache.begin("w", 0), np.zeros(1), clock=0)
     assert cache.find("w", 0, 0, 0) is None
-    with pytest.raises(
-        ConfigurationError, match=r"^RowCache\(limit_bytes=\): expected a whole number of at least 0"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^RowCache\(limit_bytes=\): expected a whole number of at least 0"):
         RowCache(limit_bytes=-1)
 
 

@@ -73,15 +73,11 @@ class _OnShard:
 
     def row(self, row: int) -> list[float]:
         blocks = self.shard.partitioning.blocks_of_row(row)
-        return [
-            value for block in blocks for value in self.shard.blocks[block.number].get(row, None).tolist()
-        ]
+        return [value for block in blocks for value in self.shard.blocks[block.number].get(row, None).tolist()]
 
     def next(self, after: int, rows: list[int] | None = None, subscription: int = 0) -> Any:
         wanted = None if rows is None else np.array(rows, np.int64)
-        return self.subscriptions.next(
-            NextChanges("w", 0, subscription=subscription, rows=wanted, after=after)
-        )
+        return self.subscriptions.next(NextChanges("w", 0, subscription=subscription, rows=wanted, after=after))
 
 
 class _Subscriber:
@@ -127,9 +123,7 @@ _steps = st.one_of(
     st.tuples(st.just("add"), st.integers(0, _ROWS - 1), st.integers(0, _COLUMNS - 1)),
     st.tuples(st.just("fill"), st.integers(0, _ROWS - 1), st.just(0)),
     st.tuples(st.just("clock"), st.sampled_from(_WORKERS), st.just(0)),
-    st.tuples(
-        st.sampled_from(["ask", "lose", "cancel", "unsubscribe", "reload"]), st.integers(0, 1), st.just(0)
-    ),
+    st.tuples(st.sampled_from(["ask", "lose", "cancel", "unsubscribe", "reload"]), st.integers(0, 1), st.just(0)),
 )
 
 

@@ -199,9 +199,7 @@ async def test_values_that_64_bits_do_not_hold_are_refused_for_whole_numbers(val
     async with ParameterServer(shards=2) as server:
         await server.create_matrix("w", rows=1, columns=2, dtype="int64")
         client = server.client(worker=0)
-        with pytest.raises(
-            ParameterServerError, match=rf"expected values of int64.* below 2\*\*63, given {values[1]}"
-        ):
+        with pytest.raises(ParameterServerError, match=rf"expected values of int64.* below 2\*\*63, given {values[1]}"):
             await client.add("w", row=0, values=values)
         await client.add("w", row=0, values=np.array([1, (1 << 63) - 1], np.uint64))
         assert (await client.get("w", row=0)).tolist() == [1, (1 << 63) - 1]
@@ -224,9 +222,7 @@ async def test_a_clock_does_not_fail_by_numbers_that_another_worker_added() -> N
 async def test_statistics_of_a_missing_matrix_name_the_existing_matrices() -> None:
     """The error was a KeyError, which callers that handle the errors of a server did not catch."""
     async with ParameterServer(name="ps") as server:
-        with pytest.raises(
-            UnknownMatrix, match=r"ps, statistics of matrix 'v': expected one of none yet, given 'v'"
-        ):
+        with pytest.raises(UnknownMatrix, match=r"ps, statistics of matrix 'v': expected one of none yet, given 'v'"):
             server.statistics().matrix("v")
         await server.create_matrix("w", rows=1, columns=4)
         with pytest.raises(UnknownMatrix, match=r"expected one of 'w', given 'v'; make it first"):

@@ -64,9 +64,7 @@ class WithEpochs(Operator, IterationListener):
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         # The order of records of several inputs is undefined; records of later epochs may have arrived already.
-        out.emit(
-            ("epoch", epoch_watermark, sorted((c for c in self.came if c[0] <= epoch_watermark), key=repr))
-        )
+        out.emit(("epoch", epoch_watermark, sorted((c for c in self.came if c[0] <= epoch_watermark), key=repr)))
         self.came = [came for came in self.came if came[0] > epoch_watermark]
 
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
@@ -215,9 +213,7 @@ def _rounds_of_sums(flow: Flow, config: IterationConfig) -> dict[str, Stream]:
 def bounded_with_tolerance(flow: Flow) -> Stream:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
         halved = variables[0].map(lambda x: x / 2)
-        return IterationBodyResult(
-            [halved], [halved], terminate_after(halved, rounds=9, tolerance=0.6, name="end")
-        )
+        return IterationBodyResult([halved], [halved], terminate_after(halved, rounds=9, tolerance=0.6, name="end"))
 
     starts = [fed(flow, [4.0, 3.0], name="start")]
     [halved] = iterate_bounded_streams_until_termination(starts, [], body)
@@ -263,9 +259,7 @@ CASES = [
     Case(epochs_in_order, (*LOOP, EpochsAside), {"cuts": 6}),
     Case(epochs_in_order, (*LOOP, EpochsAside), turns(ordered=False)),
     Case(bounded_with_criteria, (Head, CriteriaHead, LastRound), turns()),
-    Case(
-        bounded_with_rounds_and_replay, (Replayer, ReplayCache, ReduceEpoch, MapWith, TerminateAfter), turns()
-    ),
+    Case(bounded_with_rounds_and_replay, (Replayer, ReplayCache, ReduceEpoch, MapWith, TerminateAfter), turns()),
     Case(bounded_with_rounds_and_replay, (Replayer, MapWith), {"cuts": 4, "compare_state": False}),
     Case(bounded_with_replay_from_disk, (Replayer, ReplayCache), turns(3)),
     Case(bounded_with_tolerance, (TerminateAfter,), turns()),

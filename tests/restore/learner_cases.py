@@ -155,9 +155,7 @@ class HashesAndLearns(Operator):
 
 def hashed_features(flow: Flow) -> Stream:
     colors, sizes = ["red", "green", None], [3, "3", 4.5, 1]
-    records = [
-        {"color": colors[n % 3], "size": sizes[n % 4], "price": 10.0 * n, "bought": n % 2} for n in range(8)
-    ]
+    records = [{"color": colors[n % 3], "size": sizes[n % 4], "price": 10.0 * n, "bought": n % 2} for n in range(8)]
     return fed(flow, records).process(HashesAndLearns, name="learn")
 
 
@@ -383,9 +381,7 @@ def clustering(flow: Flow) -> Stream:
 
 
 def clustering_from_a_start(flow: Flow) -> Stream:
-    start = fed(
-        flow, [{"centroids": np.array([[0.0, 0, 0], [1.0, 1, 1]]), "weights": np.ones(2)}], name="start"
-    )
+    start = fed(flow, [{"centroids": np.array([[0.0, 0, 0], [1.0, 1, 1]]), "weights": np.ones(2)}], name="start")
     return online_k_means(fed(flow, table(9)["x"], batch=2), clusters=2, mini_batch=4, initial=start)
 
 

@@ -67,9 +67,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "records", "options", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS]
-)
+@pytest.mark.parametrize(("name", "records", "options", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_found_and_reported(
     name: str,
     records: list[Any],
@@ -105,9 +103,7 @@ def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process:
     class Local(Momentum): ...
 
     for factory in (Local, lambda: Momentum(), functools.partial(Local)):
-        with pytest.raises(
-            ConfigurationError, match="made inside a function; define it there, or pass fresh_pro"
-        ):
+        with pytest.raises(ConfigurationError, match="made inside a function; define it there, or pass fresh_pro"):
             check_restore(factory, NUMBERS, process=restore_process)
         check_restore(factory, NUMBERS, fresh_process=False)
 

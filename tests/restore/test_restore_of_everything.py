@@ -33,9 +33,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: f"{case.name}-{case.options.get('cut_at', 'records')}"
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.options.get('cut_at', 'records')}")
 def test_a_restored_run_equals_the_undisturbed_run(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,9 +82,7 @@ def classes_in(package: Any) -> list[type[Any]]:
         if found.name.startswith("streamiter.testing") or found.name.endswith("__main__"):
             continue
         module = importlib.import_module(found.name)
-        classes += [
-            kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == found.name
-        ]
+        classes += [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == found.name]
     return classes
 
 

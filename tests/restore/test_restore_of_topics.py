@@ -107,9 +107,7 @@ async def values_in(url: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("after", range(7))
-def test_a_restored_sink_writes_no_record_twice(
-    after: int, tmp_path: Path, restore_process: RestoreProcess
-) -> None:
+def test_a_restored_sink_writes_no_record_twice(after: int, tmp_path: Path, restore_process: RestoreProcess) -> None:
     """Records from before the barrier are already in the topic, and must not be written again."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=out"
     asyncio.run(written(topic(url), [[]]))

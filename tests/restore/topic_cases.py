@@ -63,9 +63,7 @@ def memory_source(flow: Flow) -> Stream:
 
 
 def memory_source_from_offsets(flow: Flow) -> Stream:
-    return flow.source(
-        memory_topic(numbered()), start={0: 2, 1: 1, 2: 0, 3: 3, 4: 0}, stop={0: 3, 1: 2, 3: 3}
-    )
+    return flow.source(memory_topic(numbered()), start={0: 2, 1: 1, 2: 0, 3: 3, 4: 0}, stop={0: 3, 1: 2, 3: 3})
 
 
 def sunk(flow: Flow) -> dict[str, Any]:
@@ -77,9 +75,7 @@ def sunk(flow: Flow) -> dict[str, Any]:
 def models(flow: Flow) -> Stream:
     """Return a stream of models that all differ."""
     made = [{"weights": np.full(3, n / 7), "intercept": 0.5} for n in range(4)]
-    return fed(
-        flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models"
-    )
+    return fed(flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models")
 
 
 def published(flow: Flow) -> dict[str, Stream]:

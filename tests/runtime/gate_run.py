@@ -46,9 +46,7 @@ def aside() -> EpochsAside:
 
 def spill_queue() -> SpillQueue:
     """Return a queue that keeps all but some small batches on disk."""
-    return SpillQueue(
-        name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20
-    )
+    return SpillQueue(name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20)
 
 
 @dataclass
@@ -69,8 +67,7 @@ class GateRun:
 
     def __post_init__(self) -> None:
         self.channels = [
-            Channel(f"{number} → step", limit_records=self.limit_records)
-            for number in range(len(self.inputs))
+            Channel(f"{number} → step", limit_records=self.limit_records) for number in range(len(self.inputs))
         ]
         ports = [
             Port(number, name, channel, is_feedback=False, reads_ahead=self.in_order)
@@ -143,11 +140,7 @@ class GateRun:
 
     def records(self, port: int | None = None) -> list[int]:
         """Return the handled records (of one port), in order."""
-        return [
-            seen.record
-            for seen in self.trace
-            if isinstance(seen, Seen) and (port is None or seen.port == port)
-        ]
+        return [seen.record for seen in self.trace if isinstance(seen, Seen) and (port is None or seen.port == port)]
 
     def told(self) -> list[str]:
         """Return the trace in words: records as numbers, events by name."""
@@ -185,9 +178,7 @@ def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
     """Return the records in a gate's snapshot, read through a restored gate."""
     ports = len(snapshot["ended"])
     run = GateRun([f"in{number}" for number in range(ports)], in_order=in_order)
-    run.gate.restore(
-        {**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports}
-    )
+    run.gate.restore({**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports})
     kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
     if (kept_aside := run.gate._epochs._aside) is not None:
         for port in run.gate.ports:

@@ -90,9 +90,7 @@ async def handled(job: Job, step: str, count: int) -> None:
     await until(lambda: job.statistics().step(step).records_in >= count)
 
 
-async def test_outputs_are_visible_with_the_checkpoint_after_them(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_outputs_are_visible_with_the_checkpoint_after_them(broker: MemoryBroker, tmp_path: Path) -> None:
     """Readers acted on results that a crash revoked a second later."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
@@ -106,9 +104,7 @@ async def test_outputs_are_visible_with_the_checkpoint_after_them(
     await job.stop("abort")
 
 
-async def test_a_run_after_a_crash_has_the_results_of_an_undisturbed_one(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_a_run_after_a_crash_has_the_results_of_an_undisturbed_one(broker: MemoryBroker, tmp_path: Path) -> None:
     """Records after the last checkpoint were counted twice, or their output was doubled."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
@@ -212,9 +208,7 @@ async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker,
     assert await written(broker.topic("sums")) == expected(5)
 
 
-async def test_running_a_flow_to_its_end_raises_the_error_of_its_job(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_running_a_flow_to_its_end_raises_the_error_of_its_job(broker: MemoryBroker, tmp_path: Path) -> None:
     """A service that was replaced started another run of itself, and the two runs replaced each other forever."""
     jobs: list[Job] = []
 
@@ -292,9 +286,7 @@ async def test_a_chosen_checkpoint_is_resumed_from(broker: MemoryBroker, tmp_pat
     assert await written(broker.topic("sums")) == expected(10) + expected(10)[5:]
 
 
-async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(broker: MemoryBroker, tmp_path: Path) -> None:
     """A job was killed between snapshot and commit, and a restart from this snapshot lost half of the outputs."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()
@@ -327,9 +319,7 @@ async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_resumed_from(
     await job.stop("abort")
 
 
-async def test_nothing_is_committed_before_its_snapshot_is_stored(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_nothing_is_committed_before_its_snapshot_is_stored(broker: MemoryBroker, tmp_path: Path) -> None:
     """A crash between commit and store left outputs without a snapshot, and the next run wrote all of them again."""
     await write(broker.topic("numbers"), range(10))
     store = HeldStore(tmp_path)
@@ -348,9 +338,7 @@ async def test_nothing_is_committed_before_its_snapshot_is_stored(
     assert await written(broker.topic("sums")) == expected(10)
 
 
-async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(broker: MemoryBroker, tmp_path: Path) -> None:
     """The disk of the checkpoints was full, and outputs became visible, and again after the restart."""
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(FullStore(tmp_path)))
@@ -485,9 +473,7 @@ async def test_options_that_would_be_ignored_are_refused(
             await summing(broker).start(**each)
 
 
-async def test_a_sink_with_delivery_at_least_once_writes_at_once(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_a_sink_with_delivery_at_least_once_writes_at_once(broker: MemoryBroker, tmp_path: Path) -> None:
     """Dashboards waited ten seconds for each point."""
     await write(broker.topic("numbers"), range(3))
     job = await summing(broker, delivery="at_least_once").start(checkpoints=settings(tmp_path))
@@ -500,9 +486,7 @@ async def test_a_sink_with_delivery_at_least_once_writes_at_once(
 async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
     """A map was added before the sums, and the second sum resumed with the state of the first."""
     flow = Flow("unnamed")
-    flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(
-        broker.topic("sums")
-    )
+    flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(broker.topic("sums"))
     with pytest.raises(GraphError, match="step 'reduce': expected a name= for a step that keeps state"):
         await flow.start(checkpoints=settings(tmp_path))
 
@@ -522,9 +506,7 @@ async def test_added_and_removed_steps_are_named(broker: MemoryBroker, tmp_path:
     assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
 
 
-async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_a_transaction_shorter_than_its_checkpoint_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
     """Every commit failed, because the broker had aborted the transaction before."""
     with pytest.raises(ConfigurationError, match=r"expected interval_s [+] alignment_timeout_s below"):
         await summing(broker).start(checkpoints=settings(tmp_path, interval_s=250.0))
@@ -538,9 +520,7 @@ async def test_without_outputs_in_transactions_the_store_knows_the_committed_che
     def counting(stop: Any = None) -> tuple[Flow, Any]:
         flow = Flow("counting")
         numbers = flow.source(broker.topic("numbers"), stop=stop)
-        return flow, numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="sum").collect(
-            name="all"
-        )
+        return flow, numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="sum").collect(name="all")
 
     await write(broker.topic("numbers"), range(6))
     flow, _ = counting()
@@ -578,9 +558,7 @@ async def test_a_failed_start_leaves_the_checkpoint_for_the_next_one(
     flow = summing(broker)
     flow.source(broker.topic("numbers"), name="more").process(Broken, name="broken").collect(name="never")
     with pytest.raises(JobFailed, match="no licence"):
-        await flow.start(
-            checkpoints=settings(tmp_path), restore=restore, changed_steps=["more", "broken", "never"]
-        )
+        await flow.start(checkpoints=settings(tmp_path), restore=restore, changed_steps=["more", "broken", "never"])
     await write(broker.topic("numbers"), range(4, 6))
     job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
     statistics = await asyncio.wait_for(job.wait(), PATIENCE_S)
@@ -589,9 +567,7 @@ async def test_a_failed_start_leaves_the_checkpoint_for_the_next_one(
     assert await written(broker.topic("sums")) == expected(6)
 
 
-async def test_an_invalid_commit_record_does_not_prevent_a_fresh_start(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+async def test_an_invalid_commit_record_does_not_prevent_a_fresh_start(broker: MemoryBroker, tmp_path: Path) -> None:
     """The error advised restore=None, which gave the same error again."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.stop("suspend")

@@ -239,9 +239,7 @@ class TestWantedInputs:
     def test_an_unknown_name_is_an_error_that_gives_the_names(self) -> None:
         """After a typing error in a name, all inputs were read, without any message."""
         run = GateRun(["model", "data"])
-        with pytest.raises(
-            ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"
-        ):
+        with pytest.raises(ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"):
             run.gate.want(["modle"])
         with pytest.raises(ConfigurationError, match="expected a tuple or list of names, given 'model'"):
             run.gate.want("model")

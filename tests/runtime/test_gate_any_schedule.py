@@ -120,11 +120,7 @@ class Scheduler:
         """Return the barriers that were sent, or will be sent, and have not passed."""
         left = [item for script in self.scripts for item in script if isinstance(item, CheckpointBarrier)]
         sent = [CheckpointBarrier(checkpoint) for checkpoint in sorted(self.announced)]
-        return [
-            item
-            for item in [*left, *sent]
-            if item.checkpoint not in self.run.snapshots and self.may_come(item)
-        ]
+        return [item for item in [*left, *sent] if item.checkpoint not in self.run.snapshots and self.may_come(item)]
 
     def may_come(self, barrier: CheckpointBarrier) -> bool:
         """Return whether the task would pass the barrier: not if all channels end without it."""
@@ -174,14 +170,9 @@ def check_order(run: GateRun, plan: Plan) -> None:
     """Check that each record comes once, and in order in its channel (by epoch if epochs are in order)."""
     for port, script in enumerate(plan.scripts):
         expected = [
-            (item.epoch, int(record))
-            for item in script
-            if isinstance(item, DataBatch)
-            for record in item.records
+            (item.epoch, int(record)) for item in script if isinstance(item, DataBatch) for record in item.records
         ]
-        got = [
-            (seen.epoch, seen.record) for seen in run.trace if isinstance(seen, Seen) and seen.port == port
-        ]
+        got = [(seen.epoch, seen.record) for seen in run.trace if isinstance(seen, Seen) and seen.port == port]
         if plan.in_order:
             assert sorted(got) == sorted(expected)
             for epoch in {epoch for epoch, _ in expected}:

@@ -67,9 +67,7 @@ class TestAlignment:
         """A barrier after the end of an input, which a channel must not have, blocked the ended channel."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfInput(), barrier())
-        with pytest.raises(
-            InternalError, match="0 → step: expected a barrier on an open channel only, given one"
-        ):
+        with pytest.raises(InternalError, match="0 → step: expected a barrier on an open channel only, given one"):
             run.run()
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
@@ -364,9 +362,7 @@ class Looped:
             assert port is not None
             assert port.index == 1
             told.append(
-                f"{list(message.records)} of {message.epoch}"
-                if isinstance(message, DataBatch)
-                else repr(message)
+                f"{list(message.records)} of {message.epoch}" if isinstance(message, DataBatch) else repr(message)
             )
         restored.gate.close()
         return told

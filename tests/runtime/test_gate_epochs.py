@@ -142,9 +142,7 @@ def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
 
 def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
     """A worker that wanted its model at the end received the examples first, or never."""
-    run = GateRun(
-        ["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",)
-    )
+    run = GateRun(["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",))
     run.put_all(0, EpochWatermark(0), data(20, epoch=2), data(21, epoch=2), EndOfInput(2))
     run.put_all(1, EpochWatermark(0), data(200, epoch=2), EndOfInput(2))
     run.run()

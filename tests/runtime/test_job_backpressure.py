@@ -67,9 +67,7 @@ async def test_the_output_of_a_large_call_is_sent_before_the_next_call() -> None
     """A flat_map with a thousand outputs for each input kept the output of many calls outside of the channel."""
     life = Life()
     flow = Flow("f")
-    flow.from_source(lambda: ProbeSource(life)).flat_map(lambda x: [x] * 1000).process(
-        lambda: Valve(asyncio.Event())
-    )
+    flow.from_source(lambda: ProbeSource(life)).flat_map(lambda x: [x] * 1000).process(lambda: Valve(asyncio.Event()))
     job = await flow.start(channel_limits=ChannelLimits(records=10))
     await turns(1000)
     assert job.statistics().step("flat_map").records_in <= 3
@@ -121,9 +119,7 @@ async def test_a_busy_step_leaves_others_their_turn() -> None:
     fed = Fed()
     flow = Flow("f")
     handled: list[int] = []
-    flow.from_source(lambda: fed).rebalance().process(lambda: Valve(opened()), name="before").map(
-        handled.append
-    )
+    flow.from_source(lambda: fed).rebalance().process(lambda: Valve(opened()), name="before").map(handled.append)
     job = await flow.start()
     for number in range(2000):
         fed.give(number)
@@ -293,9 +289,7 @@ async def test_many_snapshots_set_aside_no_more_than_a_few_channels_hold(limit: 
     """Each barrier moved the content of all channels before it into its snapshot, and the channels filled again."""
     life, models = Life(), Fed()
     flow = Flow("f")
-    data = (
-        flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened()), name="hop")
-    )
+    data = flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened()), name="hop")
     learner = WantsModel()
     connect(model=flow.from_source(lambda: models, name="models"), data=data.rebalance()).process(
         lambda: learner, name="learn"
@@ -369,9 +363,7 @@ def records_of(kind: str, count: int) -> Any:
 @pytest.mark.parametrize("kind", ["list", "array", "columns"])
 @pytest.mark.parametrize("made", [Slow, SlowAwaited, SlowBatches])
 @pytest.mark.parametrize("hop", [False, True])
-async def test_a_slow_step_leaves_others_their_turn_within_a_batch(
-    made: type[Slow], kind: str, hop: bool
-) -> None:
+async def test_a_slow_step_leaves_others_their_turn_within_a_batch(made: type[Slow], kind: str, hop: bool) -> None:
     """A barrier, a stop and all other steps waited 40 seconds for a batch of 8,192 records at 5 ms each."""
     clock, seen, count = WorkClock(), list[int](), 2000
     flow = Flow("f")

@@ -62,9 +62,7 @@ async def failure_of(flow: Flow, **options: Any) -> JobFailed:
 class TestOneClearError:
     @KINDS
     @pytest.mark.parametrize("bounded", [True, False])
-    async def test_in_the_middle_it_names_step_line_and_record(
-        self, kind: type[Probe], bounded: bool
-    ) -> None:
+    async def test_in_the_middle_it_names_step_line_and_record(self, kind: type[Probe], bounded: bool) -> None:
         """The log did not name the record and the line for one of the ways in which a step runs."""
         life = Life()
         error = await failure_of(flow_of(life, kind, "process", bounded=bounded))
@@ -163,9 +161,7 @@ class TestOneClearError:
 
         flow = Flow("f")
         flow.from_items([1, 2, 3]).process(Fails)
-        assert "in the batch after which its source continues at {'items done': 3}: " in str(
-            await failure_of(flow)
-        )
+        assert "in the batch after which its source continues at {'items done': 3}: " in str(await failure_of(flow))
 
 
 class TestKeysAndPartitions:
@@ -241,9 +237,7 @@ class TestWrongOperators:
 
         flow = Flow("f")
         connect(model=flow.from_source(Counted)).process(lambda: Choosy(), name="train")
-        with pytest.raises(
-            JobFailed, match=r"'train' .*expected names of inputs \(model\), given 'modle'; return"
-        ):
+        with pytest.raises(JobFailed, match=r"'train' .*expected names of inputs \(model\), given 'modle'; return"):
             await flow.start()
         assert reads == []
 
@@ -354,9 +348,7 @@ async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> N
     flow = Flow("f")
     numbers = endless(flow, life)
     numbers.process(lambda: Valve(closed), name="stuck")
-    numbers.process(lambda: AwaitedProbe(life, "other", ""), name="other").map(
-        lambda x: 1 // (x - 2), name="bad"
-    )
+    numbers.process(lambda: AwaitedProbe(life, "other", ""), name="other").map(lambda x: 1 // (x - 2), name="bad")
     error = await failure_of(flow, channel_limits=ChannelLimits(records=3))
     # The valve never opens, so the source is blocked after some records; "bad" has received them already.
     assert error.step == "bad"
@@ -409,9 +401,7 @@ async def test_a_cancelled_start_closes_all_opened_steps() -> None:
             await asyncio.Event().wait()
 
     flow = Flow("f")
-    flow.from_items([1]).process(lambda: Hangs(life, "hangs")).rebalance().process(
-        lambda: AwaitedProbe(life, "other")
-    )
+    flow.from_items([1]).process(lambda: Hangs(life, "hangs")).rebalance().process(lambda: AwaitedProbe(life, "other"))
     starting = asyncio.create_task(flow.start())
     await turns()
     starting.cancel()

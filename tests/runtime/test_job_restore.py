@@ -138,9 +138,7 @@ def mini_batches(make: MakeStream, schedule: Schedule) -> Stream:
 
 def running_totals(make: MakeStream, schedule: Schedule) -> Stream:
     keyed = make("in", list(range(40))).process(lambda: Waits(schedule)).key_by(lambda x: x % 3)
-    return keyed.reduce(lambda a, b: a + b).union(
-        keyed.stateful_map(lambda seen, x: ([*seen, x], len(seen)), [])
-    )
+    return keyed.reduce(lambda a, b: a + b).union(keyed.stateful_map(lambda seen, x: ([*seen, x], len(seen)), []))
 
 
 def at_the_end(make: MakeStream, schedule: Schedule) -> Stream:
@@ -233,9 +231,7 @@ def comparable(results: list[Any]) -> Counter[str]:
 @pytest.mark.parametrize("name", FLOWS)
 @settings(max_examples=12, deadline=None)
 @given(schedule=SCHEDULES)
-def test_a_restored_flow_equals_one_that_was_never_stopped(
-    name: str, parallelism: int, schedule: Schedule
-) -> None:
+def test_a_restored_flow_equals_one_that_was_never_stopped(name: str, parallelism: int, schedule: Schedule) -> None:
     """State, timers, half-filled batches, held records or ended inputs were lost or doubled by a restore."""
     source_parallelism = 1 if name in ORDER_OF_SUBTASKS_MATTERS else parallelism
     undisturbed = run(name, Schedule(0, 1000, []), source_parallelism)
@@ -251,9 +247,7 @@ async def test_an_input_that_had_ended_is_not_read_again() -> None:
     flow = Flow("f")
     table = flow.from_items([1, 2, 3], name="table")
     kept = table.collect(name="kept")
-    both = (
-        table.rebalance().union(flow.from_source(lambda: next(sources), name="clicks")).collect(name="both")
-    )
+    both = table.rebalance().union(flow.from_source(lambda: next(sources), name="clicks")).collect(name="both")
     job = await flow.start()
     fed[0].give(10)
     await turns()

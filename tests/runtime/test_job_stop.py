@@ -30,11 +30,9 @@ def endless(life: Life | None = None) -> Flow:
     """Return a flow of endless numbers, with a chained step, a separate task and a last step."""
     life = life or Life()
     flow = Flow("f", parallelism=2)
-    flow.from_source(lambda: ProbeSource(life), name="in").process(
-        lambda: Probe(life, "chained")
-    ).rebalance().process(lambda: AwaitedProbe(life, "awaited")).process(
-        lambda: Probe(life, "last"), parallelism=1
-    )
+    flow.from_source(lambda: ProbeSource(life), name="in").process(lambda: Probe(life, "chained")).rebalance().process(
+        lambda: AwaitedProbe(life, "awaited")
+    ).process(lambda: Probe(life, "last"), parallelism=1)
     return flow
 
 
@@ -235,9 +233,7 @@ async def test_suspend_takes_effect_at_steps_with_unwanted_or_waiting_data() -> 
 
     flow = Flow("f")
     model, data = Fed(), Fed()
-    connect(model=flow.from_source(lambda: model), data=flow.from_source(lambda: data, name="data")).process(
-        Waits
-    )
+    connect(model=flow.from_source(lambda: model), data=flow.from_source(lambda: data, name="data")).process(Waits)
     job = await flow.start()
     data.give(1, 2, 3)
     await turns()
@@ -248,12 +244,7 @@ async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
     """Bounded inputs ended a moment before the signal, and the job was ``suspended`` although every step had ended."""
     opened, life = asyncio.Event(), Life()
     flow = Flow("f")
-    got = (
-        flow.from_items([1, 2, 3])
-        .process(lambda: Valve(opened))
-        .process(lambda: Probe(life, "last"))
-        .collect()
-    )
+    got = flow.from_items([1, 2, 3]).process(lambda: Valve(opened)).process(lambda: Probe(life, "last")).collect()
     job = await flow.start()
     await turns()
     stopping = asyncio.create_task(job.stop("suspend"))
@@ -414,9 +405,7 @@ class TestSnapshotOfAJob:
         job = await endless().start()
         await turns()
         snapshots = await asyncio.gather(*(job.snapshot() for _ in range(3)))
-        counts = [
-            sum(task["positions"].get("next", 0) for task in snapshot.values()) for snapshot in snapshots
-        ]
+        counts = [sum(task["positions"].get("next", 0) for task in snapshot.values()) for snapshot in snapshots]
         assert counts == sorted(counts)
         await job.stop("abort")
 
@@ -426,9 +415,7 @@ class TestSnapshotOfAJob:
         flow = Flow("f", parallelism=2)
         stream = flow.from_source(lambda: fed, parallelism=1)
         valve = Valve(opened)
-        stream.process(lambda: valve, parallelism=1).union(stream).process(
-            lambda: Probe(Life(), "both"), parallelism=1
-        )
+        stream.process(lambda: valve, parallelism=1).union(stream).process(lambda: Probe(Life(), "both"), parallelism=1)
         job = await flow.start()
         fed.give(1)
         await turns()

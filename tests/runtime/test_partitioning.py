@@ -53,9 +53,7 @@ PARTITIONINGS: dict[str, Partitioning] = {
 }
 
 
-def spread(
-    partitioning: Partitioning, batches: list[Batch], subtasks: int, subtask: int = 0
-) -> list[list[int]]:
+def spread(partitioning: Partitioning, batches: list[Batch], subtasks: int, subtask: int = 0) -> list[list[int]]:
     """Return the records of each downstream subtask, in order."""
     split = partitioning.splitter(subtask, subtasks)
     got: list[list[int]] = [[] for _ in range(subtasks)]
@@ -118,9 +116,7 @@ def test_keys_of_whole_batches_and_of_single_records_agree() -> None:
     single = spread(ByKey(lambda record: int(record) % 11), [values], 4)
     batched = spread(ByKey(lambda batch: batch % 11, whole_batches=True), [values], 4)
     assert batched == single
-    as_list = spread(
-        ByKey(lambda batch: [int(value) % 11 for value in batch], whole_batches=True), [values], 4
-    )
+    as_list = spread(ByKey(lambda batch: [int(value) % 11 for value in batch], whole_batches=True), [values], 4)
     assert as_list == single
 
 
@@ -154,9 +150,7 @@ def test_rebalancing_deals_records_in_turn_across_batches(example: tuple[list[in
         batches.append(list(range(begin, begin + count)))
     total = sum(counts)
     got = spread(Rebalance(), batches, n, subtask)
-    assert got == [
-        [value for value in range(total) if (value + subtask) % n == target] for target in range(n)
-    ]
+    assert got == [[value for value in range(total) if (value + subtask) % n == target] for target in range(n)]
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ def test_steps_that_wait_begin_a_task(factory: type[Operator]) -> None:
 def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -> None:
     """A step after a threaded step ran in its thread, instead of in the event loop."""
     flow = Flow("f")
-    flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(
-        InThread, name="c"
-    ).map(str, name="d")
+    flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(InThread, name="c").map(
+        str, name="d"
+    )
     assert planned(flow) == {"in[0]": ["in"], "a[0]": ["a", "b"], "c[0]": ["c"], "d[0]": ["d"]}
 
 
@@ -143,9 +143,7 @@ SHARED = Pass()
     "build",
     [
         lambda flow: flow.from_items([1]).process(lambda: SHARED, name="step", parallelism=2),
-        lambda flow: (
-            flow.from_items([1]).process(lambda: SHARED, name="other").process(lambda: SHARED, name="step")
-        ),
+        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="other").process(lambda: SHARED, name="step"),
     ],
 )
 def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable[[Flow], Any]) -> None:

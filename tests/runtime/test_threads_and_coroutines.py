@@ -150,12 +150,7 @@ async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
 
     fed = Fed()
     flow = Flow("f")
-    got = (
-        flow.from_source(lambda: fed)
-        .key_by(lambda x: x % 2)
-        .process(Count, on_error="skip", name="c")
-        .collect()
-    )
+    got = flow.from_source(lambda: fed).key_by(lambda x: x % 2).process(Count, on_error="skip", name="c").collect()
     job = await flow.start()
     fed.give(1, 2, -1, 3)
     while len(got.items) < 3:

@@ -54,9 +54,7 @@ async def test_a_step_that_hangs_on_its_only_batch_is_reported(caplog: pytest.Lo
     job = await flow.start(clock=clock)
     fed.give(1)
     await clock.advance(100)
-    assert warnings(caplog) == [
-        "no progress for 60 s although there is input: write[0] is at work on a batch"
-    ]
+    assert warnings(caplog) == ["no progress for 60 s although there is input: write[0] is at work on a batch"]
     await job.stop("abort")
 
 
@@ -113,10 +111,7 @@ async def test_the_warning_of_a_checkpoint_that_cannot_align_names_the_channel(
     snapshot = asyncio.create_task(job.snapshot())
     await clock.advance(100)
     [message] = warnings(caplog)
-    assert (
-        "slow[0] is at work on a batch; both[0] waits for the checkpoint barrier of slow[0] → both[0]"
-        in message
-    )
+    assert "slow[0] is at work on a batch; both[0] waits for the checkpoint barrier of slow[0] → both[0]" in message
     opened.set()
     await snapshot
     await job.stop("abort")
@@ -158,9 +153,7 @@ async def test_a_stuck_step_next_to_a_busy_one_is_reported_and_an_idle_one_is_no
     job = await flow.start(clock=clock)
     stuck.give(1)
     await busily(clock, 200, lively)
-    assert warnings(caplog) == [
-        "no progress for 60 s although there is input: write[0] is at work on a batch"
-    ]
+    assert warnings(caplog) == ["no progress for 60 s although there is input: write[0] is at work on a batch"]
     opened.set()
     await busily(clock, 200, lively)
     assert warnings(caplog)[1:] == ["progress again after a stall: write[0]"]
@@ -200,8 +193,7 @@ async def test_each_of_two_stalls_is_reported_when_it_starts(caplog: pytest.LogC
     second.give(1)
     await clock.advance(200)
     assert warnings(caplog) == [
-        f"no progress for 60 s although there is input: write {number}[0] is at work on a batch"
-        for number in (0, 1)
+        f"no progress for 60 s although there is input: write {number}[0] is at work on a batch" for number in (0, 1)
     ]
     await job.stop("abort")
 

@@ -27,9 +27,7 @@ class _AddsToOwnRow(Operator):
     async def open(self, context: Context) -> None:
         self._client = context.parameter_server
         self._row = context.subtask_index
-        await self._client.create_matrix(
-            "counts", rows=WORKERS, columns=COLUMNS, consistency=self._consistency
-        )
+        await self._client.create_matrix("counts", rows=WORKERS, columns=COLUMNS, consistency=self._consistency)
 
     async def process(self, record: int, out: Output) -> None:
         await self._client.get("counts", rows=range(WORKERS), columns=[record % COLUMNS])

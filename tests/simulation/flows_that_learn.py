@@ -63,8 +63,6 @@ def online_learner(simulation: Simulation) -> Flow:
 def asynchronous_learner(simulation: Simulation) -> Flow:
     """Return a flow whose workers do not wait: versions have no gaps, and contain every example once."""
     flow = Flow("asynchronous learner")
-    training = train_online(
-        _examples(flow, simulation), _model, extract=_example_rows, mini_batch=4, workers=2
-    )
+    training = train_online(_examples(flow, simulation), _model, extract=_example_rows, mini_batch=4, workers=2)
     training.models.publish_model(simulation.output("models", compare=version_and_records), model="m")
     return flow

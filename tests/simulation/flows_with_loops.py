@@ -75,9 +75,7 @@ def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
         return IterationBodyResult([sums], [sums.side_output(LATE)])
 
     config = IterationConfig(max_epochs_ahead=0)
-    [sums] = iterate_unbounded_streams(
-        [start], [epochs_every(numbers, records=5, name="fives")], body, config
-    )
+    [sums] = iterate_unbounded_streams([start], [epochs_every(numbers, records=5, name="fives")], body, config)
     sums.sink(simulation.output("sums"))
     return flow
 
@@ -97,9 +95,7 @@ def feedback_in_a_topic(simulation: Simulation) -> Flow:
     """Return the same loop with its feedback in a topic."""
     flow = Flow("through a topic", parallelism=2)
     loop = simulation.topic("loop", partitions=2)
-    data = flow.source(
-        simulation.input("records", [[number, number % 4] for number in range(16)], over_s=0.5)
-    )
+    data = flow.source(simulation.input("records", [[number, number % 4] for number in range(16)], over_s=0.5))
     start = flow.from_items([[100, 3]], name="start")
     [passed] = iterate_unbounded_streams([start], [data], _loop_body(loop))
     passed.sink(simulation.output("passed", order="any"))
@@ -112,9 +108,7 @@ def _loop_body(through: Any) -> Callable[[list[Stream], list[Stream]], Iteration
         passed = every.map(lambda record: record, name="pass", parallelism=2)
         back = passed.filter(lambda record: record[1] > 0).map(lambda record: [record[0], record[1] - 1])
         feedback = back.rebalance()
-        return IterationBodyResult(
-            [feedback if through is None else feedback_through(feedback, through)], [passed]
-        )
+        return IterationBodyResult([feedback if through is None else feedback_through(feedback, through)], [passed])
 
     return body
 
@@ -197,9 +191,7 @@ def bounded_loop_of_many(simulation: Simulation) -> Flow:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         by_number = variables[0].partition_by(lambda record: record[0])
         turn = by_number.process(GoRound, name="turn")
-        return IterationBodyResult(
-            [turn.partition_by(lambda record: record[0] + 1)], [turn.side_output(LATE)]
-        )
+        return IterationBodyResult([turn.partition_by(lambda record: record[0] + 1)], [turn.side_output(LATE)])
 
     [counts] = iterate_bounded_streams_until_termination([start], [], body)
     counts.sink(simulation.output("counts", order="any"))

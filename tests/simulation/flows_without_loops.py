@@ -31,9 +31,7 @@ def keyed_state_and_timers(simulation: Simulation) -> Flow:
     """Return a flow of two subtasks that counts by key over partitions, with timers and an unbounded source."""
     flow = Flow("keyed", parallelism=2)
     records = [{"user": f"u{number % 5}", "n": number} for number in range(30)]
-    clicks = flow.source(
-        simulation.input("clicks", records, partitions=3, key=lambda r: r["user"], over_s=3.0)
-    )
+    clicks = flow.source(simulation.input("clicks", records, partitions=3, key=lambda r: r["user"], over_s=3.0))
     counted = clicks.key_by(lambda r: r["user"]).process(CountWithReminder, name="count")
     counted.sink(simulation.output("counts", partitions=2, order="any"), key=lambda r: r[0])
     return flow
@@ -91,9 +89,9 @@ def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
     sieved = numbers.process(Sieve)
     sieved.sink(simulation.output("even"))
     late = sieved.side_output(LATE)
-    late.map(
-        lambda n: 100 // (n % 5), on_error="dead_letter", dead_letter=simulation.output("indivisible")
-    ).sink(simulation.output("late"))
+    late.map(lambda n: 100 // (n % 5), on_error="dead_letter", dead_letter=simulation.output("indivisible")).sink(
+        simulation.output("late")
+    )
     return flow
 
 
@@ -137,18 +135,12 @@ def wanted_inputs(simulation: Simulation) -> Flow:
 def joined_at_the_end(simulation: Simulation) -> Flow:
     """Return a flow whose state lasts until the input ends; one sink writes at once, the others in a transaction."""
     flow = Flow("join")
-    orders = flow.source(
-        simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest"
-    )
-    names = flow.source(
-        simulation.input("names", [{"id": n, "name": f"n{n}"} for n in range(5)]), stop="latest"
-    )
+    orders = flow.source(simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest")
+    names = flow.source(simulation.input("names", [{"id": n, "name": f"n{n}"} for n in range(5)]), stop="latest")
     joined = orders.join(names, on="id", name="join").map(lambda pair: [pair[0]["n"], pair[1]["name"]])
     joined.sink(simulation.output("joined", order="any"))
     orders.map(lambda order: order["n"]).sink(
         simulation.output("seen", delivery="at_least_once"), delivery="at_least_once"
     )
-    orders.map(lambda order: order["n"]).reduce_all(lambda a, b: a + b, name="sum").sink(
-        simulation.output("sum")
-    )
+    orders.map(lambda order: order["n"]).reduce_all(lambda a, b: a + b, name="sum").sink(simulation.output("sum"))
     return flow

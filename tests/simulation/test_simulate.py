@@ -98,9 +98,7 @@ def test_state_that_a_restart_forgets_is_found_with_a_message_to_repeat_it() -> 
     found = failure(flow_of(Forgetful))
     text = str(found)
     assert f"flow 'numbers', seed {found.seed}: output 'out', partition 0: expected record " in text
-    assert (
-        f"run simulate(…, seed={found.seed}) again to see exactly the same (trace {found.trace_hash})" in text
-    )
+    assert f"run simulate(…, seed={found.seed}) again to see exactly the same (trace {found.trace_hash})" in text
     assert "run 2 begins" in text
     assert "committed" in text
     again = failure(flow_of(Forgetful), range(found.seed, found.seed + 1))

@@ -194,9 +194,7 @@ def test_a_paused_loop_can_continue() -> None:
     while not all(task.done() for task in tasks):
         for run, task in zip((one, other), tasks, strict=True):
             turns = run.trace.turns + 3
-            run.loop.run(
-                until=lambda run=run, task=task, turns=turns: task.done() or run.trace.turns >= turns
-            )  # type: ignore[misc]
+            run.loop.run(until=lambda run=run, task=task, turns=turns: task.done() or run.trace.turns >= turns)  # type: ignore[misc]
     assert sorted(one.noted) == sorted(other.noted)
     drop_all(one.loop)
     drop_all(other.loop)

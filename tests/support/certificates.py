@@ -54,9 +54,7 @@ class Authority:
         return certificate, key
 
     def _openssl(self, *arguments: str) -> None:
-        subprocess.run(
-            ["openssl", *arguments], check=True, capture_output=True, cwd=self._directory, timeout=LIMIT_S
-        )
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self._directory, timeout=LIMIT_S)
 
 
 def key_store(directory: Path, certificate: Path, key: Path) -> Path:

@@ -32,9 +32,7 @@ def make_class_archive() -> bool:
         return True
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="archiving-") as working:
         made = Path(working) / archive.name
-        server = KafkaServer(
-            Path(working) / "broker", jvm_options=(*QUICK_START, f"-XX:ArchiveClassesAtExit={made}")
-        )
+        server = KafkaServer(Path(working) / "broker", jvm_options=(*QUICK_START, f"-XX:ArchiveClassesAtExit={made}"))
         server.start()
         # Java crashes if the archive is incomplete.
         if not server.stop(_WRITE_TIMEOUT_S) or not _is_whole(made):
@@ -62,8 +60,7 @@ def _is_whole(archive: Path) -> bool:
     program = ["-cp", f"{kafka_jars()}/*", "kafka.tools.StorageTool", "random-uuid"]
     command = ["java", *QUICK_START, f"-XX:SharedArchiveFile={archive}", *program]
     return (
-        archive.is_file()
-        and subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+        archive.is_file() and subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
     )
 
 

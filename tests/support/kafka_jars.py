@@ -105,9 +105,7 @@ def _fetch_into(folder: Path) -> None:
 def _run_maven(working: Path) -> Path:
     (working / "pom.xml").write_text(_POM)
     command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
-    done = subprocess.run(
-        command, cwd=working, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False
-    )
+    done = subprocess.run(command, cwd=working, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"Maven could not fetch Apache Kafka {KAFKA_VERSION}:\n{done.stdout}{done.stderr}")
     return working / "jars"

@@ -258,9 +258,7 @@ class KafkaServer:
             time.sleep(_POLL_S)
         tail = self.log_tail()
         self.kill()
-        raise KafkaDidNotStart(
-            f"no broker at {self.bootstrap} after {START_TIMEOUT_S:.0f} s; its log:\n{tail}"
-        )
+        raise KafkaDidNotStart(f"no broker at {self.bootstrap} after {START_TIMEOUT_S:.0f} s; its log:\n{tail}")
 
     def _log_since(self, from_byte: int) -> str:
         with self.log_file.open("rb") as log:
@@ -335,9 +333,7 @@ def _main() -> None:
     if reason:
         raise SystemExit(reason)
     with contextlib.suppress(KeyboardInterrupt), running_kafka(jvm_options=FULL_SPEED) as server:
-        print(
-            f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C stops it"
-        )
+        print(f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C stops it")
         signal.pause()
 
 

@@ -67,9 +67,7 @@ def main(wanted: list[str]) -> int:
     cores = [core for core in listed["core"] if not wanted or any(part in core["module"] for part in wanted)]
     if not cores:
         known = "\n  ".join(core["module"] for core in listed["core"])
-        print(
-            f"make mutate: expected MODULE to be part of one of these paths, given {', '.join(wanted)}:\n  {known}"
-        )
+        print(f"make mutate: expected MODULE to be part of one of these paths, given {', '.join(wanted)}:\n  {known}")
         return 2
     survivors: list[Mutant] = []
     for core in cores:
@@ -77,13 +75,10 @@ def main(wanted: list[str]) -> int:
         survivors += alive
         print(f"{core['module']}: {count} mutants, {len(alive)} not noticed", flush=True)
     known_ones = {
-        Mutant(each["where"], each["before"], each["after"]): each["why"]
-        for each in listed.get("survivor", [])
+        Mutant(each["where"], each["before"], each["after"]): each["why"] for each in listed.get("survivor", [])
     }
     names = tuple(_dotted(core["module"]) for core in cores)
-    lines, is_good = report(
-        survivors, {each: why for each, why in known_ones.items() if each.where.startswith(names)}
-    )
+    lines, is_good = report(survivors, {each: why for each, why in known_ones.items() if each.where.startswith(names)})
     print("\n".join(lines))
     return 0 if is_good else 1
 
@@ -94,12 +89,8 @@ def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[
     new = [mutant for mutant in found if mutant not in known]
     gone = [mutant for mutant in known if mutant not in found]
     lines = [f"\n{mutant}\n    = {known[mutant]}" for mutant in found if mutant in known]
-    lines += [
-        f"\nlisted in {LIST.name}, but noticed or no longer made; take it out:\n{mutant}" for mutant in gone
-    ]
-    lines += [
-        f"\nNOT NOTICED: write a test, or list it in {LIST.name} with the reason:\n{mutant}" for mutant in new
-    ]
+    lines += [f"\nlisted in {LIST.name}, but noticed or no longer made; take it out:\n{mutant}" for mutant in gone]
+    lines += [f"\nNOT NOTICED: write a test, or list it in {LIST.name} with the reason:\n{mutant}" for mutant in new]
     return [
         *lines,
         f"\n{len(found)} survivors: {len(new)} not explained; {len(gone)} listed ones are gone",
@@ -123,9 +114,7 @@ def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list
             if not patterns or any(fnmatchcase(mutant, pattern) for pattern in patterns)
         ]
         alive = [
-            _change(mutant, _mutmut(folder, "show", mutant))
-            for mutant, status in statuses
-            if status not in _NOTICED
+            _change(mutant, _mutmut(folder, "show", mutant)) for mutant, status in statuses if status not in _NOTICED
         ]
         count = sum(
             not patterns or any(fnmatchcase(mutant, pattern) for pattern in patterns)
@@ -179,9 +168,7 @@ def _statuses(results: str) -> Iterator[tuple[str, str]]:
 def _change(mutant: str, shown: str) -> Mutant:
     """Return the change in a diff of mutmut, with its lines joined."""
     lines = [line for line in shown.splitlines() if not line.startswith(("---", "+++", "@@", "#"))]
-    before, after = (
-        " ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+")
-    )
+    before, after = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+"))
     return Mutant(_where(mutant), before, after)
 
 

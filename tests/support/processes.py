@@ -75,9 +75,7 @@ async def async_process(
         if is_forked:
             started = await AsyncForked.start(Forked(command, **options))
         else:
-            started = await asyncio.create_subprocess_exec(
-                *command, **(options | {"start_new_session": True})
-            )
+            started = await asyncio.create_subprocess_exec(*command, **(options | {"start_new_session": True}))
     try:
         with _limited(started.pid, limit_s, asyncio.get_running_loop().call_later):
             yield started
@@ -171,9 +169,7 @@ def _call_in_thread(delay_s: float, callback: Callable[[], None]) -> _Timer:
 
 
 @contextlib.contextmanager
-def _limited(
-    pid: int, limit_s: float, call_later: Callable[[float, Callable[[], None]], _Timer]
-) -> Iterator[None]:
+def _limited(pid: int, limit_s: float, call_later: Callable[[float, Callable[[], None]], _Timer]) -> Iterator[None]:
     """Kill a process when the block ends, or after the limit, which also ends reads from its pipes."""
     message = f"expected the process to end within {limit_s:g} s; it was killed"
     is_reached = False

@@ -28,7 +28,4 @@ def _mount(*arguments: str) -> bool:
     """Mount a disk in memory; return whether this worked."""
     if os.geteuid() != 0:
         return False
-    return (
-        subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True, timeout=LIMIT_S).returncode
-        == 0
-    )
+    return subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True, timeout=LIMIT_S).returncode == 0

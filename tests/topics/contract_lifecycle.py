@@ -63,9 +63,7 @@ class LifecycleContract:
             reading.result()
         await patiently(reader.close())
 
-    async def test_a_reader_never_continues_with_the_records_of_a_topic_created_again(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_reader_never_continues_with_the_records_of_a_topic_created_again(self, case: TopicCase) -> None:
         """A topic was missing for half a second, in which its reader did not ask for records."""
         topic = await case.make_topic()
         await write(topic, numbered(range(5)))

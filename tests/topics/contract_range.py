@@ -35,9 +35,7 @@ class RangeContract:
         assert numbers_of(await read_count(reader, 2)) == [3, 4]
         await reader.close()
 
-    async def test_reading_from_offsets_begins_at_the_earliest_in_other_partitions(
-        self, case: TopicCase
-    ) -> None:
+    async def test_reading_from_offsets_begins_at_the_earliest_in_other_partitions(self, case: TopicCase) -> None:
         """A user gave offsets for some partitions, and the other partitions were skipped."""
         topic = await case.make_topic(partitions=2)
         for partition in range(2):
@@ -46,18 +44,14 @@ class RangeContract:
         assert numbers_of(parts[0]) == [0, 1, 2, 3, 4]
         assert numbers_of(parts[1]) == [3, 4]
 
-    async def test_reading_from_a_time_begins_with_the_first_record_not_before_it(
-        self, case: TopicCase
-    ) -> None:
+    async def test_reading_from_a_time_begins_with_the_first_record_not_before_it(self, case: TopicCase) -> None:
         """A read from a time lost the record of exactly this time."""
         topic = await case.make_topic()
         start = datetime(2024, 3, 1, 12, tzinfo=UTC)
         first_ms = int(start.timestamp() * 1000)
         await write(
             topic,
-            OutgoingBatch(
-                numbered(range(5)), timestamps_ms=[first_ms + second * 1000 for second in range(5)]
-            ),
+            OutgoingBatch(numbered(range(5)), timestamps_ms=[first_ms + second * 1000 for second in range(5)]),
         )
         for seconds, expected in ((-10, [0, 1, 2, 3, 4]), (2, [2, 3, 4]), (2.5, [3, 4]), (60, [])):
             request = ReadRequest(start=start + timedelta(seconds=seconds), stop="latest")
@@ -91,9 +85,7 @@ class RangeContract:
         assert numbers_of(kept)[-1] == 99
         assert kept[0].offset == earliest
 
-    async def test_offsets_of_a_deleted_topic_are_refused_by_a_new_topic_of_its_name(
-        self, case: TopicCase
-    ) -> None:
+    async def test_offsets_of_a_deleted_topic_are_refused_by_a_new_topic_of_its_name(self, case: TopicCase) -> None:
         """A new topic had more records than were read of the deleted one, and a job skipped 1,035 of them."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(5)), partition=1))

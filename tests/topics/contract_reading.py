@@ -34,9 +34,7 @@ class ReadingContract:
                 numbers = sorted(numbers_of(await read_to_end(topic, request)))
                 assert numbers == list(range(subtask, 5, subtasks))
 
-    async def test_a_reader_returns_its_next_offset_before_and_after_its_first_record(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_reader_returns_its_next_offset_before_and_after_its_first_record(self, case: TopicCase) -> None:
         """A job that started at the end and stopped before its first record resumed from the beginning."""
         topic = await case.make_topic(partitions=2)
         await write(topic, OutgoingBatch(numbered(range(3)), partition=1))
@@ -161,9 +159,7 @@ class ReadingContract:
         assert dict(reader.lag()) == {0: 0, 1: 0}
         await reader.close()
 
-    async def test_a_partition_added_later_is_found_and_read_from_its_beginning(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_partition_added_later_is_found_and_read_from_its_beginning(self, case: TopicCase) -> None:
         """The first records of a new partition were lost, because they were written before the reader found it."""
         topic = await case.make_topic(partitions=1)
         clock = ManualClock()

@@ -60,10 +60,7 @@ class TransactionsContract:
         await patiently(transactions.write(topic, batch))
         await patiently(transactions.commit())
         await patiently(transactions.close())
-        seen = [
-            (record.value, record.key, record.headers, record.timestamp_ms)
-            for record in await read_to_end(topic)
-        ]
+        seen = [(record.value, record.key, record.headers, record.timestamp_ms) for record in await read_to_end(topic)]
         assert seen == [(b"v", b"k", (("h", b"1"),), 5_000), (None, None, (), 6_000)]
 
     async def test_aborted_records_are_never_seen(self, case: TopicCase) -> None:
@@ -158,9 +155,7 @@ class TransactionsContract:
         await patiently(newer.close())
         assert await read_to_end(topic) == []
 
-    async def test_a_transaction_open_for_too_long_is_distinguished_from_a_fence(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_transaction_open_for_too_long_is_distinguished_from_a_fence(self, case: TopicCase) -> None:
         """A slow run that was not replaced ended for ever, instead of resuming from its checkpoint."""
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)
@@ -176,9 +171,7 @@ class TransactionsContract:
         await patiently(again.close())
         assert values_of(await read_to_end(topic)) == [b"again"]
 
-    async def test_a_process_that_wakes_up_after_it_was_replaced_writes_nothing(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_process_that_wakes_up_after_it_was_replaced_writes_nothing(self, case: TopicCase) -> None:
         """A machine was suspended or lost its connection, and its run continued after it was replaced."""
         if not case.url_is_global:
             pytest.skip("another process sees other topics at the URL of this case")
@@ -203,9 +196,7 @@ class TransactionsContract:
         await patiently(newer.close())
         assert values_of(await read_to_end(topic)) == [b"first", b"second"]
 
-    async def test_a_newer_owner_is_not_taken_for_a_timeout_before_the_time_is_up(
-        self, case: TopicCase
-    ) -> None:
+    async def test_a_newer_owner_is_not_taken_for_a_timeout_before_the_time_is_up(self, case: TopicCase) -> None:
         """Both runs resumed automatically and fenced each other for ever, or the check itself harmed the newer run."""
         topic = await case.make_topic()
         older = await topic.open_transactions(case.prefix + "t")

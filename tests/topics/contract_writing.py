@@ -108,9 +108,7 @@ class WritingContract:
         topic = await case.make_topic(partitions=3)
         writer = await topic.open_writer()
         for partition in (2, 0, 2):
-            await patiently(
-                writer.write(OutgoingBatch([b"%d" % partition], keys=[b"k"], partition=partition))
-            )
+            await patiently(writer.write(OutgoingBatch([b"%d" % partition], keys=[b"k"], partition=partition)))
         await patiently(writer.close())
         records = await read_to_end(topic)
         assert sorted((record.partition, record.value) for record in records) == [
@@ -154,9 +152,7 @@ class WritingContract:
             of_writer = [number % 1000 for number in numbers if number // 1000 == name]
             assert of_writer == list(range(60))
 
-    async def test_one_record_above_the_limit_is_an_error_and_the_topic_continues(
-        self, case: TopicCase
-    ) -> None:
+    async def test_one_record_above_the_limit_is_an_error_and_the_topic_continues(self, case: TopicCase) -> None:
         """A large record was dropped without an error."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
@@ -168,9 +164,7 @@ class WritingContract:
         await patiently(writer.close())
         assert values_of(await read_to_end(topic)) == [b"small"]
 
-    async def test_the_size_limit_of_a_topic_is_the_largest_record_that_it_takes(
-        self, case: TopicCase
-    ) -> None:
+    async def test_the_size_limit_of_a_topic_is_the_largest_record_that_it_takes(self, case: TopicCase) -> None:
         """A dead letter was one byte larger than the limit that it was cut to, which ended the job."""
         if case.record_limit_settings is None:
             pytest.skip("this connector has no limit for a record")
@@ -228,6 +222,5 @@ class WritingContract:
                 assert len(given["error"]) > 100
                 assert error.startswith(given["error"].decode().removesuffix("…"))
         assert [
-            ("value_bytes" in names, "error_bytes" in names)
-            for names in (dict(each.headers) for each in letters)
+            ("value_bytes" in names, "error_bytes" in names) for names in (dict(each.headers) for each in letters)
         ] == [(False, False), (True, False), (True, False), (False, True), (True, True)]

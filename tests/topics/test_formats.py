@@ -173,9 +173,7 @@ def test_json_survives_the_round_trip(records: list[Any]) -> None:
 def rows(random: Random) -> list[dict[str, Any]]:
     return [
         {
-            "id": random.choice(
-                (random.randint(-9, 9), random.randrange(-(2**63), 2**63), 2**63 - 1, -(2**63))
-            ),
+            "id": random.choice((random.randint(-9, 9), random.randrange(-(2**63), 2**63), 2**63 - 1, -(2**63))),
             "x": [finite(random), finite(random)],
             "name": text(random).replace("\0", ""),
         }
@@ -280,9 +278,7 @@ def test_columns_that_could_not_be_read_back_are_refused_with_field_and_types(
 )
 def test_batches_without_exactly_the_fields_are_refused(batch: Any, given: str) -> None:
     """A batch without one of the columns was unreadable, or a column too many was lost without an error."""
-    with pytest.raises(
-        errors.EncodeError, match=f"expected Columns of the fields id, x, name, {given}"
-    ) as caught:
+    with pytest.raises(errors.EncodeError, match=f"expected Columns of the fields id, x, name, {given}") as caught:
         encode(POINTS, batch)
     assert list(caught.value.failures) == list(range(len(batch)))
 
@@ -386,9 +382,7 @@ def test_an_impossible_schema_is_refused_where_it_is_written(fields: dict[str, A
         JsonColumns(fields)
 
 
-@pytest.mark.parametrize(
-    "kind", ["int32", "uint64", "float32", "float64", "bool", "str", "datetime64[s]", "object"]
-)
+@pytest.mark.parametrize("kind", ["int32", "uint64", "float32", "float64", "bool", "str", "datetime64[s]", "object"])
 def test_arrays_are_written_as_their_rows(kind: str) -> None:
     """Arrays of unusual types were written as another text than the fast path writes."""
     array = np.array([[1, 0], [1, 1]]).astype(kind)

@@ -213,9 +213,7 @@ def joined(values: list[bytes | None]) -> JoinedValues:
     """Return the values in one buffer, as a reader of Kafka gives them."""
     ends = np.cumsum([len(value or b"") + 1 for value in values]) - 1
     buffer = np.frombuffer(b"".join((value or b"") + b"\n" for value in values), np.uint8)
-    return JoinedValues(
-        buffer, ends, np.array([index for index, each in enumerate(values) if each is None], int)
-    )
+    return JoinedValues(buffer, ends, np.array([index for index, each in enumerate(values) if each is None], int))
 
 
 @random_examples(batch)
@@ -259,9 +257,7 @@ CHARACTERS = ["a", "é", "\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff
 
 
 ESCAPES = r"\n \t \r \b \f \/ \\ \" \u00fc \u00FC \ud7ff \ue000 \uFFFF \u0001 \u0041"
-BROKEN_ESCAPES = (
-    r"\ud800 \udfff \ud83d\ude00 \u0000 \x \a \N \u \u12 \u00g0 \u00:0 \u00`0 \U0041 \u00@0 \u00/0"
-)
+BROKEN_ESCAPES = r"\ud800 \udfff \ud83d\ude00 \u0000 \x \a \N \u \u12 \u00g0 \u00:0 \u00`0 \U0041 \u00@0 \u00/0"
 
 
 def some_bytes(random: Random) -> bytes:
@@ -310,8 +306,7 @@ def test_a_long_text_of_a_bad_record_costs_no_memory() -> None:
 
 some_values = random_examples(
     lambda random: [
-        random.choice((None, b"", b"\n", b"a\nb", b"{}", random.randbytes(3)))
-        for _ in range(random.randrange(9))
+        random.choice((None, b"", b"\n", b"a\nb", b"{}", random.randbytes(3))) for _ in range(random.randrange(9))
     ]
 )
 
@@ -329,9 +324,7 @@ def test_joined_values_are_a_sequence_as_a_list_is(values: list[bytes | None]) -
         sequence[len(values)]
 
 
-def test_a_large_batch_is_scanned_ahead_of_its_decoder(
-    monkeypatch: pytest.MonkeyPatch, scans: list[int]
-) -> None:
+def test_a_large_batch_is_scanned_ahead_of_its_decoder(monkeypatch: pytest.MonkeyPatch, scans: list[int]) -> None:
     """The event loop scanned JSON while the second core was idle. Scanning twice would be worse."""
     monkeypatch.setattr(json_columns, "_SCANNED_IN_THREAD", 10)
     values: list[bytes | None] = [b'{"n":%d}' % number for number in range(10)]
@@ -371,9 +364,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_short_streams_and_small_batches_are_not_scanned(
-    monkeypatch: pytest.MonkeyPatch, scans: list[int]
-) -> None:
+def test_short_streams_and_small_batches_are_not_scanned(monkeypatch: pytest.MonkeyPatch, scans: list[int]) -> None:
     """A job over a thousand lines needed a second to load the compiler, and single records became slower."""
     monkeypatch.setattr(json_columns, "_LOADED_AFTER", 100)
     monkeypatch.setattr(json_columns, "_SCANNED_TOGETHER", 20)
@@ -383,9 +374,7 @@ def test_short_streams_and_small_batches_are_not_scanned(
     assert scans == [40, 20]
 
 
-@pytest.mark.parametrize(
-    "value", [rb'{"n":"\ud83d\ude00"}', b'{"n":\n"a"}'], ids=["surrogates", "line feeds"]
-)
+@pytest.mark.parametrize("value", [rb'{"n":"\ud83d\ude00"}', b'{"n":\n"a"}'], ids=["surrogates", "line feeds"])
 def test_streams_of_unusual_records_are_seldom_scanned(value: bytes, scans: list[int]) -> None:
     """Pretty-printed JSON took a third longer, because each batch was scanned in vain."""
     decoder = JsonColumns({"n": "str"})

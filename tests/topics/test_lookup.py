@@ -73,9 +73,7 @@ def test_an_invalid_url_is_refused_with_an_example(url: str) -> None:
         topic(url)
 
 
-def test_a_missing_extra_is_an_error_with_the_install_command(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_an_error_with_the_install_command(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error 'No module named aiokafka' did not say what to do."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("aiokafka", "streamiter_kafka")]:
         monkeypatch.delitem(sys.modules, name)
@@ -131,9 +129,7 @@ def test_an_impossible_option_is_refused(url: str, options: dict[str, object]) -
         topic(url, **options)
 
 
-def test_a_file_has_one_commit_domain_under_all_its_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_one_commit_domain_under_all_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs in one file belonged to two commit domains, or to another one in another working directory."""
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     monkeypatch.chdir(tmp_path)

@@ -81,9 +81,7 @@ async def test_the_error_about_a_missing_file_says_how_to_make_one(tmp_path: Pat
     """The opening of a missing file left an empty file behind, and the next error was another one."""
     clicks = sqlite_topic(tmp_path)
     for call in (clicks.describe, clicks.open_writer, clicks.delete):
-        with pytest.raises(
-            TopicNotFound, match=r"'clicks'.*topics\.db: expected a file of topics, found none"
-        ):
+        with pytest.raises(TopicNotFound, match=r"'clicks'.*topics\.db: expected a file of topics, found none"):
             await call()
     assert files_in(tmp_path) == []
     assert await connector_for(clicks.url).list_topics(clicks.url, {}) == []
@@ -208,9 +206,7 @@ async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
 
 
 @pytest.mark.soak
-def test_damage_anywhere_is_found(
-    whole_file: WholeFile, tmp_path: Path, for_each_soak_seed: ForEachSeed
-) -> None:
+def test_damage_anywhere_is_found(whole_file: WholeFile, tmp_path: Path, for_each_soak_seed: ForEachSeed) -> None:
     """Damage at a rare place in the file gave other records without an error."""
     for_each_soak_seed(lambda seed: asyncio.run(check_damage(whole_file, tmp_path / "copy", seed)))
 
@@ -425,9 +421,7 @@ async def test_several_processes_write_while_another_reads(tmp_path: Path) -> No
     reader = await clicks.open_reader(ReadRequest())
     async with contextlib.AsyncExitStack() as writers:
         commands = [[sys.executable, "-c", WRITER, clicks.url, str(name)] for name in range(3)]
-        processes = [
-            await writers.enter_async_context(async_process(command, is_forked=True)) for command in commands
-        ]
+        processes = [await writers.enter_async_context(async_process(command, is_forked=True)) for command in commands]
         records = await patiently(read_count(reader, 300))
         assert [await process.wait() for process in processes] == [0, 0, 0]
     assert [record.offset for record in records] == list(range(300))

@@ -167,9 +167,7 @@ async def read_count(reader: TopicReader, count: int) -> list[TopicRecord]:
     return records
 
 
-async def write_transaction(
-    transactions: Transactions, topic: Topic, values: Sequence[bytes], *, commit: bool
-) -> None:
+async def write_transaction(transactions: Transactions, topic: Topic, values: Sequence[bytes], *, commit: bool) -> None:
     await patiently(transactions.begin())
     await patiently(transactions.write(topic, OutgoingBatch(values)))
     await patiently(transactions.commit() if commit else transactions.abort())

@@ -491,9 +491,7 @@ class _Placement:
         """Give each link that goes back a lane; the shortest has the highest lane, so that few links cross."""
         ways = [self._ends(number) for number in range(len(self._backs))]
         lanes = [0.0] * len(ways)
-        for number in sorted(
-            range(len(ways)), key=lambda number: (ways[number][0] - ways[number][1], number)
-        ):
+        for number in sorted(range(len(ways)), key=lambda number: (ways[number][0] - ways[number][1], number)):
             result.height += _LANE_GAP + self._backs[number].label_height
             lanes[number] = result.height
         for number, (back, (right, left), lane) in enumerate(zip(self._backs, ways, lanes, strict=True)):
@@ -511,9 +509,7 @@ class _Placement:
                 ]
             )
             x = max(0.0, (left + right - back.label_width) / 2)
-            result.back_labels.append(
-                Rectangle(x, lane - back.label_height, back.label_width, back.label_height)
-            )
+            result.back_labels.append(Rectangle(x, lane - back.label_height, back.label_width, back.label_height))
             result.width = max(result.width, x + back.label_width)
 
     def _ends(self, number: int) -> Point:

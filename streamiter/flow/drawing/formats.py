@@ -63,9 +63,7 @@ _MERMAID_SHAPES = {
     "service": ("[[", "]]"),
 }
 # Mermaid writes a character that has a meaning in Mermaid or in HTML as its number.
-_CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys(
-    (*range(32), 127), " "
-)
+_CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys((*range(32), 127), " ")
 _PLAIN_TITLE = re.compile(r"[A-Za-z][\w ()-]*")
 _PLAIN_LABEL = re.compile(r"[\w ,+-]*")
 
@@ -284,8 +282,7 @@ _SHAPES = {
 
 def _rectangle(place: Rectangle) -> str:
     return (
-        f'x="{_number(place.x)}" y="{_number(place.y)}" '
-        f'width="{_number(place.width)}" height="{_number(place.height)}"'
+        f'x="{_number(place.x)}" y="{_number(place.y)}" width="{_number(place.width)}" height="{_number(place.height)}"'
     )
 
 
@@ -341,9 +338,7 @@ def _towards(corner: Point, other: Point, by: float) -> Point:
 # -- text --------------------------------------------------------------------------------------------------
 
 
-def _text(
-    line: CaptionLine, x: float, y: float, classes: str, *, tooltip: str = "", anchor: str = "middle"
-) -> str:
+def _text(line: CaptionLine, x: float, y: float, classes: str, *, tooltip: str = "", anchor: str = "middle") -> str:
     title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     times = f' <tspan class="muted">{escape(line.times)}</tspan>' if line.times else ""
     return (

@@ -200,9 +200,7 @@ class _Region:
                 arc.weight = _SERVICE_WEIGHT
 
     def arrange(self) -> None:
-        self.arrangement = arrange(
-            list(self.items.values()), list(self.arcs.values()), list(self.backs.values())
-        )
+        self.arrangement = arrange(list(self.items.values()), list(self.arcs.values()), list(self.backs.values()))
 
     # -- places after arranging ---------------------------------------------------------------------------
 
@@ -368,9 +366,7 @@ def node_caption(node: Node) -> Caption:
 def _one_line(text: str, size: float, width: float) -> Caption:
     """Return the text in one line, at most this wide."""
     fitted = fit(text, size, width, lines=1)
-    return Caption(
-        tuple(CaptionLine(line, size) for line in fitted.lines), printable(text) if fitted.shortened else ""
-    )
+    return Caption(tuple(CaptionLine(line, size) for line in fitted.lines), printable(text) if fitted.shortened else "")
 
 
 # XML 1.0 cannot hold these characters, not even escaped.
@@ -463,8 +459,7 @@ def advances() -> Mapping[str, float]:
     (units_in_em,) = struct.unpack_from(">H", data, tables["head"] + 18)
     (metrics,) = struct.unpack_from(">H", data, tables["hhea"] + 34)
     return {
-        character: struct.unpack_from(">H", data, tables["hmtx"] + 4 * min(glyph, metrics - 1))[0]
-        / units_in_em
+        character: struct.unpack_from(">H", data, tables["hmtx"] + 4 * min(glyph, metrics - 1))[0] / units_in_em
         for character, glyph in _glyphs(data, tables["cmap"])
     }
 
@@ -490,8 +485,6 @@ def _glyphs(data: bytes, cmap: int) -> Iterator[tuple[str, int]]:
         for code in range(starts[segment], min(ends[segment], 0xFFFE) + 1):
             glyph = code
             if ranges[segment]:
-                place = (
-                    table + 16 + 6 * segments + 2 * segment + ranges[segment] + 2 * (code - starts[segment])
-                )
+                place = table + 16 + 6 * segments + 2 * segment + ranges[segment] + 2 * (code - starts[segment])
                 (glyph,) = struct.unpack_from(">H", data, place)
             yield chr(code), (glyph + deltas[segment]) & 0xFFFF

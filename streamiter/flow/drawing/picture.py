@@ -120,8 +120,7 @@ def picture_of(flow: str, steps: Sequence[Step], statistics: JobStatistics | Non
             ),
         ),
         boxes=tuple(
-            Box(f"iteration {number}", _progress_notes(loop, steps, statistics))
-            for number, loop in enumerate(loops, 1)
+            Box(f"iteration {number}", _progress_notes(loop, steps, statistics)) for number, loop in enumerate(loops, 1)
         ),
     )
 
@@ -171,9 +170,7 @@ def _counts(step: Step, statistics: JobStatistics) -> Iterable[str]:
         shown.append(f"{counts.rejected:,} rejected")
     yield " · ".join(shown)
     watermark = min(
-        task.epoch_watermark
-        for task in statistics.tasks
-        if any(instance.step == step.name for instance in task.steps)
+        task.epoch_watermark for task in statistics.tasks if any(instance.step == step.name for instance in task.steps)
     )
     if watermark >= 0:
         yield f"epoch watermark {watermark:,}"

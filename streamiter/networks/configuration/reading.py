@@ -88,9 +88,7 @@ def _parsed(text: str, where: Where) -> object:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise where.error(
-                f"expected each key of an object once, given {twice!r} twice; rename or remove one"
-            )
+            raise where.error(f"expected each key of an object once, given {twice!r} twice; rename or remove one")
         return found
 
     def no_number(constant: str) -> NoReturn:
@@ -134,18 +132,14 @@ def _loss_layer(layers: Sequence[LayerConfiguration], file: Where) -> LayerConfi
     found = [layer for layer in layers if LAYER_KINDS[layer.type].is_loss]
     if not found:
         given = ", ".join(f"{layer.name!r} ({layer.type})" for layer in layers) or "no layers"
-        raise file.key("layers").error(
-            f"expected a loss layer, of type 'simplelosslayer', given {given}; add one"
-        )
+        raise file.key("layers").error(f"expected a loss layer, of type 'simplelosslayer', given {given}; add one")
     if len(found) > 1:
         names = ", ".join(repr(layer.name) for layer in found)
         raise file.layer(found[1].name).key("type").error(f"expected one loss layer, given {names}; keep one")
     return found[0]
 
 
-def _check_inputs(
-    layers: Sequence[LayerConfiguration], by_name: Mapping[str, LayerConfiguration], file: Where
-) -> None:
+def _check_inputs(layers: Sequence[LayerConfiguration], by_name: Mapping[str, LayerConfiguration], file: Where) -> None:
     for layer in layers:
         for number, name in enumerate(layer.inputs):
             where = _place_of_input(layer, number, file)
@@ -153,9 +147,7 @@ def _check_inputs(
                 others = [other for other in by_name if other != layer.name]
                 raise where.error(f"expected the name of a layer, given {name!r}{nearest(name, others)}")
             if LAYER_KINDS[by_name[name].type].is_loss:
-                raise where.error(
-                    f"expected a layer with an output, given {name!r}, a loss layer, which has none"
-                )
+                raise where.error(f"expected a layer with an output, given {name!r}, a loss layer, which has none")
 
 
 def _visit(
@@ -181,9 +173,7 @@ def _visit(
             way[wanted] = 0
 
 
-def _cycle(
-    way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], file: Where
-) -> Exception:
+def _cycle(way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], file: Where) -> Exception:
     """Return the error about a cycle, in the direction of the data, opposite to the search."""
     members = way[way.index(closes_at) :]
     data_way = [closes_at, *reversed(members)]
@@ -484,9 +474,7 @@ def as_text(document: Mapping[str, object]) -> str:
 
 def _section(settings: DataSettings | ModelSettings | TrainSettings) -> dict[str, object]:
     """Return the settings by their keys, without those that have no effect: so a file of Angel stays the same."""
-    names = sorted(
-        (field.name for field in fields(settings)), key=lambda name: name != "path"
-    )  # The path is first.
+    names = sorted((field.name for field in fields(settings)), key=lambda name: name != "path")  # The path is first.
     document = {name.replace("_", ""): getattr(settings, name) for name in names}
     said = {key: value for key, value in document.items() if value is not None}
     if said.get("init") == "xavier":

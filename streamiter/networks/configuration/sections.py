@@ -75,9 +75,7 @@ def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
     """Return the optimizer. FTRL has the learning rate ``alpha``; all others have ``lr``."""
     numbers = {_NAMES.get(name, name): number for name, number in settings.parameters.items()}
     rule = _OPTIMIZERS[settings.type]
-    return (
-        rule(**numbers) if settings.type in _WITH_A_RATE_OF_ITS_OWN else rule(learning_rate(train), **numbers)
-    )
+    return rule(**numbers) if settings.type in _WITH_A_RATE_OF_ITS_OWN else rule(learning_rate(train), **numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +170,12 @@ def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: l
     """Return the function with the defaults of its parameters; add a warning for each unknown key."""
     if isinstance(given, str):
         spelled = _known(given, kinds, where)
-        return FunctionSettings(
-            spelled, {name: number.default for name, number in kinds.kinds[spelled].items()}
-        )
+        return FunctionSettings(spelled, {name: number.default for name, number in kinds.kinds[spelled].items()})
     if not isinstance(given, Mapping):
         raise where.wrong_kind(f"{kinds.purpose}: its name, or an object with 'type'", given)
     keys = Keys(given, where)
     if "type" not in keys:
-        raise where.error(
-            f"expected the key 'type', which names {kinds.purpose}, given {keys.listed()}; add it"
-        )
+        raise where.error(f"expected the key 'type', which names {kinds.purpose}, given {keys.listed()}; add it")
     given_type = keys.raw("type")
     if not isinstance(given_type, str):
         raise keys.place("type").wrong_kind(f"the name of {kinds.purpose}", given_type)
@@ -204,9 +198,7 @@ def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
 
 
 _MODEL_TYPES: Final = [
-    f"T_{number}_{storage}"
-    for number in ("FLOAT", "DOUBLE")
-    for storage in ("DENSE", "SPARSE", "SPARSE_LONGKEY")
+    f"T_{number}_{storage}" for number in ("FLOAT", "DOUBLE") for storage in ("DENSE", "SPARSE", "SPARSE_LONGKEY")
 ]
 
 
@@ -270,9 +262,7 @@ def read_train(given: object, where: Where, warnings: list[str]) -> TrainSetting
         batch_size=keys.whole("batchsize", default.batch_size, 1),
         lr=keys.number("lr", default.lr, "a number above 0", lambda rate: 0.0 < rate < math.inf),
         decay_class=DECAY_ALIASES.get(decay, decay),
-        decay_alpha=keys.number(
-            "decayalpha", default.decay_alpha, "a number of 0 or more", lambda alpha: alpha >= 0.0
-        ),
+        decay_alpha=keys.number("decayalpha", default.decay_alpha, "a number of 0 or more", lambda alpha: alpha >= 0.0),
         decay_beta=keys.number(
             "decaybeta", default.decay_beta, "a number from 0 to below 1", lambda beta: 0.0 <= beta < 1.0
         ),
@@ -320,9 +310,7 @@ class LayerReader:
         if isinstance(given, Mapping):
             for name, layer in given.items():
                 if not isinstance(name, str) or not name:
-                    raise self.file.key("layers").error(
-                        f"expected the names of layers as keys, given {name!r}"
-                    )
+                    raise self.file.key("layers").error(f"expected the names of layers as keys, given {name!r}")
                 where = self.file.layer(name)
                 keys = Keys(layer, where)
                 if keys.raw("name", name) != name:
@@ -392,9 +380,7 @@ class LayerReader:
     def _plain(self, layer: LayerConfiguration, keys: Keys, kind: LayerKind) -> LayerConfiguration:
         if kind.is_loss:
             dim = keys.whole("outputdim", _NO_DIM, 1, off=_NO_DIM)
-            return replace(
-                layer, output_dim=dim, loss=self._function(keys, "lossfunc", LOSSES, self.defaults.loss)
-            )
+            return replace(layer, output_dim=dim, loss=self._function(keys, "lossfunc", LOSSES, self.defaults.loss))
         if kind.default_dim is None or "outputdim" in keys:
             layer = replace(layer, output_dim=self._required_whole(keys, "outputdim"))
         else:
@@ -451,9 +437,7 @@ class LayerReader:
 
     # -- values
 
-    def _function(
-        self, keys: Keys, key: str, kinds: FunctionKinds, default: FunctionSettings
-    ) -> FunctionSettings:
+    def _function(self, keys: Keys, key: str, kinds: FunctionKinds, default: FunctionSettings) -> FunctionSettings:
         if key not in keys:
             return default
         return read_function(keys.raw(key), kinds, keys.place(key), self.warnings)

@@ -276,9 +276,7 @@ LAYER_KINDS: Final[Mapping[str, LayerKind]] = {
     "Embedding": LayerKind(inputs="none", has_factors=True, is_trainable=True),
     "KmeansInputLayer": LayerKind(inputs="none", has_transfer_function=True, is_trainable=True),
     "FCLayer": LayerKind(folded=True, has_transfer_function=True, is_trainable=True),
-    "ParamSharedFC": LayerKind(
-        folded=True, has_transfer_function=True, is_trainable=True, has_weight_dims=True
-    ),
+    "ParamSharedFC": LayerKind(folded=True, has_transfer_function=True, is_trainable=True, has_weight_dims=True),
     "BiInnerSumCross": LayerKind(default_dim=1),
     "BiInnerCross": LayerKind(),
     "BiInteractionCross": LayerKind(),
@@ -329,9 +327,7 @@ class Keys:
                 raise where.error(f"expected keys that are texts, given {spelled!r}")
             known = self._values.setdefault(spelled.lower(), (spelled, value))
             if known[0] != spelled:
-                raise where.key(spelled).error(
-                    f"expected each key once, given {known[0]!r} and {spelled!r}; keep one"
-                )
+                raise where.key(spelled).error(f"expected each key once, given {known[0]!r} and {spelled!r}; keep one")
 
     def __contains__(self, key: str) -> bool:
         return self._value(key) is not _MISSING
@@ -403,9 +399,7 @@ class Keys:
 
     def unknown(self) -> list[str]:
         """Return a warning for each key that was not read."""
-        return [
-            self._unknown(spelled) for key, (spelled, _) in self._values.items() if key not in self._asked
-        ]
+        return [self._unknown(spelled) for key, (spelled, _) in self._values.items() if key not in self._asked]
 
     def _unknown(self, spelled: str) -> str:
         meant = did_you_mean(spelled, self._asked, likeness=_LIKE_A_TYPING_ERROR)

@@ -70,9 +70,7 @@ def squares_of_rows(place_holder: PlaceHolder) -> Array:
     rows, values = place_holder.sparse_rows, place_holder.values
     if values is None:
         return np.diff(rows.indptr).astype(place_holder.dtype)
-    return np.bincount(rows.row_of_value, weights=values * values, minlength=len(rows)).astype(
-        place_holder.dtype
-    )
+    return np.bincount(rows.row_of_value, weights=values * values, minlength=len(rows)).astype(place_holder.dtype)
 
 
 class InputLayer(Layer):

@@ -330,9 +330,7 @@ class LossLayer(Layer):
 _ANGEL_DEVIATION: Final = 1e-4
 
 
-def initial_values(
-    parameter: Parameter, *, seed: int, way: str = "xavier", dtype: npt.DTypeLike = "float32"
-) -> Array:
+def initial_values(parameter: Parameter, *, seed: int, way: str = "xavier", dtype: npt.DTypeLike = "float32") -> Array:
     """Return the initial array of a parameter, in its whole shape.
 
     ``way`` is "xavier" (Glorot and Bengio 2010): uniform in ±√(6/(fan_in + fan_out)); or "angel": normal with a

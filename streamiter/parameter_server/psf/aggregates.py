@@ -70,9 +70,7 @@ class _Reduction(Checked, GetFunction):
             absent = self._of_absent([each[-1:] for each in values], len(block.columns) - len(columns))
             return self._over_pieces(present, absent)
 
-    def _over_pieces(
-        self, rows: Sequence[Numbers], more: Sequence[Number | _PlainNumber] = ()
-    ) -> _PlainNumber:
+    def _over_pieces(self, rows: Sequence[Numbers], more: Sequence[Number | _PlainNumber] = ()) -> _PlainNumber:
         dtype = np.int64 if rows[0].dtype.kind == "i" else np.float64
         numbers = [
             self.of_columns(*(row[start : start + _PIECE_COLUMNS].astype(dtype, copy=False) for row in rows))
@@ -208,9 +206,7 @@ class Pull(ComparedByContent, Checked, GetFunction):
     row: Row
     columns: ColumnsOrAll = None
 
-    def split(
-        self, matrix: Matrix, partitioning: MatrixPartitioning
-    ) -> list[tuple[BlockRange, _PulledColumns]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, _PulledColumns]]:
         columns = None if self.columns is None else np.asarray(self.columns)
         slices = partitioning.split(self.row, columns)
         if not slices:  # An empty result has the dtype of the matrix, too.

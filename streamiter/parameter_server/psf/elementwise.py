@@ -61,9 +61,7 @@ class _Elementwise(Checked, UpdateFunction):
     _ufunc: ClassVar[Callable[..., object]]
     _int64: ClassVar[_ForInt64] = "computed"
 
-    def __init_subclass__(
-        cls, *, ufunc: Callable[..., object] | None = None, int64: _ForInt64 | None = None
-    ) -> None:
+    def __init_subclass__(cls, *, ufunc: Callable[..., object] | None = None, int64: _ForInt64 | None = None) -> None:
         super().__init_subclass__()
         if ufunc is not None:
             cls._ufunc = staticmethod(ufunc)
@@ -262,9 +260,7 @@ class DivS(_Scalar, ufunc=np.divide, int64="refused"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scalar == 0:
-            raise ConfigurationError(
-                f"psf.DivS(scalar=): expected a number other than 0, given {self.scalar!r}"
-            )
+            raise ConfigurationError(f"psf.DivS(scalar=): expected a number other than 0, given {self.scalar!r}")
 
 
 @dataclass(frozen=True)
@@ -365,9 +361,7 @@ class _Mapped(_Elementwise):
         try:
             result = np.asarray(self._callable()(*views))
         except Exception as error:
-            raise ParameterServerError(
-                f"{expected} an array, given {type(error).__name__}: {error}"
-            ) from error
+            raise ParameterServerError(f"{expected} an array, given {type(error).__name__}: {error}") from error
         if result.shape != arguments[0].shape:
             raise ParameterServerError(
                 f"{expected} an array of shape {arguments[0].shape}, as its arguments have, given {result.shape}"
@@ -478,9 +472,7 @@ class _IndexedMap(_Mapped):
             return np.empty(0, dtype)
         return self.call([columns, *(source[:-1] for source in sources)], dtype).astype(dtype)
 
-    def _new_default(
-        self, block: Block, columns: Columns, sources: Sequence[Numbers]
-    ) -> tuple[int, float] | None:
+    def _new_default(self, block: Block, columns: Columns, sources: Sequence[Numbers]) -> tuple[int, float] | None:
         """Return the first absent column and the number of all absent columns; None if no column is absent."""
         found: tuple[int, float] | None = None
         for start in range(block.columns.start, block.columns.stop, _TRIED_COLUMNS):
@@ -491,9 +483,9 @@ class _IndexedMap(_Mapped):
             absent = np.flatnonzero(is_absent) + start
             if not len(absent):
                 continue
-            values = self.call(
-                [absent, *(np.full(len(absent), source[-1]) for source in sources)], block.dtype
-            ).astype(block.dtype)
+            values = self.call([absent, *(np.full(len(absent), source[-1]) for source in sources)], block.dtype).astype(
+                block.dtype
+            )
             if found is None:
                 found = int(absent[0]), values[0].item()
             self._check_same(found, absent, values)

@@ -227,9 +227,7 @@ def as_values(option: str, value: npt.ArrayLike) -> Numbers:
     except ValueError:
         values = np.array(value, dtype=object)
     if values.ndim != 1 or values.dtype.kind not in "iuf":
-        raise ConfigurationError(
-            f"{option}: expected a one-dimensional array of numbers, given {_shape(values)}"
-        )
+        raise ConfigurationError(f"{option}: expected a one-dimensional array of numbers, given {_shape(values)}")
     values.setflags(write=False)
     return values
 
@@ -257,9 +255,7 @@ def unless_none(check: Check) -> Check:
 def _as_function(option: str, value: object) -> object:
     if callable(value) or isinstance(value, str):
         return value
-    raise ConfigurationError(
-        f"{option}: expected a function or its name as 'module:function', given {value!r}"
-    )
+    raise ConfigurationError(f"{option}: expected a function or its name as 'module:function', given {value!r}")
 
 
 Row = Annotated[int, as_row, ROW, SOURCE]
@@ -343,9 +339,7 @@ class ComparedByContent:
         if type(other) is not type(self):
             return NotImplemented
         mine, others = vars(self), vars(other)
-        return all(
-            value is others[field] or np.array_equal(value, others[field]) for field, value in mine.items()
-        )
+        return all(value is others[field] or np.array_equal(value, others[field]) for field, value in mine.items())
 
     def __hash__(self) -> int:
         return hash((type(self), self.matrix))
@@ -483,15 +477,11 @@ def imported(name: str, who: str) -> Any:
     """
     module, colon, qualified_name = name.partition(":")
     if not (module and colon and qualified_name):
-        raise ConfigurationError(
-            f"{who}: expected a function or its name as 'module:function', given {name!r}"
-        )
+        raise ConfigurationError(f"{who}: expected a function or its name as 'module:function', given {name!r}")
     try:
         return reduce(getattr, qualified_name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{who}: expected a function that can be imported, given {name!r}: {error}"
-        ) from error
+        raise ConfigurationError(f"{who}: expected a function that can be imported, given {name!r}: {error}") from error
 
 
 def importable_name(thing: Callable[..., Any], who: str, what: str) -> str:

@@ -40,9 +40,7 @@ _UNIT = 2.0**-53
 def _words(seed: int, row: int, first: int, count: int) -> npt.NDArray[np.uint64]:
     """Return words ``first`` to ``first + count`` of a row, as whole numbers of 53 bits."""
     counter, skipped = divmod(first, _WORDS_PER_COUNT)
-    generator = np.random.Philox(
-        key=np.array([seed, row], np.uint64), counter=np.array([counter, 0, 0, 0], np.uint64)
-    )
+    generator = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([counter, 0, 0, 0], np.uint64))
     words: npt.NDArray[np.uint64] = generator.random_raw(skipped + count)[skipped:]
     return words >> np.uint64(11)
 

@@ -68,8 +68,7 @@ class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
         with np.errstate(over="ignore"):
             array: Numbers = getattr(self, self.array_field).astype(matrix.numpy_dtype, copy=False)
         return [
-            (block, array[block.columns.start : block.columns.stop])
-            for block in partitioning.blocks_of_row(self.row)
+            (block, array[block.columns.start : block.columns.stop]) for block in partitioning.blocks_of_row(self.row)
         ]
 
     def partition_update(self, block: Block, part: Numbers) -> None:
@@ -132,8 +131,7 @@ def _split_columns(
     with np.errstate(over="ignore"):
         numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
     return [
-        (part.block, (part.columns, numbers[part.positions]))
-        for part in partitioning.split(row, np.asarray(columns))
+        (part.block, (part.columns, numbers[part.positions])) for part in partitioning.split(row, np.asarray(columns))
     ]
 
 
@@ -247,10 +245,7 @@ class SparsePush(ComparedByContent, Checked, UpdateFunction):
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
         values = np.asarray(self.values)[::-1][last]
-        named = {
-            block.number: part
-            for block, part in _split_columns(self.row, columns, values, matrix, partitioning)
-        }
+        named = {block.number: part for block, part in _split_columns(self.row, columns, values, matrix, partitioning)}
         none = (np.empty(0, np.int64), np.empty(0, matrix.numpy_dtype))
         return [(block, named.get(block.number, none)) for block in partitioning.blocks_of_row(self.row)]
 

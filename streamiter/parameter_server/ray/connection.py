@@ -365,9 +365,7 @@ def _with_own_arrays(reply: object) -> object:
     """Return a reply whose arrays can be written to: arrays in Ray's object store cannot."""
     if not isinstance(reply, GetReply):
         return reply
-    return reply._replace(
-        values=[values if values.flags.writeable else values.copy() for values in reply.values]
-    )
+    return reply._replace(values=[values if values.flags.writeable else values.copy() for values in reply.values])
 
 
 def _ignore(generation: int) -> None:
@@ -395,9 +393,7 @@ class Connections:
     The newest connection of a worker has the highest incarnation, also across processes.
     """
 
-    def __init__(
-        self, address: RayAddress, clock: Clock, *, on_used: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, address: RayAddress, clock: Clock, *, on_used: Callable[[], None] = lambda: None) -> None:
         self._address = address
         self._clock = clock
         self._on_used = on_used
@@ -405,9 +401,7 @@ class Connections:
         self._others: list[ShardConnections] = []
         self._incarnation = 0
 
-    def open(
-        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
-    ) -> ShardConnections:
+    def open(self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None) -> ShardConnections:
         """Open a connection for a worker, or for a client that is no worker (None)."""
         # The time in ms: a worker in another process that replaces one that has died has a higher incarnation.
         self._incarnation = max(self._incarnation + 1, self._clock.now_ms())

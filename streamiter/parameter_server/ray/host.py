@@ -354,9 +354,7 @@ class ShardHost:
         self._sessions.restart(self._generation + 1)
         self._wake()
 
-    async def next_snapshot(
-        self, generation: int, after: int
-    ) -> tuple[ShardSnapshot[None] | None, ServerState | None]:
+    async def next_snapshot(self, generation: int, after: int) -> tuple[ShardSnapshot[None] | None, ServerState | None]:
         """Return the next snapshot of this generation after number ``after``, without its state; and the state.
 
         Both are None if the generation has ended.
@@ -384,9 +382,7 @@ class ShardHost:
     async def silent_s(self) -> dict[int, float]:
         """Return for each worker the time since its last message, in seconds."""
         now_s = self._clock.monotonic_s()
-        return {
-            worker: now_s - self._heard_s.get(client_name(worker), now_s) for worker in self._shard.workers
-        }
+        return {worker: now_s - self._heard_s.get(client_name(worker), now_s) for worker in self._shard.workers}
 
     async def leave(self, worker: int, reason: str) -> None:
         """Make a silent worker leave."""
@@ -428,9 +424,7 @@ class ShardHost:
     def _note_clocks(self) -> None:
         matrices = self._shard.matrices
         self._clocks = {
-            client_name(worker): {
-                name: matrix.model.tracker.get_progress(worker) for name, matrix in matrices.items()
-            }
+            client_name(worker): {name: matrix.model.tracker.get_progress(worker) for name, matrix in matrices.items()}
             for worker in self._shard.workers
         }
 

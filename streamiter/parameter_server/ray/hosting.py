@@ -80,9 +80,7 @@ class RayHosting:
         host = self._cluster.ray.remote(ShardHost).options(
             num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_CALLS_AT_A_TIME
         )
-        hosts = tuple(
-            host.remote(number, count, takes_snapshots=snapshots is not None) for number in range(count)
-        )
+        hosts = tuple(host.remote(number, count, takes_snapshots=snapshots is not None) for number in range(count))
         self.address = RayAddress(name, hosts, snapshots, heartbeat_timeout_s)
         self._supervisor = Supervisor(
             name,

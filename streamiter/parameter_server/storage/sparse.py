@@ -130,9 +130,7 @@ class HashedCells(Cells):
     steps of 1. Looking up 10,000 of a million columns takes about 130 µs; a binary search in sorted arrays takes 3 ms.
     """
 
-    def __init__(
-        self, capacity: int, dtype: DTypeOfNumbers, first: int, default: Number, made_after: int
-    ) -> None:
+    def __init__(self, capacity: int, dtype: DTypeOfNumbers, first: int, default: Number, made_after: int) -> None:
         """``capacity`` is a power of two; ``first`` is the first column of the block."""
         self.default = default
         self.made_after = made_after
@@ -196,9 +194,7 @@ class HashedCells(Cells):
     def parts(self) -> Iterator[tuple[Columns, Numbers]]:
         for begin in range(0, len(self._columns), PART_COLUMNS):
             # Empty slots have the default, so they are not found.
-            slots = (
-                differs_from(self._values[begin : begin + PART_COLUMNS], self.default).nonzero()[0] + begin
-            )
+            slots = differs_from(self._values[begin : begin + PART_COLUMNS], self.default).nonzero()[0] + begin
             if len(slots):
                 yield self._columns[slots], self._values[slots]
 
@@ -251,9 +247,7 @@ class HashedCells(Cells):
         self._order = None
         while len(new):
             slots, _ = self._find(new)
-            self._columns[slots] = (
-                new  # If several columns want a slot, the last gets it; the others search again.
-            )
+            self._columns[slots] = new  # If several columns want a slot, the last gets it; the others search again.
             new = new[self._columns[slots] != new]
 
 
@@ -571,9 +565,7 @@ def segments_of(frames: Iterable[object], block: Block, name: str) -> Iterator[S
 
 
 def _fits(frame: object, block: Block) -> TypeGuard[tuple[Numbers, Numbers, Numbers, Numbers, Numbers]]:
-    if not (
-        isinstance(frame, tuple) and len(frame) == 5 and all(isinstance(part, np.ndarray) for part in frame)
-    ):
+    if not (isinstance(frame, tuple) and len(frame) == 5 and all(isinstance(part, np.ndarray) for part in frame)):
         return False
     rows, defaults, lengths, columns, values = frame
     return (

@@ -80,9 +80,7 @@ class Barriers:
         self.one_at_a_time = asyncio.Lock()
         """The caller holds it from the barrier until the collected state is committed or dropped."""
 
-    def watch(
-        self, tasks: Sequence[Task], services: JobServices, on_abandoned: Callable[[int], None]
-    ) -> None:
+    def watch(self, tasks: Sequence[Task], services: JobServices, on_abandoned: Callable[[int], None]) -> None:
         """Set the tasks and services of the job; ``on_abandoned`` is called for each checkpoint that is abandoned."""
         self._tasks = tasks
         self._services = services
@@ -244,9 +242,7 @@ def service_key(name: str) -> str:
 class JobServices:
     """All services of one job. Each subtask of a step with a service is a worker; workers are numbered by step."""
 
-    def __init__(
-        self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool
-    ) -> None:
+    def __init__(self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool) -> None:
         self._flow = flow
         self._plain_data = plain_data
         self._has_checkpoints = has_checkpoints
@@ -276,9 +272,7 @@ class JobServices:
         for service, tasks in self._tasks.items():
             state = None if states is None else states.get(service_key(service.name))
             with FailuresOf(tasks[0].first.step.name):
-                workers = await service.begin_job(
-                    self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints
-                )
+                workers = await service.begin_job(self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints)
             self._begun.append(service)
             alignment = self._alignments[service]
             for task, worker in zip(tasks, workers, strict=True):

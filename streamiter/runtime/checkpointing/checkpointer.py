@@ -201,9 +201,7 @@ class Checkpointer:
                 return taken
             raise taken
 
-    async def _take_or_give_up(
-        self, *, suspend: bool, is_last: bool
-    ) -> int | CheckpointTimedOut | StorageFull:
+    async def _take_or_give_up(self, *, suspend: bool, is_last: bool) -> int | CheckpointTimedOut | StorageFull:
         try:
             return await self._take(suspend=suspend, is_last=is_last)
         except (CheckpointTimedOut, StorageFull) as error:

@@ -251,9 +251,7 @@ class JobTransaction(Outputs):
                     f"the transaction was open for longer than its timeout of {self._timeout_s:g} s, and no other run "
                     f"has taken over: {error}"
                 ) from error
-            raise ProducerFenced(
-                f"another run of the flow has taken over, so this one must end: {error}"
-            ) from error
+            raise ProducerFenced(f"another run of the flow has taken over, so this one must end: {error}") from error
 
     async def close(self) -> None:
         """Abort the open transaction, and drop the records that are held back."""

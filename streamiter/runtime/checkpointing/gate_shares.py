@@ -83,8 +83,7 @@ class EdgeSharing:
             return batches_for(subtask, batches(), partitioning, self.parallelism, self._plain_data)
 
         queues = [
-            queue_of(0, functools.partial(dealt, subtask), self._plain_data)
-            for subtask in range(self.parallelism)
+            queue_of(0, functools.partial(dealt, subtask), self._plain_data) for subtask in range(self.parallelism)
         ]
         return [[] if queue is None else [queue] for queue in queues]
 
@@ -119,9 +118,7 @@ def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: 
 
 
 def _different_records(input_name: str) -> CheckpointError:
-    return CheckpointError(
-        f"each of them had kept other records of those that all get at the input {input_name!r}"
-    )
+    return CheckpointError(f"each of them had kept other records of those that all get at the input {input_name!r}")
 
 
 Logged = list[tuple[int, Iterable[PlainValue]]]
@@ -198,9 +195,7 @@ class GateShares:
 
     def _check_ends(self) -> None:
         """Raise CheckpointError if only some operators were told that an input has ended."""
-        if isinstance(self._operator, Boundary) or not (
-            hasattr(self._operator, "input_ended") or self._step.per_round
-        ):
+        if isinstance(self._operator, Boundary) or not (hasattr(self._operator, "input_ended") or self._step.per_round):
             return
         for name in self._step.input_names():
             heard = {self._has_heard_end(name, reader) for reader in range(len(self._tasks))}
@@ -260,9 +255,7 @@ class GateShares:
         begin: int,
     ) -> None:
         edge = self._edges[origin[:4]]
-        known = [
-            before for before in self._ports_of(edge) if (before.reader, before.origin) == (subtask, origin)
-        ]
+        known = [before for before in self._ports_of(edge) if (before.reader, before.origin) == (subtask, origin)]
         if known and known[0].in_topic is not None:
             self._fill_from_topic(state, logged, port, known[0])
             return
@@ -286,9 +279,7 @@ class GateShares:
         items = self._items(held, begin, port_end, is_feedback=False)
         state["held"] += [(index, *item) for item in items]
 
-    def _fill_from_topic(
-        self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort
-    ) -> None:
+    def _fill_from_topic(self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort) -> None:
         """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
         index = port.index
         state["watermarks"]["watermarks"][index] = before.watermark
@@ -306,13 +297,9 @@ class GateShares:
         ]
         readers = [subtask] if self._is_same else range(len(self._tasks))
         has_heard = all(self._has_heard_end(edge.input_name, reader) for reader in readers)
-        data_end_heard = said.data_ended and (
-            has_heard or (bool(known) and all(port.data_ended for port in known))
-        )
+        data_end_heard = said.data_ended and (has_heard or (bool(known) and all(port.data_ended for port in known)))
         end_heard = (
-            said.ended
-            and data_end_heard
-            and (not self._tasks or (bool(known) and all(port.ended for port in known)))
+            said.ended and data_end_heard and (not self._tasks or (bool(known) and all(port.ended for port in known)))
         )
         if not data_end_heard and said.watermark < begin and not said.data_ended:
             raise self._old.refusal(
@@ -322,9 +309,7 @@ class GateShares:
                 'checkpoint, as stop("suspend") does',
             )
         epochs = (port.end_epoch for port in known)
-        return _PortEnd(
-            said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None)
-        )
+        return _PortEnd(said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None))
 
     def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> SubtaskProgress:
         said = self._progress[edge.upstream.name][upstream_subtask]
@@ -350,9 +335,7 @@ class GateShares:
         if self._is_same:
             yield from merged
         else:
-            yield from batches_for(
-                subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data
-            )
+            yield from batches_for(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
 
     def _items(
         self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd, *, is_feedback: bool
@@ -385,7 +368,5 @@ class GateShares:
         return self._old.parallelism(upstream.name) == upstream.parallelism
 
     def _has_heard_end(self, input_name: str, reader: int) -> bool:
-        ports = [
-            port for port in self._ports if (port.reader, port.origin.input_name) == (reader, input_name)
-        ]
+        ports = [port for port in self._ports if (port.reader, port.origin.input_name) == (reader, input_name)]
         return all(port.data_ended for port in ports) if ports else not self._tasks

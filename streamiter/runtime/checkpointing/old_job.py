@@ -205,13 +205,10 @@ class OldJob:
         heads: dict[str, str] = {}
         for head, by_subtask in kinds[TASK].items():
             logs = kinds[FEEDBACK].get(head, {})
-            tasks[head] = [
-                OldTask(each, state, logs.get(each, ())) for each, state in sorted(by_subtask.items())
-            ]
+            tasks[head] = [OldTask(each, state, logs.get(each, ())) for each, state in sorted(by_subtask.items())]
             heads.update(dict.fromkeys(tasks[head][0].state["steps"], head))
         instances = {
-            step: [state for _, state in sorted(by_subtask.items())]
-            for step, by_subtask in kinds[STEP].items()
+            step: [state for _, state in sorted(by_subtask.items())] for step, by_subtask in kinds[STEP].items()
         }
         return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, heads)
 

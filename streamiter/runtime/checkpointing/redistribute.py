@@ -86,9 +86,7 @@ def redistribute_operators(
     ]
 
 
-def redistribute_timers(
-    timers: Iterable[Iterable[Timer]], subtasks: int, *, by_key: bool
-) -> list[list[Timer]]:
+def redistribute_timers(timers: Iterable[Iterable[Timer]], subtasks: int, *, by_key: bool) -> list[list[Timer]]:
     """Return the timers of each new subtask: a timer goes with its key; timers without a key go in turn.
 
     >>> redistribute_timers([[(5, None, "a"), (6, None, "b")], [(7, None, "c")]], 2, by_key=False)
@@ -138,11 +136,7 @@ def _of_operators(
 
 
 def _checked(old: OldJob, step: Step, operator: Operator, shared: PlainValue) -> Sequence[PlainValue]:
-    if (
-        not isinstance(shared, Sequence)
-        or isinstance(shared, (str, bytes))
-        or len(shared) != step.parallelism
-    ):
+    if not isinstance(shared, Sequence) or isinstance(shared, (str, bytes)) or len(shared) != step.parallelism:
         given = f"{len(shared)} of them" if isinstance(shared, (list, tuple)) else type(shared).__name__
         raise old.refusal(
             step.name,
@@ -244,9 +238,7 @@ async def _with_batches(
     logged: list[tuple[int, Iterable[PlainValue]]] = []
     for port, frames in task.logged:
         topic = topics.get(PortOrigin(*task.state["gate"]["ports"][port])[:4])
-        ranges = [
-            found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None
-        ]
+        ranges = [found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None]
         # Feedback in another topic is refused later, by GateShares.
         if topic is None or {topic_range.topic for topic_range in ranges} != {topic.name}:
             logged.append((port, frames))
@@ -307,8 +299,7 @@ class _Redistribution:
         """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
         for head, of_head in self._old.tasks.items():
             if head not in self.heads and any(
-                task.state["gate"]["held"] or task.state["gate"]["aside"] or list(task.logged)
-                for task in of_head
+                task.state["gate"]["held"] or task.state["gate"]["aside"] or list(task.logged) for task in of_head
             ):
                 raise self._old.refusal(
                     head,
@@ -378,9 +369,7 @@ class _Redistribution:
         # A new source starts at its own start, whatever state the steps behind it in its tasks have.
         positions: Sequence[PlainValue] = [None if is_new_source else {}] * len(tasks)
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
-            positions = redistribute_positions(
-                self._old, step, feeder, [task.state["positions"] for task in before]
-            )
+            positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
         gates = GateShares(
             self._old,
             step,
@@ -433,6 +422,4 @@ class _Redistribution:
         if len(rounds) == step.parallelism:
             return rounds
         share_out = functools.partial(self._shared_out, step, operator)
-        return redistribute_rounds(
-            self._old, step, rounds, share_out, hears_ends=hasattr(operator, "input_ended")
-        )
+        return redistribute_rounds(self._old, step, rounds, share_out, hears_ends=hasattr(operator, "input_ended"))

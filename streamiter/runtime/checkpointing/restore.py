@@ -113,9 +113,7 @@ def _by_number(
     return committed[-1]
 
 
-def _was_committed(
-    checkpoint: CheckpointId, last: CheckpointId | None, pointer: CommitPointer | None
-) -> bool:
+def _was_committed(checkpoint: CheckpointId, last: CheckpointId | None, pointer: CommitPointer | None) -> bool:
     """Return whether a checkpoint was committed, or may be; ``last`` is the checkpoint of the last commit record."""
     if last is not None and checkpoint.run == last.run and checkpoint.number <= last.number:
         return True
@@ -126,9 +124,7 @@ def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
     return ", ".join(str(header.id.number) for header in stored) or "none"
 
 
-def check_steps(
-    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
-) -> None:
+def check_steps(header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]) -> None:
     """Raise CheckpointError unless the snapshot and the flow have the same steps with state.
 
     The steps in ``changed_steps`` may be in only one of them.
@@ -156,9 +152,7 @@ def steps_left_behind(
     Other steps in ``changed_steps`` keep their state, so the option may stay in a program.
     """
     return [
-        name
-        for name, step in header.steps.items()
-        if name in changed_steps and (name not in steps or step.is_source)
+        name for name, step in header.steps.items() if name in changed_steps and (name not in steps or step.is_source)
     ]
 
 
@@ -312,9 +306,7 @@ class JobRestore:
             ) from error
 
     def _warn(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
-        if unknown := [
-            name for name in self._changed_steps if name not in header.steps and name not in self._steps
-        ]:
+        if unknown := [name for name in self._changed_steps if name not in header.steps and name not in self._steps]:
             _log.warning(
                 "flow %r: changed_steps= names %s, which neither the flow nor checkpoint %d has as a step with state",
                 self._flow,

@@ -94,9 +94,7 @@ class TaskBarriers:
     the state. A barrier of an abandoned checkpoint is passed on, but no state is taken.
     """
 
-    def __init__(
-        self, task: Task, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData
-    ) -> None:
+    def __init__(self, task: Task, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData) -> None:
         """``boundary``: the first operator, if it belongs to the border of a loop. ``acknowledge`` takes the state."""
         self.positions: Positions = {}
         """Of a source: the positions that belong to the last state."""
@@ -393,9 +391,7 @@ class ClockAlignment:
     def _note_clock(self, member: _Member) -> bool:
         """Note the clocks of a worker; return whether one of them is the highest so far."""
         member.clocks = dict(member.worker.counted_clocks())
-        further = {
-            name: clock for name, clock in member.clocks.items() if clock > self._furthest.get(name, -1)
-        }
+        further = {name: clock for name, clock in member.clocks.items() if clock > self._furthest.get(name, -1)}
         self._furthest.update(further)
         return bool(further)
 

@@ -201,9 +201,7 @@ def _check(
 ) -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        raise ConfigurationError(
-            f"{what}: expected no running event loop, given one; call it from a plain function"
-        )
+        raise ConfigurationError(f"{what}: expected no running event loop, given one; call it from a plain function")
     if not fresh_process:
         Comparison(what, build, process=None, **settings).run()
     elif process is not None:
@@ -218,9 +216,7 @@ def _named(factory: Any) -> Any:
     if not isinstance(factory, str):
         return factory
     if ":" not in factory:
-        raise ConfigurationError(
-            f'check_restore: expected a factory or its name as "module:name", given {factory!r}'
-        )
+        raise ConfigurationError(f'check_restore: expected a factory or its name as "module:name", given {factory!r}')
     return pkgutil.resolve_name(factory)
 
 
@@ -236,17 +232,13 @@ def _inputs(records: Any) -> dict[str, Batch]:
             "mapping of them by the names of its inputs"
         )
     inputs = dict(records) if isinstance(records, Mapping) else {SINGLE_INPUT: records}
-    return {
-        name: listed_items(f"check_restore(records=): input {name!r}", batch)
-        for name, batch in inputs.items()
-    }
+    return {name: listed_items(f"check_restore(records=): input {name!r}", batch) for name, batch in inputs.items()}
 
 
 def _positive(interval_s: float) -> float:
     if not interval_s > 0:
         raise ConfigurationError(
-            f"check_restore(interval_s=): expected seconds above 0, given {interval_s!r}; otherwise timers never "
-            "fire"
+            f"check_restore(interval_s=): expected seconds above 0, given {interval_s!r}; otherwise timers never fire"
         )
     return interval_s
 
@@ -306,9 +298,7 @@ class Comparison:
     # -- runs ----------------------------------------------------------------------------------------------
 
     def _built(self) -> BuiltFlow:
-        return BuiltFlow(
-            self.build, self.structs, gated=not self.free, compare_snapshots=self.compare_snapshots
-        )
+        return BuiltFlow(self.build, self.structs, gated=not self.free, compare_snapshots=self.compare_snapshots)
 
     def _undisturbed(self) -> JobOutcome:
         run = run_freely if self.free else run_in_steps
@@ -361,8 +351,7 @@ class Comparison:
                 "numbers from a seed in the state, and keep no state in modules or classes"
             )
         raise RestoreMismatch(
-            f"{self.what}: with snapshots it gives other results than without: {difference}; snapshot() must "
-            "only look"
+            f"{self.what}: with snapshots it gives other results than without: {difference}; snapshot() must only look"
         )
 
     def _check_cut(self, cut: Cut, before: JobOutcome, undisturbed: JobOutcome) -> None:
@@ -397,9 +386,7 @@ class Comparison:
 
     def _mismatch(self, cut: Cut, difference: str, *reasons: str) -> RestoreMismatch:
         where = "in a fresh process" if self.process is not None else "in the same process"
-        return RestoreMismatch(
-            "\n".join([f"{self.what}, cut {cut.place}, restored {where}: {difference}", *reasons])
-        )
+        return RestoreMismatch("\n".join([f"{self.what}, cut {cut.place}, restored {where}: {difference}", *reasons]))
 
     def _reasons(
         self, cut: Cut, before: JobOutcome, undisturbed: JobOutcome, plan: list[SourceKey] | None
@@ -439,8 +426,7 @@ class Comparison:
 def _joined(before: JobOutcome, cut: Cut, restored: JobOutcome) -> JobOutcome:
     """Return the outputs before the cut, followed by those of the restored run."""
     outputs = {
-        name: [*before.outputs[name][: cut.came_out[name]], *records]
-        for name, records in restored.outputs.items()
+        name: [*before.outputs[name][: cut.came_out[name]], *records] for name, records in restored.outputs.items()
     }
     return replace(restored, outputs=outputs)
 
@@ -502,15 +488,11 @@ def operator_flow(
     if epochs is None:
         return outputs(streams)
 
-    def body(
-        variables: Sequence[Stream], data: Sequence[Stream]
-    ) -> IterationBodyResult[Mapping[str, Stream]]:
+    def body(variables: Sequence[Stream], data: Sequence[Stream]) -> IterationBodyResult[Mapping[str, Stream]]:
         within = outputs(dict(zip(streams, data, strict=True)))
         return IterationBodyResult([variables[0].filter(_nothing)], within)
 
-    stamped = [
-        epochs_every(stream, records=epochs, name=f"epochs of {label}") for label, stream in streams.items()
-    ]
+    stamped = [epochs_every(stream, records=epochs, name=f"epochs of {label}") for label, stream in streams.items()]
     variable = flow.from_items([], name="no variable", parallelism=1)
     return iterate_unbounded_streams([variable], stamped, body)
 

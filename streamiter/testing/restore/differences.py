@@ -399,9 +399,7 @@ def state_difference(expected: bytes | None, given: bytes | None, plain_data: Pl
     return f"the state before the end: {difference}"
 
 
-def lost_attributes(
-    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
-) -> list[str]:
+def lost_attributes(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return a sentence for each attribute that differs between the cut and the restored operator."""
     lost: list[str] = []
     for who, attributes in before.items():
@@ -409,7 +407,5 @@ def lost_attributes(
         for path, value in attributes.items():
             there = restored.get(path, "nothing")
             if there != value:
-                lost.append(
-                    f"attribute {path!r} of {who} was {value} at the cut and is {there} after restore()"
-                )
+                lost.append(f"attribute {path!r} of {who} was {value} at the cut and is {there} after restore()")
     return lost

@@ -140,9 +140,7 @@ async def run_in_steps(
 async def _cut_twice(driver: JobDriver, run: JobOutcome) -> None:
     """Take a cut after all records are handled, and a second snapshot, which must be the same."""
     watch, last = driver.built.watch, run.plan[-1:]
-    place = "".join(
-        [f"after record {watch.records}", *(f" ({driver.built.gates[key].brought})" for key in last)]
-    )
+    place = "".join([f"after record {watch.records}", *(f" ({driver.built.gates[key].brought})" for key in last)])
     await _cut(driver, run, place, len(run.plan))
     if run.cuts:
         run.last_state = run.cuts[-1].snapshot
@@ -150,9 +148,7 @@ async def _cut_twice(driver: JobDriver, run: JobOutcome) -> None:
         is_other = watch.compare_snapshots and again not in (None, run.last_state)
         if is_other and not watch.violations:
             plain = driver.built.plain_data
-            difference = first_difference(
-                plain.decode(run.last_state), plain.decode(again or b""), "snapshot"
-            )
+            difference = first_difference(plain.decode(run.last_state), plain.decode(again or b""), "snapshot")
             watch.report(f"two snapshots in a row {place} differ: {difference}")
 
 
@@ -428,9 +424,7 @@ def _by_name(outputs: Any) -> dict[str, Any]:
 def _plain_form(record: Any) -> Any:
     """Return a record as plain data: a dataclass, which is allowed within a process, as its fields."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        fields = {
-            field.name: _plain_form(getattr(record, field.name)) for field in dataclasses.fields(record)
-        }
+        fields = {field.name: _plain_form(getattr(record, field.name)) for field in dataclasses.fields(record)}
         return (type(record).__qualname__, fields)
     if type(record) in (list, tuple):
         return type(record)(map(_plain_form, record))

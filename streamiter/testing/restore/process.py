@@ -72,9 +72,7 @@ class RestoreProcess:
         """Whether it was started and not yet closed."""
         return self._process is not None
 
-    def ask(
-        self, structs: Sequence[type[msgspec.Struct]], described: PlainValue, request: PlainValue
-    ) -> PlainValue:
+    def ask(self, structs: Sequence[type[msgspec.Struct]], described: PlainValue, request: PlainValue) -> PlainValue:
         """Send a request of a check, and return the answer; ``described`` names the structs."""
         process = self._process or self._start()
         # A process that hangs ends, and with it each wait on the pipe.

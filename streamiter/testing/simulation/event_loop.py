@@ -166,9 +166,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         self._futures_made += 1
         return SimulatedFuture(self._futures_made, loop=self)
 
-    def create_task(
-        self, coro: Any, *, name: object = None, context: Context | None = None
-    ) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         """Return a task with a number, counted in this loop: numbers of the process differ from run to run."""
         self._tasks_made += 1
         number = self._tasks_made

@@ -233,9 +233,7 @@ class NetworkConnection:
 class SimulatedTopics:
     """The topics of a simulation, as one run of the job sees them."""
 
-    def __init__(
-        self, broker: MemoryBroker, connection: NetworkConnection, on_commit: Callable[[], None]
-    ) -> None:
+    def __init__(self, broker: MemoryBroker, connection: NetworkConnection, on_commit: Callable[[], None]) -> None:
         self.broker = broker
         self.connection = connection
         self.on_commit = on_commit
@@ -283,9 +281,7 @@ class SimulatedTopic(Topic):
         if network.levels.cuts_batches:
             limit = network.random.randint(1, _READ_RECORDS_MAX)
             request = replace(request, max_records=min(request.max_records, limit))
-        stored = await self._connection.call(
-            f"open a reader of {self.name}", lambda: self._stored.open_reader(request)
-        )
+        stored = await self._connection.call(f"open a reader of {self.name}", lambda: self._stored.open_reader(request))
         reader = SimulatedReader(stored, self._connection, self.name, self._cluster.readers.remove)
         self._cluster.readers.append(reader)
         return reader
@@ -453,9 +449,7 @@ class SimulatedStore(CheckpointStore):
         )
 
     async def pointer(self, flow: str) -> CommitPointer | None:
-        return await self._connection.call(
-            "ask the store for its pointer", lambda: self._stored.pointer(flow)
-        )
+        return await self._connection.call("ask the store for its pointer", lambda: self._stored.pointer(flow))
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         network = self._connection.network
@@ -469,9 +463,7 @@ class SimulatedStore(CheckpointStore):
         return size_bytes
 
     async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
-        await self._connection.call(
-            "set the pointer of the store", lambda: self._stored.commit(flow, checkpoint)
-        )
+        await self._connection.call("set the pointer of the store", lambda: self._stored.commit(flow, checkpoint))
 
     async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
         return await self._connection.call("prune the store", lambda: self._stored.prune(flow, keep=keep))

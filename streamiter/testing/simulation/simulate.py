@@ -129,9 +129,7 @@ def simulate(
     driver = SimulationDriver(world, name, flow, settle_s=settle_s)
     turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
     try:
-        DisturbedRun(
-            driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)
-        ).run()
+        DisturbedRun(driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)).run()
     finally:
         driver.drop_all()
     return SimulationResult(
@@ -179,9 +177,7 @@ _TURNS_OF_A_PAUSED_RUN: Final = 400
 class DisturbedRun:
     """The two phases of a simulated run: with faults, in which lives end early; then without, to the end."""
 
-    def __init__(
-        self, driver: SimulationDriver, faults: Faults, *, turns_undisturbed: int, bounds: Bounds
-    ) -> None:
+    def __init__(self, driver: SimulationDriver, faults: Faults, *, turns_undisturbed: int, bounds: Bounds) -> None:
         self._driver = driver
         self._world: World = driver.world
         self._random: random.Random = driver.world.random
@@ -283,9 +279,7 @@ class DisturbedRun:
             return
         life = self._driver.begin(self._driver.drawn_settings(self._random))
         if (ending := self._driver.complete(life, self._bounds)) != "finished":
-            self._driver.fail(
-                f"run {life.number}, after the last fault: expected it to finish, and it {ending}"
-            )
+            self._driver.fail(f"run {life.number}, after the last fault: expected it to finish, and it {ending}")
 
     def _begin_again(self) -> None:
         """Start a finished job again: it must finish at once, without new records."""
@@ -386,9 +380,7 @@ class SimulationDriver:
         if loop.unfinished:
             self.fail(f"run {life.number} has ended and leaves tasks behind", life)
         if loop.errors:
-            self.fail(
-                f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}"
-            )
+            self.fail(f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}")
 
     def drop(self, life: Life) -> None:
         self.lives.remove(life)
@@ -538,11 +530,7 @@ class Life:
             self.job is not None
             and self.world.is_fed
             and not any(any(reader.lag().values()) for reader in self.cluster.readers)
-            and all(
-                task.ended
-                for task in self.job.statistics().tasks
-                if task.steps[0].step in self._bounded_sources
-            )
+            and all(task.ended for task in self.job.statistics().tasks if task.steps[0].step in self._bounded_sources)
         )
 
     @property

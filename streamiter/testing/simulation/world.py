@@ -209,9 +209,7 @@ class Input:
         self._waiting.reverse()
 
     def _outgoing(self, index: int, record: object, key: KeyOf | None) -> OutgoingBatch:
-        value = (
-            record if isinstance(record, bytes) else orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
-        )
+        value = record if isinstance(record, bytes) else orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
         if key is None:
             return OutgoingBatch([value], partition=index % self.partitions)
         of_record = key(record)
@@ -296,9 +294,7 @@ def _wrong_sequence(given: list[Hashable], wanted: list[Hashable], is_complete: 
     return None
 
 
-def _wrong_multiset(
-    given: list[Hashable], wanted: list[Hashable], once: bool, is_complete: bool
-) -> str | None:
+def _wrong_multiset(given: list[Hashable], wanted: list[Hashable], once: bool, is_complete: bool) -> str | None:
     counts, expected = Counter(given), Counter(wanted)
     for record, count in counts.items():
         if record not in expected:

@@ -143,8 +143,7 @@ def test_a_constant_rate_has_the_name_that_angel_uses():
         "loss": {"type": "losslayer", "inputlayer": "wide"},
     }
     written, short = (
-        form({"train": {"decayclass": name}, "layers": layers})
-        for name in ("constantlearningrate", "Constant")
+        form({"train": {"decayclass": name}, "layers": layers}) for name in ("constantlearningrate", "Constant")
     )
     assert written == short
     assert short["train"]["decayclass"] == "ConstantLearningRate"

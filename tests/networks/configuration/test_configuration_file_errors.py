@@ -46,9 +46,7 @@ def test_a_missing_file_is_named_with_its_folder(tmp_path):
 
 def test_only_a_path_or_a_dict_is_accepted():
     """A user may pass the list that ``json.load`` returned, or another wrong type."""
-    assert refused(7) == (
-        "configuration: expected the path of a JSON file, or a dict with its content, given int"
-    )
+    assert refused(7) == ("configuration: expected the path of a JSON file, or a dict with its content, given int")
 
 
 def test_a_key_that_is_no_text_is_refused():

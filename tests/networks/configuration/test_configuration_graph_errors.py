@@ -101,8 +101,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
         ),
         (
             replaced("cross", inputlayer="deep_0"),
-            "layer 'cross', key 'inputlayer': expected vectors, such as an embedding gives, "
-            "given 'deep_0' (FCLayer)",
+            "layer 'cross', key 'inputlayer': expected vectors, such as an embedding gives, given 'deep_0' (FCLayer)",
         ),
         (
             replaced("sum", type="concatlayer", outputdim=4),
@@ -121,8 +120,7 @@ def test_layers_that_make_no_graph_are_refused(tmp_path, change, said):
         ),
         (
             replaced("sum", type="dotpooling", inputlayers=["wide", "cross", "deep"], outputdim=3),
-            "layer 'sum', key 'outputdim': expected 1, the one number that it gives, given 3; "
-            "change it, or its input",
+            "layer 'sum', key 'outputdim': expected 1, the one number that it gives, given 3; change it, or its input",
         ),
         (
             replaced("sum", type="dotpooling", inputlayers=["wide", "cross", "deep", "deep_0"]),

@@ -54,9 +54,7 @@ def test_each_published_file_is_read_without_a_warning(name):
 def test_every_key_of_the_published_deep_fm_is_read():
     """One whole file is checked, so that no key is read into a wrong setting."""
     read = read_configuration(published("deepfm"))
-    assert read.data == DataSettings(
-        "dummy", index_range=148, num_field=13, validate_ratio=0.1, sample_ratio=0.2
-    )
+    assert read.data == DataSettings("dummy", index_range=148, num_field=13, validate_ratio=0.1, sample_ratio=0.2)
     assert read.model == ModelSettings("T_FLOAT_DENSE", model_size=148)
     assert read.train == TrainSettings(epoch=5, lr=0.5, decay_class="WarmRestarts", decay_alpha=0.05)
     assert [(found.name, found.type, found.output_dim, found.inputs) for found in read.layers] == [
@@ -426,9 +424,7 @@ def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
     )
 
 
-@pytest.mark.parametrize(
-    ("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)]
-)
+@pytest.mark.parametrize(("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)])
 def test_a_cross_entropy_without_a_probability_is_refused(function, is_probability):
     """With the default transfer function, the loss was −20 and continued to fall."""
     document = {

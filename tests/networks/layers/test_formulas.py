@@ -64,10 +64,7 @@ def test_an_input_layer_is_the_transfer_function_of_xw_and_b(kind):
     nodes, output = _computed(lambda nodes: nodes.add("simpleinputlayer", 3, transfer="sigmoid"), kind)
     weight, bias = _values(nodes, 0)
     expected = [
-        [
-            1 / (1 + math.exp(-(sum(value * weight[at][out] for at, value in row) + bias[out])))
-            for out in range(3)
-        ]
+        [1 / (1 + math.exp(-(sum(value * weight[at][out] for at, value in row) + bias[out]))) for out in range(3)]
         for row in _present(nodes)
     ]
     _equal(output, expected)
@@ -145,17 +142,13 @@ def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():
     _crossed(
         "biinteractioncross",
         FACTORS,
-        lambda vectors: [
-            sum(u[at] * v[at] for u, v in itertools.combinations(vectors, 2)) for at in range(FACTORS)
-        ],
+        lambda vectors: [sum(u[at] * v[at] for u, v in itertools.combinations(vectors, 2)) for at in range(FACTORS)],
     )
 
 
 def test_inner_products_are_ordered_by_the_rows_of_the_triangle():
     """Column by column the products would be the same set, but a saved model would have another meaning."""
-    _crossed(
-        "biinnercross", PAIRS, lambda vectors: [_dot(u, v) for u, v in itertools.combinations(vectors, 2)]
-    )
+    _crossed("biinnercross", PAIRS, lambda vectors: [_dot(u, v) for u, v in itertools.combinations(vectors, 2)])
 
 
 def test_outer_products_are_ordered_by_rows():
@@ -172,9 +165,7 @@ def test_tiled_interactions_are_the_products_of_the_pairs_one_after_the_other():
     _crossed(
         "biinteractioncrosstiled",
         PAIRS * FACTORS,
-        lambda vectors: [
-            a * b for u, v in itertools.combinations(vectors, 2) for a, b in zip(u, v, strict=True)
-        ],
+        lambda vectors: [a * b for u, v in itertools.combinations(vectors, 2) for a, b in zip(u, v, strict=True)],
     )
 
 

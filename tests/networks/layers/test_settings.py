@@ -25,9 +25,7 @@ def test_a_row_of_another_number_of_features_than_fields_is_named(nodes, dense):
     graph.feed_data(rows.to_dense() if dense else rows)
     for parameter in graph.parameters:
         parameter.values = np.ones(graph.shape_of(parameter))
-    with pytest.raises(
-        BadRows, match=r"'embedding0': expected 4 features in each row .*, given 3;.*\(row 1 of"
-    ) as bad:
+    with pytest.raises(BadRows, match=r"'embedding0': expected 4 features in each row .*, given 3;.*\(row 1 of") as bad:
         graph.forward()
     assert bad.value.rows == (1,)
 

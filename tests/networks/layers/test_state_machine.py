@@ -105,9 +105,7 @@ def test_data_that_is_fed_sets_all_layers_to_null(done):
     before = nodes.layers[0].output.copy() if done else None
     graph.feed_data(rows_of("sparse", 2, 9, 4, np.random.default_rng(9)), [1.0, 2.0], training=True)
     assert {layer.status for layer in nodes.layers} == {Status.NULL}
-    with pytest.raises(
-        StatusError, match="'simpleinputlayer0': expected status Forward or later, given Null"
-    ):
+    with pytest.raises(StatusError, match="'simpleinputlayer0': expected status Forward or later, given Null"):
         _ = nodes.layers[0].output
     give_values(graph, np.random.default_rng(2))
     graph.forward()
@@ -132,9 +130,7 @@ def test_a_backward_pass_before_the_end_of_the_forward_pass_names_the_layer():
     graph, nodes = _graph()
     _feed(graph)
     nodes.layers[0].cal_output()
-    with pytest.raises(
-        StatusError, match=r"layer 'fclayer1': expected status Forward for cal_backward, given Null"
-    ):
+    with pytest.raises(StatusError, match=r"layer 'fclayer1': expected status Forward for cal_backward, given Null"):
         nodes.layers[0].cal_backward()
     assert nodes.layers[0].status == Status.FORWARD
 
@@ -147,9 +143,7 @@ def test_a_layer_without_a_reader_has_no_gradient():
     for parameter, shape in zip(layer.parameters, [(len(nodes.place_holder.indices), 2), (2,)], strict=True):
         parameter.values = np.ones(shape)
     layer.cal_output()
-    with pytest.raises(
-        ModelError, match="'simpleinputlayer0': expected a layer that takes its output, given none"
-    ):
+    with pytest.raises(ModelError, match="'simpleinputlayer0': expected a layer that takes its output, given none"):
         layer.cal_backward()
 
 

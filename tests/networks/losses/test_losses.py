@@ -84,9 +84,7 @@ def test_the_huber_loss_turns_at_its_delta(delta):
     loss = NetworkHuberLoss(delta=delta)
     straight = delta * delta * 4 - 0.5 * delta**2
     np.testing.assert_allclose(loss.losses(scores, labels), [0.125 * delta**2, straight, straight])
-    assert_agree(
-        loss.gradient(scores, labels), differences(lambda: loss.mean(scores, labels), scores), "huberloss"
-    )
+    assert_agree(loss.gradient(scores, labels), differences(lambda: loss.mean(scores, labels), scores), "huberloss")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -106,9 +104,7 @@ def test_it_stays_in_the_dtype_of_its_scores(name, dtype):
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_scores_that_are_surely_wrong_have_a_finite_loss(name, dtype):
     """e^1000 is infinite, and 1 − 1e-9 is 1 in float32, so the loss of a clipped probability was infinite too."""
-    large = (
-        [[1000.0, -1000.0]] if name == "softmaxloss" else [[1.0 if name == "crossentropyloss" else 1000.0]]
-    )
+    large = [[1000.0, -1000.0]] if name == "softmaxloss" else [[1.0 if name == "crossentropyloss" else 1000.0]]
     wrong = 1.0 if name == "softmaxloss" else -1.0
     scores, labels = np.array(large, dtype=dtype), np.array([wrong], dtype=dtype)
     loss = LOSSES[name]()
@@ -178,9 +174,7 @@ def test_right_predictions_are_counted(name):
     loss = LOSSES[name]()
     right = loss.correct(loss.predictions(scores), labels)
     above = {"crossentropyloss": 0.5}.get(name, 0.0)
-    expected = (
-        scores.argmax(axis=1) == labels if name == "softmaxloss" else (scores[:, 0] > above) == (labels > 0)
-    )
+    expected = scores.argmax(axis=1) == labels if name == "softmaxloss" else (scores[:, 0] > above) == (labels > 0)
     assert 0 < expected.sum() < 50
     np.testing.assert_array_equal(right, expected)
 

@@ -114,18 +114,14 @@ def test_dropout_leaves_out_its_share_and_keeps_the_mean(proba):
 def test_dropout_of_nothing_changes_nothing():
     """Some files switch dropout off with proba 0."""
     values = _values()
-    np.testing.assert_array_equal(
-        Dropout(0.0).forward(values.copy(), np.random.default_rng(0)).output, values
-    )
+    np.testing.assert_array_equal(Dropout(0.0).forward(values.copy(), np.random.default_rng(0)).output, values)
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_same_seed_leaves_out_the_same(name):
     """Without this, a run could not be repeated."""
     function: TransferFunction = TRANSFER_FUNCTIONS[name](proba=0.5)
-    first, again, other = (
-        function.forward(_values(), np.random.default_rng(seed)).output for seed in (3, 3, 4)
-    )
+    first, again, other = (function.forward(_values(), np.random.default_rng(seed)).output for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
 

@@ -149,11 +149,7 @@ class BruteForce:
         """Return the adds of the unfinished iteration that were applied before ``when`` as the last worker left."""
         end = len(self.history) if when is None else when
         departures = self._departures_of_all(end)
-        return [
-            number
-            for number in self._adds_at(self.min_clock(end))
-            if self._departures_of_all(number) < departures
-        ]
+        return [number for number in self._adds_at(self.min_clock(end)) if self._departures_of_all(number) < departures]
 
     def _start(self) -> int:
         return max(number for number, event in enumerate(self.history) if event.kind == "start")
@@ -215,8 +211,7 @@ class BruteForce:
         adds = [
             number
             for number in self._numbers("add")
-            if self.verdicts[number] == "later"
-            and self.progress(self.history[number].worker, number) == clock
+            if self.verdicts[number] == "later" and self.progress(self.history[number].worker, number) == clock
         ]
 
         departures = {number: self._departures_of_all(number) for number in adds}
@@ -238,9 +233,7 @@ class BruteForce:
 
     def pending_adds(self, worker: int | None = None) -> list[int]:
         """Return the adds that have not been applied, in no particular order."""
-        latest = max(
-            [self.min_clock(), *(self.progress(e.worker, n) or 0 for n, e in enumerate(self.history))]
-        )
+        latest = max([self.min_clock(), *(self.progress(e.worker, n) or 0 for n, e in enumerate(self.history))])
         applied = self.orphaned_adds()
         return [
             number

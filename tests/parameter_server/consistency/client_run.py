@@ -140,9 +140,7 @@ class ClientRun:
                 adding = client.add("w", row=keys.row, columns=keys.columns, values=keys.values)
                 await self._call(adding, Event("add", step.worker))
             case "get":
-                await self._call(
-                    client.get("w", row=keys.row, columns=keys.columns), Event("get", step.worker)
-                )
+                await self._call(client.get("w", row=keys.row, columns=keys.columns), Event("get", step.worker))
             case "add_get":
                 call = client.add_get("w", row=keys.row, columns=keys.columns, values=keys.values)
                 await self._call(call, Event("add", step.worker), Event("get", step.worker))
@@ -179,9 +177,7 @@ class ClientRun:
         for get in finished:
             row, columns, _ = self.keys[get]
             values = self._values_now(get)[row]
-            np.testing.assert_array_equal(
-                self.tasks.pop(get).result(), values if columns is None else values[columns]
-            )
+            np.testing.assert_array_equal(self.tasks.pop(get).result(), values if columns is None else values[columns])
 
     async def _leave(self, client: Client) -> None:
         worker = client.worker
@@ -233,9 +229,7 @@ class ClientRun:
     def _values_now(self, get: int) -> Numbers:
         """Return the expected values of a get that has just been answered."""
         when = len(self.expected.history) - 1
-        values = self._stored(
-            self.expected.changes_read(get, when, self.expected.wanted(get) if get != when else None)
-        )
+        values = self._stored(self.expected.changes_read(get, when, self.expected.wanted(get) if get != when else None))
         if self.read_my_writes:
             for number in self.expected.pending_adds(self.expected.history[get].worker):
                 self._add(number, values)

@@ -132,9 +132,7 @@ class Run:
         return [number for add in self.model.pending_adds(worker) for number in add]
 
 
-def difference(
-    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = model_of
-) -> str | None:
+def difference(consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = model_of) -> str | None:
     """Return the first difference between model and brute force over these steps, or None if they agree."""
     everybody = range(workers)
     expected, run = BruteForce(consistency, everybody), Run(make, consistency, everybody)

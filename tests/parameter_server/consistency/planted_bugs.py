@@ -157,16 +157,12 @@ def workers_join_ahead_of_the_minimum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ProgressTracker,
         "join",
-        lambda self, worker, at=None: original(
-            self, worker, max(self._progress.values(), default=self._min_clock)
-        ),
+        lambda self, worker, at=None: original(self, worker, max(self._progress.values(), default=self._min_clock)),
     )
 
 
 def a_raised_worker_releases_no_get(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        ConsistencyModel, "raise_worker", lambda self, worker, to: [][: self.tracker.raise_to(worker, to)]
-    )
+    patch.setattr(ConsistencyModel, "raise_worker", lambda self, worker, to: [][: self.tracker.raise_to(worker, to)])
 
 
 def a_call_out_of_turn_is_dropped_in_silence(patch: pytest.MonkeyPatch) -> None:
@@ -262,11 +258,7 @@ def the_shard_answers_before_it_adds(patch: pytest.MonkeyPatch) -> None:
     def release(self: Any, released: Any) -> None:
         original(
             self,
-            [
-                part
-                for move in released
-                for part in (Released(move.clock, [], move.gets), replace(move, gets=[]))
-            ],
+            [part for move in released for part in (Released(move.clock, [], move.gets), replace(move, gets=[]))],
         )
 
     patch.setattr(MatrixShard, "_release", release)

@@ -56,9 +56,7 @@ def test_all_shards_agree_when_the_last_worker_leaves_with_adds_on_one_of_them(r
     async def main() -> None:
         async with ParameterServer(shards=2) as server, ParameterServer(shards=2) as other:
             for each in (server, other):
-                await each.create_matrix(
-                    "w", rows=1, columns=2, consistency=BSP(), block=(1, 1), on_clock=Stir("w")
-                )
+                await each.create_matrix("w", rows=1, columns=2, consistency=BSP(), block=(1, 1), on_clock=Stir("w"))
             client = server.client(worker=0)
             await client.add("w", row=0, columns=[0], values=5.0)
             if restores:

@@ -49,9 +49,7 @@ def test_an_unknown_worker_is_an_error_everywhere(consistency: Consistency) -> N
     """An unknown worker's add changed the model, and no clock ever accounted for it."""
     model = model_at(consistency, {3: 1, 4: 0})
     for name, arguments in CALLS.items():
-        with pytest.raises(
-            UnknownWorker, match=r"^matrix 'w': worker 9 takes no part: expected one of 3, 4;"
-        ):
+        with pytest.raises(UnknownWorker, match=r"^matrix 'w': worker 9 takes no part: expected one of 3, 4;"):
             getattr(model, name)(9, *arguments)
         assert model.waiting_gets == 0, name
         assert list(model.pending_adds()) == [], name
@@ -81,9 +79,7 @@ def test_a_worker_joins_at_the_clock_of_the_slowest(consistency: Consistency) ->
 
 def test_an_unknown_consistency_is_refused() -> None:
     """A consistency without a model of its own was treated as one of the three."""
-    with pytest.raises(
-        InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"
-    ):
+    with pytest.raises(InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"):
         model_of(Consistency(), [0])
 
 
@@ -243,9 +239,7 @@ def test_bsp_refuses_a_merge_that_loses_or_invents_adds(merged: list[str]) -> No
     model = model_at(BSP(), {0: 0})
     model.add(0, "a")
     model.add(0, "b")
-    with pytest.raises(
-        InternalError, match=f"adds of worker 0 at clock 0: expected 1 to 2, given {len(merged)}"
-    ):
+    with pytest.raises(InternalError, match=f"adds of worker 0 at clock 0: expected 1 to 2, given {len(merged)}"):
         model.merge_pending(0, lambda adds: merged)
     assert list(model.pending_adds()) == ["a", "b"]
 
@@ -381,9 +375,7 @@ def test_a_restore_returns_the_waiting_gets() -> None:
 
 @pytest.mark.parametrize("held_clocks", range(5))
 @pytest.mark.parametrize("clock", range(4))
-def test_clocks_that_a_checkpoint_holds_back_count_for_the_staleness_of_a_get(
-    clock: int, held_clocks: int
-) -> None:
+def test_clocks_that_a_checkpoint_holds_back_count_for_the_staleness_of_a_get(clock: int, held_clocks: int) -> None:
     """A worker after its barrier read ahead of the others by more than the staleness bound."""
     model = model_at(SSP(2), {0: clock, 1: 1})
     is_within_bound = clock + held_clocks <= min(clock, 1) + 2

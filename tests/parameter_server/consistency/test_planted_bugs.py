@@ -16,9 +16,7 @@ from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 @pytest.mark.parametrize(
     ("plant", "consistency"), PLANTED, ids=[f"{plant.__name__}-{kind!r}" for plant, kind in PLANTED]
 )
-def test_a_planted_bug_is_found(
-    plant: Plant, consistency: Consistency, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_bug_is_found(plant: Plant, consistency: Consistency, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison passed a broken model, so its result for the real models proved nothing."""
     plant(monkeypatch)
     assert any(_differs(consistency, seed) for seed in range(100))

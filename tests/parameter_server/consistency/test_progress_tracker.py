@@ -78,17 +78,13 @@ def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
     before = tracker.snapshot()
     with pytest.raises(UnknownWorker) as error:
         call(tracker, 9)
-    assert str(error.value) == (
-        "matrix 'w': worker 9 takes no part: expected one of 2, 7; make a client for it first"
-    )
+    assert str(error.value) == ("matrix 'w': worker 9 takes no part: expected one of 2, 7; make a client for it first")
     assert tracker.snapshot() == before
 
 
 def test_an_error_names_only_the_first_of_many_workers() -> None:
     """An error message listed ten thousand worker numbers."""
-    with pytest.raises(
-        UnknownWorker, match=r"^worker -1 takes no part: expected one of 0, 1, 2, 3, 4 and 995 more;"
-    ):
+    with pytest.raises(UnknownWorker, match=r"^worker -1 takes no part: expected one of 0, 1, 2, 3, 4 and 995 more;"):
         ProgressTracker(range(1000)).get_progress(-1)
 
 
@@ -233,9 +229,7 @@ Calls = list[tuple[str, int, int]]
 def some_calls(random: Random) -> Calls:
     """Return calls on a few known and unknown workers, each with a number for calls that need one."""
     kinds = ["clock"] * 6 + ["join", "join at", "leave", "raise", "restore"]
-    return [
-        (random.choice(kinds), random.randrange(4), random.randrange(5)) for _ in range(random.randrange(25))
-    ]
+    return [(random.choice(kinds), random.randrange(4), random.randrange(5)) for _ in range(random.randrange(25))]
 
 
 @random_examples(some_calls)
@@ -276,9 +270,7 @@ def test_many_workers_that_join_leave_and_clock_are_counted_as_by_a_scan() -> No
     random = Random(1)
     tracker, clocks, least = ProgressTracker(range(50)), dict.fromkeys(range(50), 0), 0
     for _ in range(5000):
-        worker = (
-            random.choice(list(clocks)) if random.random() < 0.5 else min(clocks, key=lambda w: clocks[w])
-        )
+        worker = random.choice(list(clocks)) if random.random() < 0.5 else min(clocks, key=lambda w: clocks[w])
         what = random.random()
         if what < 0.94:
             moved, clocks[worker] = tracker.advance_and_get_changed_min_clock(worker), clocks[worker] + 1

@@ -35,9 +35,7 @@ class Iterations:
         if first:
             await self._wait_for_all_to_join()
         for clock in range(clocks):
-            for _ in range(
-                random.randrange(clock > 0, 3)
-            ):  # a worker that has just joined is in turn without a get
+            for _ in range(random.randrange(clock > 0, 3)):  # a worker that has just joined is in turn without a get
                 await self._get(client, random)
             for _ in range(random.randrange(3)):
                 columns, value = self._some(random), random.randrange(1, 100)

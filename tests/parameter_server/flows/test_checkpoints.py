@@ -38,9 +38,7 @@ KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
 
 @pytest.mark.parametrize("turns", range(1, 40, 3))
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
-async def test_each_record_counts_once_whenever_the_flow_is_cut_off(
-    consistency: Consistency, turns: int
-) -> None:
+async def test_each_record_counts_once_whenever_the_flow_is_cut_off(consistency: Consistency, turns: int) -> None:
     """Requests that a worker sent after its barrier were in the checkpoint, and were sent again after the restart."""
     makes = [lambda: counting_flow(consistency=consistency, workers=3, records=60)] * 5
     server = await cut_off_again_and_again(makes, turns=turns)
@@ -109,9 +107,7 @@ async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used
         with pytest.raises(JobFailed, match="a bad record"):
             await ended(job)
     again, _ = counting_flow(server=server)
-    with pytest.raises(
-        JobFailed, match="given none, and parameters that its last run has changed before it was cut"
-    ):
+    with pytest.raises(JobFailed, match="given none, and parameters that its last run has changed before it was cut"):
         await again.start(checkpoints=checkpoints(store))
     new, server = counting_flow()
     await ended(await new.start(checkpoints=checkpoints(store)))
@@ -160,9 +156,7 @@ async def test_a_checkpoint_held_up_by_a_worker_without_data_is_aborted_and_the_
     clock, door, server, store = VirtualClock(), asyncio.Event(), ParameterServer(shards=2), MemoryStore()
     flow = Flow("held up", parallelism=2)
     numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
-    counted = numbers.process(
-        lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server
-    )
+    counted = numbers.process(lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server)
     counted.collect(name="results")
     job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
     await until(lambda: _clock(server, 0) > _clock(server, 1) == 1)
@@ -181,9 +175,7 @@ async def test_a_checkpoint_held_up_by_a_worker_without_data_is_aborted_and_the_
     flow = Flow("held up", parallelism=2)
     server = ParameterServer(shards=2)
     numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
-    counted = numbers.process(
-        lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server
-    )
+    counted = numbers.process(lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server)
     counted.collect(name="results")
     job = await flow.start(checkpoints=checkpoints(store))
     assert job.statistics().checkpoints.restored >= number  # type: ignore[union-attr]
@@ -274,9 +266,7 @@ async def test_a_state_taken_for_an_aborted_checkpoint_is_released() -> None:
     """Each state of an aborted checkpoint left its block copying every changed row forever."""
     clock, door, store, released = VirtualClock(), asyncio.Event(), MemoryStore(), []
     flow, server = counting_flow(consistency=ASP(), sparse=True)
-    beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(
-        lambda: SlowSnapshot(door), name="other"
-    )
+    beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(lambda: SlowSnapshot(door), name="other")
     beside.collect(name="nothing")
     with pytest.MonkeyPatch.context() as patch:
         release = FrozenCells.release

@@ -73,9 +73,7 @@ async def test_a_step_that_fails_ends_the_job_though_others_wait_for_it() -> Non
     door = asyncio.Event()
     job, server = await waiting(door, fails=True)
     door.set()
-    with pytest.raises(
-        JobFailed, match=r"step 'count' \(counting.py:\d+\) on record \d+: ValueError: a bad record"
-    ):
+    with pytest.raises(JobFailed, match=r"step 'count' \(counting.py:\d+\) on record \d+: ValueError: a bad record"):
         await ended(job)
     assert server.workers == []
 
@@ -204,9 +202,7 @@ STEPS: list[tuple[type[Counts], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("step", "consistency"), STEPS, ids=lambda value: getattr(value, "__name__", repr(value))
-)
+@pytest.mark.parametrize(("step", "consistency"), STEPS, ids=lambda value: getattr(value, "__name__", repr(value)))
 async def test_a_step_may_wait_for_others_in_the_middle_of_a_record(
     step: Callable[[Any], Operator], consistency: Any
 ) -> None:

@@ -46,9 +46,7 @@ class ClocksByEpoch(Counts, IterationListener):
     async def process(self, record: int, out: Output) -> None:
         await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
 
-    async def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: Context, out: Output
-    ) -> None:
+    async def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         await self.client.clock(MATRIX)
         row = await self.client.get(MATRIX, row=0)
         out.emit((self.client.worker, epoch_watermark, float(row.sum())))
@@ -60,9 +58,7 @@ def _by_epoch(
     server, flow = ParameterServer(shards=2), Flow("by epoch")
     numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
     stamped = epochs_every(numbers, records=6, name="epochs")
-    results = stamped.process(
-        lambda: ClocksByEpoch(consistency), name="count", parallelism=2, parameter_server=server
-    )
+    results = stamped.process(lambda: ClocksByEpoch(consistency), name="count", parallelism=2, parameter_server=server)
     collected(results.collect(name="results"))
     return flow, server
 
@@ -216,9 +212,7 @@ async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
         server, flow = ParameterServer(shards=2), Flow("keyed")
         numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
         keyed = numbers.key_by(lambda number: number % 5)
-        counted = keyed.process(
-            lambda: CountsByKey(ASP()), name="count", parallelism=2, parameter_server=server
-        )
+        counted = keyed.process(lambda: CountsByKey(ASP()), name="count", parallelism=2, parameter_server=server)
         counted.collect(name="results")
         return flow, server
 

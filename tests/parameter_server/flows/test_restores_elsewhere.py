@@ -111,9 +111,7 @@ class AddsThenClocks(Counts):
 @pytest.mark.parametrize("turns", [3, 7, 8, 9, 10, 11, 15])
 async def test_adds_that_wait_for_a_clock_are_part_of_the_checkpoint(turns: int) -> None:
     """A barrier between an add and its clock dropped the add."""
-    server = await cut_off_again_and_again(
-        [lambda: counting_flow(lambda: AddsThenClocks(BSP()))] * 4, turns=turns
-    )
+    server = await cut_off_again_and_again([lambda: counting_flow(lambda: AddsThenClocks(BSP()))] * 4, turns=turns)
     assert await count_of_each(server) == [1.0] * RECORDS
 
 
@@ -134,9 +132,7 @@ async def test_a_server_of_another_name_does_not_receive_the_state() -> None:
     store = MemoryStore()
     await suspended(store)
     flow, _ = counting_flow(server=ParameterServer(name="weights"))
-    with pytest.raises(
-        CheckpointError, match="it has state of step 'parameter server', which the flow does not have"
-    ):
+    with pytest.raises(CheckpointError, match="it has state of step 'parameter server', which the flow does not have"):
         await flow.start(checkpoints=checkpoints(store))
 
 

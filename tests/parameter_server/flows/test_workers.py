@@ -43,9 +43,7 @@ def test_subtasks_of_all_steps_are_workers_with_consecutive_numbers() -> None:
     flow, server = Flow("numbered"), ParameterServer()
     numbers = flow.from_items(list(range(12)), name="numbers", parallelism=2)
     first = numbers.process(EmitsItsWorker, name="first", parallelism=2, parameter_server=server).collect()
-    second = numbers.rebalance().process(
-        EmitsItsWorker, name="second", parallelism=3, parameter_server=server
-    )
+    second = numbers.rebalance().process(EmitsItsWorker, name="second", parallelism=3, parameter_server=server)
     collected = second.collect()
     flow.run()
     assert {place[:3] for place in [*first.items, *collected.items]} == {
@@ -62,9 +60,7 @@ def test_keyed_and_connected_streams_take_a_parameter_server() -> None:
     flow, server = Flow("kinds"), ParameterServer()
     left, right = flow.from_items([1, 2], name="left"), flow.from_items([3], name="right")
     keyed = left.key_by(lambda n: n).process(EmitsItsWorker, name="keyed", parameter_server=server).collect()
-    both = connect(left=left, right=right).process(
-        EmitsItsWorker, name="both", parallelism=1, parameter_server=server
-    )
+    both = connect(left=left, right=right).process(EmitsItsWorker, name="both", parallelism=1, parameter_server=server)
     collected = both.collect()
     flow.run()
     assert sorted(keyed.items) == [("keyed", 0, 0, 1), ("keyed", 0, 0, 2)]
@@ -181,9 +177,7 @@ def test_the_error_of_a_step_without_a_server_says_how_to_give_one() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["process", "key_by", "connect"])
-def test_a_value_that_is_no_server_is_refused_at_the_line_of_the_step(
-    kind: str, given: Any, said: str
-) -> None:
+def test_a_value_that_is_no_server_is_refused_at_the_line_of_the_step(kind: str, given: Any, said: str) -> None:
     """A class given instead of a server was found only when the job started, somewhere in the engine."""
     numbers = Flow("refused").from_items([1], name="numbers")
     streams: dict[str, Any] = {
@@ -222,9 +216,7 @@ async def test_a_server_serves_one_flow_at_a_time() -> None:
     other = Flow("other")
     other.from_items([1]).process(EmitsItsWorker, name="train", parameter_server=server).collect()
     job = await flow.start()
-    with pytest.raises(
-        JobFailed, match="expected no workers yet as flow 'other' begins, given 2; one flow at a"
-    ):
+    with pytest.raises(JobFailed, match="expected no workers yet as flow 'other' begins, given 2; one flow at a"):
         await other.start()
     assert (await ended(job)).state == "finished"
     assert await count_of_each(server) == [1.0] * 400

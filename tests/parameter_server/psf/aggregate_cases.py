@@ -55,8 +55,6 @@ CASES: tuple[Case, ...] = (
     Case(psf.Pull("w", 1, SOME_COLUMNS), lambda m, _: m[1, SOME_COLUMNS]),
     Case(psf.Pull("w", row=1, columns=[]), lambda m, _: m[1, []]),
     Case(psf.FullPull("w"), lambda m, _: m),
-    Case(
-        psf.PullSparse("w", 1), lambda m, default: np.flatnonzero(m[1] != (0 if default is None else default))
-    ),
+    Case(psf.PullSparse("w", 1), lambda m, default: np.flatnonzero(m[1] != (0 if default is None else default))),
     Case(psf.Size("w", 1), stored),
 )

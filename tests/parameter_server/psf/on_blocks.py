@@ -102,9 +102,7 @@ class OnBlocks:
 
     def reset(self, rows: Any) -> None:
         """Restore the initial values and the default of these rows."""
-        nothing = SparseRow(
-            np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0
-        )
+        nothing = SparseRow(np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0)
         for block in self.blocks:
             for row in block.rows:
                 if row in rows:
@@ -127,10 +125,7 @@ class OnBlocks:
     def update(self, function: UpdateFunction) -> None:
         """Update the blocks as client and shards do: check, split, ask all blocks, then change them."""
         self._check(function)
-        parts = [
-            (self.blocks[block.number], part)
-            for block, part in function.split(self.matrix, self.partitioning)
-        ]
+        parts = [(self.blocks[block.number], part) for block, part in function.split(self.matrix, self.partitioning)]
         if function.checks_blocks:
             function.check_together([function.partition_check(block, part) for block, part in parts])
         for block, part in parts:
@@ -140,9 +135,7 @@ class OnBlocks:
         """Return the merged results of the blocks."""
         self._check(function)
         parts = function.split(self.matrix, self.partitioning)
-        return function.merge(
-            [function.partition_get(self.blocks[block.number], part) for block, part in parts]
-        )
+        return function.merge([function.partition_get(self.blocks[block.number], part) for block, part in parts])
 
     def _check(self, function: Any) -> None:
         rows = function.rows(self.matrix)

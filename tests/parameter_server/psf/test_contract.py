@@ -55,9 +55,7 @@ def pairs(dtypes: Iterable[DType]) -> Iterator[tuple[Fixture, str]]:
 
 
 @pytest.mark.parametrize("case", update_cases.CASES, ids=ids(update_cases.CASES))
-def test_an_update_gives_what_numpy_gives_however_the_matrix_is_stored(
-    case: update_cases.Case, on_blocks: Any
-) -> None:
+def test_an_update_gives_what_numpy_gives_however_the_matrix_is_stored(case: update_cases.Case, on_blocks: Any) -> None:
     """A psf computed the values of sparse rows and forgot the default; another wrote past its own block's columns."""
     for fixture, shape in pairs(dtype for dtype in DTYPES if dtype in case.dtypes):
         expected = fixture.values()
@@ -98,9 +96,7 @@ def test_an_aggregate_gives_what_numpy_gives_however_the_matrix_is_stored(
                 assert given.dtype == fixture.dtype, where
                 np.testing.assert_array_equal(given, expected, err_msg=where)
             else:
-                assert type(given) is type(
-                    expected.item() if isinstance(expected, np.generic) else expected
-                ), where
+                assert type(given) is type(expected.item() if isinstance(expected, np.generic) else expected), where
                 np.testing.assert_allclose(given, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=where)
 
 

@@ -174,9 +174,7 @@ async def test_functions_of_a_user_work_on_their_block() -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(
-    function: Any, at_most: int
-) -> None:
+def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(function: Any, at_most: int) -> None:
     """Each shard received the whole array of a function in addition to its part, so compression saved nothing."""
     matrix = Matrix("w", rows=1, columns=10_000)
     partitioning = MatrixPartitioning(matrix, shards=4)

@@ -234,9 +234,7 @@ def test_a_block_without_gradients_counts_its_updates_too(sparse):
     assert blocks.updates() == [3, 3, 3, 3, 3]
     blocks.add(3, [1.0], [20])
     blocks.run(optimize)
-    expected, _ = written_out.learn(
-        written_out.adam, [0.0], [[None], [None], [None], [1.0]], slots=("m", "v")
-    )
+    expected, _ = written_out.learn(written_out.adam, [0.0], [[None], [None], [None], [1.0]], slots=("m", "v"))
     assert blocks.row(0)[20] == pytest.approx(expected[0])
 
 
@@ -407,9 +405,7 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
         clients = [server.client(worker=worker) for worker in range(2)]
         for step in gradients:
             for client, gradient in zip(clients, step, strict=True):
-                await client.add(
-                    "w", row=optimize.gradient_row(), columns=np.arange(COLUMNS), values=gradient
-                )
+                await client.add("w", row=optimize.gradient_row(), columns=np.arange(COLUMNS), values=gradient)
             for client in clients:
                 await client.clock("w")
         learned = await clients[0].get("w", row=0)

@@ -323,17 +323,13 @@ def test_a_function_that_another_process_cannot_import_is_refused() -> None:
     taken = wraps(user_functions.twice_plus_one)(local)
     main = FunctionType(local.__code__, {"__name__": "__main__"}, "top")
     main.__qualname__ = "top"
-    with pytest.raises(
-        ConfigurationError, match=expected + "is not what '.*user_functions:twice_plus_one' names"
-    ):
+    with pytest.raises(ConfigurationError, match=expected + "is not what '.*user_functions:twice_plus_one' names"):
         psf.Map("w", 0, 1, taken).require_importable()
     with pytest.raises(ConfigurationError, match=expected + "is part of the program that was started"):
         psf.Map("w", 0, 1, main).require_importable()
     with pytest.raises(ConfigurationError, match=expected + "has no name of its own"):
         psf.Map("w", 0, 1, partial(local)).require_importable()
-    with pytest.raises(
-        ConfigurationError, match=r"psf\.Local: expected its class at the top level of a module"
-    ):
+    with pytest.raises(ConfigurationError, match=r"psf\.Local: expected its class at the top level of a module"):
         Local().require_importable()
 
 

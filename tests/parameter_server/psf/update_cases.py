@@ -61,9 +61,7 @@ def sparse_push(matrix: Array) -> None:
 def compressed(delta: Any, bits: int) -> Callable[[Array], None]:
     """Return a change that adds each number rounded to the nearest point, one by one."""
     largest, last = max(map(abs, delta)), 2 ** (bits - 1) - 1
-    return to(
-        1, lambda m: m[1] + np.array([round(x / largest * last) / last * largest for x in delta], m.dtype)
-    )
+    return to(1, lambda m: m[1] + np.array([round(x / largest * last) / last * largest for x in delta], m.dtype))
 
 
 def fill_two(matrix: Array) -> None:
@@ -76,8 +74,7 @@ def box_muller(seed: int, row: int) -> Array:
     words = np.random.Philox(key=np.array([seed, row], np.uint64)).random_raw(200).tolist()
     return np.array(
         [
-            math.sqrt(-2.0 * math.log(((first >> 11) + 1) / 2**53))
-            * math.cos(2.0 * math.pi * (second >> 11) / 2**53)
+            math.sqrt(-2.0 * math.log(((first >> 11) + 1) / 2**53)) * math.cos(2.0 * math.pi * (second >> 11) / 2**53)
             for first, second in zip(words[0::2], words[1::2], strict=True)
         ]
     )
@@ -189,9 +186,7 @@ CASES: tuple[Case, ...] = (
         whole(lambda m: XAVIER * every_row(box_muller, 4)),
         FLOATS,
     ),
-    Case(
-        psf.XavierNormal("w", 1.5, 30, 20, seed=4, row=2), to(2, lambda m: XAVIER * box_muller(4, 2)), FLOATS
-    ),
+    Case(psf.XavierNormal("w", 1.5, 30, 20, seed=4, row=2), to(2, lambda m: XAVIER * box_muller(4, 2)), FLOATS),
     Case(
         psf.XavierUniform("w", gain=1.5, fan_in=30, fan_out=20, seed=4),
         whole(lambda m: math.sqrt(3.0) * XAVIER * (2.0 * every_row(unit, 4) - 1.0)),

@@ -56,9 +56,7 @@ async def test_workers_far_apart_roll_back_each_to_its_own_barrier() -> None:
         assert all(clock % 2 == 0 for clock in went_back_fast + went_back_slow)
 
 
-async def past_an_idle_worker(
-    server: ParameterServer, consistency: Any, iterations: int
-) -> tuple[Client, Client]:
+async def past_an_idle_worker(server: ParameterServer, consistency: Any, iterations: int) -> tuple[Client, Client]:
     """Return a busy worker after this many iterations, and an idle worker."""
     await server.create_matrix("w", rows=2, columns=4, consistency=consistency, init=[1.0, 2.0, 3.0, 4.0])
     busy, idle = server.client(worker=0), server.client(worker=1)
@@ -77,9 +75,7 @@ async def test_under_ssp_an_idle_worker_stops_no_other_at_a_snapshot() -> None:
         await past_an_idle_worker(server, SSP(staleness=10), iterations=11)
 
 
-async def test_under_asp_an_idle_worker_stops_no_other_and_a_loss_without_a_snapshot_resets_all_shards() -> (
-    None
-):
+async def test_under_asp_an_idle_worker_stops_no_other_and_a_loss_without_a_snapshot_resets_all_shards() -> None:
     """Worker 0 stopped at clock 2, as under BSP, and a loss before the first snapshot ended the training.
 
     The error named neither the shard's process nor its matrices.
@@ -156,16 +152,12 @@ async def trained(consistency: Any) -> AsyncIterator[ParameterServer]:
     async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
         await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=consistency)
         yield server
-        expected = sum(
-            gradient(worker, iteration, COLUMNS) for worker in (0, 1) for iteration in range(ITERATIONS)
-        )
+        expected = sum(gradient(worker, iteration, COLUMNS) for worker in (0, 1) for iteration in range(ITERATIONS))
         found = await server.aggregate(psf.Pull("w", row=0))
         np.testing.assert_array_equal(found, expected)
 
 
-def killing(
-    server: ParameterServer, client: Any, victims: dict[int, int]
-) -> Callable[[int], Awaitable[None]]:
+def killing(server: ParameterServer, client: Any, victims: dict[int, int]) -> Callable[[int], Awaitable[None]]:
     """Return a hook that kills a shard when a worker first starts an iteration of ``victims`` after a snapshot."""
 
     async def before(iteration: int) -> None:

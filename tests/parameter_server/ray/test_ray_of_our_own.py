@@ -67,9 +67,7 @@ def test_ray_ends_with_the_server_that_started_it_and_is_not_started_again() -> 
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr
-    values, address, ended, cause, is_there_again, is_sigterm_as_before = json.loads(
-        done.stdout.splitlines()[-1]
-    )
+    values, address, ended, cause, is_there_again, is_sigterm_as_before = json.loads(done.stdout.splitlines()[-1])
     assert values == [1.0, 2.0, 3.0]
     assert address == "127.0.0.1"
     assert ended

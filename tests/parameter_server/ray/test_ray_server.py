@@ -112,9 +112,7 @@ async def test_subscribers_and_workers_missing_from_the_snapshot_continue_after_
         await kill(server, 1)
         taking = asyncio.create_task(server.snapshot())
         for client in (first, late):
-            with pytest.raises(
-                RolledBack, match=r"loss of shard 1 .* all shards went back to snapshot 1: "
-            ) as back:
+            with pytest.raises(RolledBack, match=r"loss of shard 1 .* all shards went back to snapshot 1: ") as back:
                 await call_until_error(client)
             assert back.value.clocks == {"w": 1}
             assert client.clock_of("w") == 1

@@ -225,15 +225,11 @@ def _begun(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_any_sequence_of_calls_gives_the_same_as_on_an_array(
-    is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_sequence_of_calls_gives_the_same_as_on_an_array(is_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default."""
     small_frames(monkeypatch)
     machine = type("Machine", (_BlockMachine,), {"is_sparse": is_sparse})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=45, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=45, stateful_step_count=25, deadline=None))
 
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
@@ -251,15 +247,9 @@ def test_dense_and_sparse_blocks_refuse_calls_for_the_other_kind() -> None:
     """A function took a sparse row for a dense one and changed a copy."""
     dense, _ = block_of(Matrix("w", rows=1, columns=4))
     sparse, _ = block_of(Matrix("w", rows=1, columns=4, sparse=True))
-    with pytest.raises(
-        InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"
-    ):
+    with pytest.raises(InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"):
         dense.sparse_row(0)
-    with pytest.raises(
-        InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"
-    ):
+    with pytest.raises(InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"):
         dense.replace_row(0, sparse.sparse_row(0))
-    with pytest.raises(
-        InternalError, match="matrix 'w': expected a dense block, given row 0 of a sparse block"
-    ):
+    with pytest.raises(InternalError, match="matrix 'w': expected a dense block, given row 0 of a sparse block"):
         sparse.dense_row(0)

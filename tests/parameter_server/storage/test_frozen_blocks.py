@@ -64,9 +64,7 @@ def test_frames_contain_no_changes_made_between_them(is_sparse: bool, dtype: Any
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
 def test_a_restore_replaces_later_changes(is_sparse: bool, dtype: Any) -> None:
     """After a rollback, rows that had changed since the snapshot kept their changes."""
-    matrix = Matrix(
-        "w", rows=4, columns=900, dtype=dtype, sparse=is_sparse, default=2.0 if is_sparse else 0.0
-    )
+    matrix = Matrix("w", rows=4, columns=900, dtype=dtype, sparse=is_sparse, default=2.0 if is_sparse else 0.0)
     block, within = block_of(matrix)
     block.add(1, columns_of(5), np.array([3], dtype))
     block.updates = 7
@@ -101,9 +99,7 @@ def test_many_small_rows_share_frames() -> None:
     assert 10 <= len(frames) <= 20
     other = make_block(matrix, within)
     other.restore(state)
-    assert [other.get(row, columns_of(row % 1000)).item() for row in range(5000)] == [
-        1.0 + row for row in range(5000)
-    ]
+    assert [other.get(row, columns_of(row % 1000)).item() for row in range(5000)] == [1.0 + row for row in range(5000)]
 
 
 def test_rows_are_copied_only_while_a_snapshot_needs_them() -> None:

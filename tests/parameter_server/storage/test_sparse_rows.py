@@ -63,9 +63,7 @@ def test_memory_grows_with_the_stored_columns_and_not_with_the_width() -> None:
 
 def test_a_row_that_has_filled_up_is_no_larger_than_a_dense_one() -> None:
     """A full row was stored as a hash table, which takes five times the memory of its numbers."""
-    block, within = block_of(
-        Matrix("w", rows=1, columns=20_000, dtype="float32", sparse=True, block=(1, 20_000))
-    )
+    block, within = block_of(Matrix("w", rows=1, columns=20_000, dtype="float32", sparse=True, block=(1, 20_000)))
     sizes = []
     for column in range(0, 20_000, 1000):
         columns = np.arange(column, column + 1000)

@@ -50,9 +50,7 @@ class Connection:
         """Return a new link and the carrier of its messages."""
         carrier = NetworkCarrier(self.network, self.sessions)
         session = SessionId(client, incarnation)
-        link = RemoteLink(
-            "shard 0", session, carrier, self.time, window=self.window, lost_after_s=lost_after_s
-        )
+        link = RemoteLink("shard 0", session, carrier, self.time, window=self.window, lost_after_s=lost_after_s)
         return link, carrier
 
     def pass_s(self, seconds: float) -> None:

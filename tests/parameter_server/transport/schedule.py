@@ -66,9 +66,7 @@ class _Run:
         at_s = 0.0
         for index in range(self.schedule.requests):
             at_s += self.chances.choice([0.0, 0.1, 1.0]) * self.chances.random()
-            ask = Ask(
-                name, index, self.chances.choice(["answered", "answered", "waits", "refused", "endless"])
-            )
+            ask = Ask(name, index, self.chances.choice(["answered", "answered", "waits", "refused", "endless"]))
             self.time.call_later(at_s, lambda ask=ask: self._send(link, ask))
         return link
 
@@ -111,9 +109,7 @@ class _Run:
 
     def check(self) -> None:
         self.require(not any(link.queued for link in self.links), "requests are left in the queue")
-        wanted = {
-            f"client {number}": list(range(self.schedule.requests)) for number in range(self.schedule.clients)
-        }
+        wanted = {f"client {number}": list(range(self.schedule.requests)) for number in range(self.schedule.clients)}
         if self.shard.handled != wanted:
             raise self.broken(f"requests were handled as {self.shard.handled}")
         self._check_replies()
@@ -140,9 +136,7 @@ class _Run:
                 raise self.broken(f"{ask} failed with {error!r}") from error
         else:
             if reply != right or ask.kind == "refused":
-                raise self.broken(
-                    f"{ask} was given {reply}, right is {refusal if ask.kind == 'refused' else right}"
-                )
+                raise self.broken(f"{ask} was given {reply}, right is {refusal if ask.kind == 'refused' else right}")
 
 
 def check_schedule(schedule: Schedule) -> None:

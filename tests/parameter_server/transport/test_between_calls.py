@@ -71,9 +71,7 @@ class _Case:
         # With a window of one, requests also wait in the queues of the links.
         window = self.chances.choice([1, 8])
         return [
-            RemoteLink(
-                "a shard", SessionId(name), NetworkCarrier(self._network, sessions), self.time, window=window
-            )
+            RemoteLink("a shard", SessionId(name), NetworkCarrier(self._network, sessions), self.time, window=window)
             for sessions in self.sessions
         ]
 

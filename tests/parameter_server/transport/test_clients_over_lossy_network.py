@@ -56,9 +56,7 @@ class Cluster:
             while True:
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
-                if any(task.done() and task.exception() for task in tasks) or all(
-                    task.done() for task in tasks
-                ):
+                if any(task.done() and task.exception() for task in tasks) or all(task.done() for task in tasks):
                     return [task.result() for task in tasks]
                 due_s = self.time.next_timer_s
                 assert due_s is not None, "calls hang"

@@ -42,9 +42,7 @@ def test_a_shard_that_sends_nothing_for_long_is_lost() -> None:
     assert not any(reply.is_settled for reply in replies)
     connection.pass_s(12.0)
     for reply in replies:
-        with pytest.raises(
-            ShardLost, match="shard 0: expected its replies, given TimeoutError: nothing was heard"
-        ):
+        with pytest.raises(ShardLost, match="shard 0: expected its replies, given TimeoutError: nothing was heard"):
             reply.result()
     assert (link.unanswered, link.queued) == (0, 0)
 
@@ -145,9 +143,7 @@ def test_a_closed_link_fails_its_calls_and_takes_no_more() -> None:
     link.replaced(1, {})
     link.lost(ConnectionResetError("gone"))
     for reply in (waiting, link.send(Ask("worker 0", 1, "answered"))):
-        with pytest.raises(
-            ServerReset, match="shard 0: expected a client that is in use, given one that was closed"
-        ):
+        with pytest.raises(ServerReset, match="shard 0: expected a client that is in use, given one that was closed"):
             reply.result()
     connection.pass_s(1.0)
     assert connection.sessions._open == {}

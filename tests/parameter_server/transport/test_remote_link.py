@@ -46,9 +46,7 @@ def test_an_error_of_another_library_names_its_type_and_its_line() -> None:
     """A mistake in a user's function on another machine gave an error without a line of code."""
     connection = Connection(RaisesOn(ZeroDivisionError("division by zero")))
     link, _ = connection.link()
-    with pytest.raises(
-        ParameterServerError, match="a shard raised ZeroDivisionError: division by zero"
-    ) as caught:
+    with pytest.raises(ParameterServerError, match="a shard raised ZeroDivisionError: division by zero") as caught:
         connection.ask(link, "anything")
     assert type(caught.value) is ParameterServerError
     assert "raise self.error" in caught.value.__notes__[0]
@@ -179,9 +177,7 @@ def test_subscriptions_leave_room_for_other_calls() -> None:
     for number in range(2):
         first: Changes = connection.ask(link, NextChanges("w", 0, subscription=number))
         link.send(NextChanges("w", 0, subscription=number, after=first.number))
-    with pytest.raises(
-        ParameterServerError, match=r"shard 0: expected at most 2 subscriptions .*, given one more"
-    ):
+    with pytest.raises(ParameterServerError, match=r"shard 0: expected at most 2 subscriptions .*, given one more"):
         connection.ask(link, NextChanges("w", 0, subscription=2))
     connection.ask(link, add_ones())
     assert isinstance(connection.ask(link, NextChanges("w", 0, subscription=2)), Changes)

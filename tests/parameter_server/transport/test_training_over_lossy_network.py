@@ -34,9 +34,7 @@ def test_workers_read_what_their_consistency_promises_over_a_lossy_network(
     _play_all(SEEDS, consistency)
 
 
-@pytest.mark.parametrize(
-    "plant", [handle_every_message, handle_in_order_of_arrival, forget_a_reply_that_was_sent]
-)
+@pytest.mark.parametrize("plant", [handle_every_message, handle_in_order_of_arrival, forget_a_reply_that_was_sent])
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=repr)
 def test_a_planted_bug_is_found_by_what_workers_read(
     consistency: Consistency, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

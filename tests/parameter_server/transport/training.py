@@ -46,9 +46,7 @@ class Training:
         self.consistency = consistency
         self.workers = chances.randint(1, 4)
         self.iterations = chances.randint(2, 5)
-        self.matrix = Matrix(
-            "w", rows=2, columns=_SHARDS * self.workers, dtype="float64", consistency=consistency
-        )
+        self.matrix = Matrix("w", rows=2, columns=_SHARDS * self.workers, dtype="float64", consistency=consistency)
         self.time = SimulatedTime()
         self.network = LossyNetwork(self.time, chances, faults)
         self.chances = chances
@@ -56,8 +54,7 @@ class Training:
         window = chances.choice([1, 3, 16])
         self.sessions = [ShardSessions(shard) for shard in self.shards]
         self.links = [
-            [self._link(worker, sessions, window) for sessions in self.sessions]
-            for worker in range(self.workers)
+            [self._link(worker, sessions, window) for sessions in self.sessions] for worker in range(self.workers)
         ]
         self.finished = 0
         self.added: list[WaitingReply[Any]] = []
@@ -91,9 +88,7 @@ class Training:
             for shard in range(_SHARDS):
                 self._add(worker, shard, observed)
             clocked = self._everywhere(worker, ClockRequest("w", worker, observed))
-            if (
-                self.chances.random() < 0.5
-            ):  # Otherwise the next get follows at once, and must not overtake the clock.
+            if self.chances.random() < 0.5:  # Otherwise the next get follows at once, and must not overtake the clock.
                 yield clocked
                 observed = max(observed, *(waiting.result() for waiting in clocked))
             yield self._pause()
@@ -111,17 +106,13 @@ class Training:
 
     def _pause(self) -> list[WaitingReply[Any]]:
         waiting: WaitingReply[Any] = WaitingReply()
-        self.time.call_later(
-            self.chances.random() * self.chances.choice([0.1, 10.0]), lambda: waiting.succeed(None)
-        )
+        self.time.call_later(self.chances.random() * self.chances.choice([0.1, 10.0]), lambda: waiting.succeed(None))
         return [waiting]
 
     def _check_read(self, worker: int, clock: int, values: list[Any]) -> None:
         whole, backwards = values
         self.require(np.array_equal(whole, backwards[::-1]), f"one row is read as {whole} and as {backwards}")
-        self.require(
-            whole[worker] == clock, f"worker {worker} at clock {clock} reads {whole[worker]} of its own adds"
-        )
+        self.require(whole[worker] == clock, f"worker {worker} at clock {clock} reads {whole[worker]} of its own adds")
         for other in range(self.workers):
             seen = whole[other]
             if isinstance(self.consistency, BSP):
