@@ -86,7 +86,7 @@ class TopicSource(Source):
         if self._ahead is not None and (work := self._ahead(batch)) is not None:
             self._pending = batch
             await asyncio.to_thread(work)
-            self._pending = None
+        self._pending = None
         partition, following = batch.partition, batch.next_offset
         changed: Positions = {}
         if self._reader.identities().get(partition) != self._told.get(partition):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import struct
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
@@ -12,15 +14,18 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from operators.operator_harness import Driven
 from support.examples import random_examples
 
 from streamiter import errors
 from streamiter.compiled import is_compiling
+from streamiter.operators import Operator
 from streamiter.records import Columns
-from streamiter.topics import JsonColumns, TopicBatch, json_columns
+from streamiter.topics import JsonColumns, MemoryBroker, OutgoingBatch, TopicBatch, json_columns
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter.topics.json_scanner import nearest_float
+from streamiter.topics.source_and_sink import TopicSource
 
 FIELDS: dict[str, Any] = {
     "id": "int64",
@@ -347,6 +352,56 @@ def test_a_large_batch_is_scanned_ahead_of_its_decoder(monkeypatch: pytest.Monke
     part = decoder.decode(batch[3:])
     assert decoded["n"].tolist() == list(range(10))
     assert part["n"].tolist() == list(range(3, 10))
+
+
+@random_examples(lambda random: (random.randrange(30), random.randrange(30), random.randrange(30)))
+def test_a_part_of_a_batch_has_its_part_of_the_values_that_were_scanned_ahead(example: tuple[int, int, int]) -> None:
+    """A step that asked for the second half of a batch got the columns of the first, or its bad records were others."""
+    start, stop, inner = example
+    values = [b'{"n":%s}' % (b"null" if number % 5 == 4 else b"%d" % number) for number in range(25)]
+    given, scanner = joined([*values]), ColumnScanner([("n", np.dtype("int64"), None)])
+    given.decoded = json_columns._Scanned(scanner, scanner.scan(given))
+    part = given[start:stop][inner:]
+    assert isinstance(part, JoinedValues)
+    assert isinstance(part.decoded, json_columns._Scanned)
+    assert part.decoded.scanned is not None
+    columns, odd = part.decoded.scanned
+    expected = [*range(25)][start:stop][inner:]
+    assert columns["n"].tolist() == [0 if number % 5 == 4 else number for number in expected]
+    assert [expected[index] for index in odd] == [number for number in expected if number % 5 == 4]
+    assert given[1:4][:0].decoded is not None
+    given.decoded = json_columns._Scanned(scanner, None)
+    assert given[start:stop].decoded == given.decoded
+
+
+async def test_a_batch_whose_read_is_cancelled_is_read_once_more() -> None:
+    """A pause in the middle of scanning dropped a batch; where the decoder then scanned no more, it came for ever."""
+    topic = MemoryBroker().topic("numbers")
+    await topic.create(partitions=1)
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([b"1", b"2"]))
+    source, is_scanning, go = TopicSource(topic, stop="latest"), threading.Event(), threading.Event()
+
+    def ahead(batch: TopicBatch) -> Any:
+        return None if go.is_set() else scan
+
+    def scan() -> None:
+        is_scanning.set()
+        go.wait(30.0)
+
+    source._ahead = ahead
+    await source.open(Driven(Operator()).context, None)
+    reading = asyncio.create_task(source.read())
+    await asyncio.to_thread(is_scanning.wait, 30.0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    go.set()
+    batch = await source.read()
+    assert batch is not None
+    assert (batch.records.values, batch.positions[0]) == ([b"1", b"2"], 2)
+    assert await source.read() is None
+    await source.close()
 
 
 @pytest.fixture
