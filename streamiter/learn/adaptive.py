@@ -17,6 +17,7 @@ from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights, LabelKind, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, plain_scalar, whole_number
@@ -500,7 +501,7 @@ class AdaptiveLinearModel:
     def start_from(self, parameters: Mapping[str, Any]) -> None:
         """Continue from published parameters, with new learning rates.
 
-        Raises ``ModelError`` if the model has learned already, or for parameters of another kind of model.
+        Raises ``ModelError`` if the model has learned already, or for parameters that no such model has published.
         """
         kinds: dict[object, LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
         kind = kinds.get(parameters.get("link"))
@@ -514,6 +515,13 @@ class AdaptiveLinearModel:
             raise ModelError(
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
                 f"model with {_NAME}(bits={parameters['bits']})"
+            )
+        LinearPredictor(dict(parameters), f"{_NAME}.start_from")  # Refuses arrays of other shapes.
+        stop, places = parameters.get("width") or 2**self.bits, parameters["places"]
+        if len(places) and not 0 <= places[0] <= places[-1] < stop:
+            raise ModelError(
+                f"{_NAME}.start_from: expected 'places' from 0 to {stop - 1}, given {places[0]} to {places[-1]}; give "
+                f"the parameters of a published {_NAME} as they are"
             )
         self._crosses.start_from(parameters)
         self._label_kind = kind

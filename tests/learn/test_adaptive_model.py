@@ -344,6 +344,25 @@ def test_a_start_from_sparse_rows_and_from_a_model_without_columns() -> None:
         assert started.predict(given) == pytest.approx(model.predict(given), abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("places", lambda places: places + 2**18, r"expected 'places' from 0 to 262143, given \d+ to \d+; give the"),
+        ("places", lambda places: places - 2**18, r"expected 'places' from 0 to 262143, given -\d+ to -\d+; give the"),
+        ("places", lambda places: places[::-1], r"expected 'places' in ascending order"),
+        ("places", lambda places: places[1:], r"expected 'weights' as numbers of shape"),
+        ("limit", lambda limit: limit[1:], r"expected 'limit' as numbers of shape \(5\), given shape \(4,\)"),
+    ],
+)
+def test_a_start_from_parameters_that_no_model_has_published_is_refused(name: str, change: Any, message: str) -> None:
+    """A place beyond the last was that of the intercept, and a negative one that of another text."""
+    model = AdaptiveLinearModel()
+    model.learn([{"km": 1.0, "town": town, "day": day} for town in "ab" for day in "cd"], [0, 1, 1, 0])
+    given = model.parameters()
+    with pytest.raises(ModelError, match=rf"^AdaptiveLinearModel\.start_from: {message}"):
+        AdaptiveLinearModel().start_from(given | {name: change(given[name])})
+
+
 # ---- kinds of records and labels, errors
 
 

@@ -182,3 +182,11 @@ def test_crosses_that_cannot_be_made_are_refused() -> None:
         LinearPredictor(model.parameters() | {"crosses": [["0"]]})
     with pytest.raises(ModelError, match="'cross_mean' as numbers of shape"):
         LinearPredictor(model.parameters() | {"cross_mean": np.zeros(3)})
+
+
+def test_a_field_with_the_name_of_a_cross_is_refused() -> None:
+    """The product and the field were one column, which was learned twice from each row."""
+    rows = [{"a": 1.0, "b": 2.0, "a × b": 3.0}] * 2
+    with pytest.raises(ConfigurationError, match="expected no field 'a × b', which is the name of a cross, given one"):
+        AdaptiveLinearModel(crosses=[("a", "b")]).learn(rows, [0, 1])
+    AdaptiveLinearModel(crosses=[("b", "a")]).learn(rows, [0, 1])

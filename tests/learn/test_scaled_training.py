@@ -106,6 +106,34 @@ def test_late_labels_are_scaled_as_their_questions() -> None:
     assert result.metrics["accuracy"] > 0.88
 
 
+def test_rows_of_weight_0_leave_the_statistics_as_they_are() -> None:
+    """A row of 1e9 that was given the weight 0 made all other rows equal."""
+    counts = np.arange(3_000) % 3 > 0
+    junk = np.where(counts[:, None], X, 1e9)
+
+    def weighted(rows: Any) -> Examples:
+        return Examples(rows["x"], rows["y"], rows["weight"])
+
+    def parameters(x: Any, y: Any, weight: Any, mini_batch: int) -> Any:
+        records = Columns({"x": x, "y": y, "weight": weight})
+        options = {"extract": weighted, "mode": "synchronous", "mini_batch": mini_batch}
+        return trained(records, **options).models[-1].parameters
+
+    found = parameters(junk, Y, counts * 1.0, 30)
+    expected = parameters(X[counts], Y[counts], np.ones(counts.sum()), 20)
+    for name in ("mean", "squares", "weights", "intercept"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-12)
+
+
+def test_a_constant_column_has_no_influence() -> None:
+    """Rounding gave a column of 0.1 a deviation of 1e-17, and its first other value ended the job."""
+    records = Columns({"x": np.column_stack([X, np.full(len(X), 0.1)]), "y": Y})
+    parameters = trained(records, lambda: LogisticRegression(4, optimizer=SGD(0.3))).models[-1].parameters
+    assert parameters["deviation"][3] == parameters["weights"][3] == 0.0
+    predict = LinearPredictor(parameters)
+    assert predict(np.append(X[0], 0.1)) == predict(np.append(X[0], 7.0))
+
+
 def test_a_start_keeps_weights_and_statistics() -> None:
     """After a restart features were 0 until the scaler had learned them again."""
     first = trained(mode="synchronous").models[-1].parameters
