@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -31,15 +32,19 @@ VW: Final = "Vowpal Wabbit, --json"
 VW_SGD: Final = "Vowpal Wabbit, --json --sgd"
 BARE: Final = "without a flow"
 FLOW: Final = "train_online"
+PLAIN_BARE: Final = "one rate, without a flow"
+PLAIN: Final = "one rate, train_online"
 
 _LABEL: Final = "late"
 _TEXTS: Final = frozenset({"carrier", "origin", "dest"})
 _SCHEMA: Final = {_LABEL: "bool"} | {name: "str" if name in _TEXTS else "int64" for name in FIELDS}
 # As many lines as the reader of a topic returns at once.
 _LINES: Final = 8_192
-_TIMES_VW: Final = {FLOW: 0.7, BARE: 1.0}
+_TIMES_VW: Final = {FLOW: 0.7, PLAIN: 1.0}
+_RATE: Final = (1.0,)
 
 Truths = npt.NDArray[np.bool_]
+Rates = tuple[float, ...] | None
 
 
 def json_lines(session: Session) -> Iterator[Figure]:
@@ -51,7 +56,8 @@ def json_lines(session: Session) -> Iterator[Figure]:
         return
     with tempfile.TemporaryDirectory() as folder:
         contenders = _contenders(flights, Path(folder))
-        contenders[BARE]()  # Compiles what is not compiled yet.
+        for name in (BARE, PLAIN_BARE):
+            contenders[name]()  # Compiles what is not compiled yet.
         series = alternate(contenders, repeat=session.repeat, agree=_agree)
     reference = VW if VW in contenders else BARE
     for name in contenders:
@@ -74,6 +80,8 @@ def _contenders(flights: Columns, folder: Path) -> dict[str, Contender]:
     contenders: dict[str, Contender] = {
         BARE: lambda: _bare(ours, decoder),
         FLOW: lambda: _flow(ours, decoder, len(late)),
+        PLAIN_BARE: lambda: _bare(ours, decoder, _RATE),
+        PLAIN: lambda: _flow(ours, decoder, len(late), _RATE),
     }
     if find_spec("vowpalwabbit") is None:
         _say("Vowpal Wabbit is left out, because it is not installed")
@@ -93,12 +101,12 @@ def _written(path: Path, flights: Columns, label: str, labels: list[object]) -> 
 
 
 def _agree(first: float, other: float | None) -> bool:
-    """Whether the losses are equal; Vowpal Wabbit has another model, and no loss to compare."""
+    """Whether the losses are equal; a model with one rate and Vowpal Wabbit have none to compare."""
     return other is None or bool(np.isclose(first, other, rtol=1e-12))
 
 
-def _bare(path: Path, decoder: JsonColumns) -> Trial:
-    model, validation, count = AdaptiveLinearModel(), ProgressiveValidation(), 0
+def _bare(path: Path, decoder: JsonColumns, rates: Rates = None) -> Trial:
+    model, validation, count = AdaptiveLinearModel(rates=rates), ProgressiveValidation(), 0
     with Stopwatch() as watch:
         lines = path.read_bytes().splitlines()
         for start in range(0, len(lines), _LINES):
@@ -109,18 +117,19 @@ def _bare(path: Path, decoder: JsonColumns) -> Trial:
             validation.update(model.learn_each(Columns(arrays), labels), labels)
             count += len(labels)
     loss = validation.metrics()["loss"]
-    return Trial({**watch.rates(count, "rows"), LOSS: loss}, result=loss)
+    return Trial({**watch.rates(count, "rows"), LOSS: loss}, result=None if rates else loss)
 
 
-def _flow(path: Path, decoder: JsonColumns, count: int) -> Trial:
+def _flow(path: Path, decoder: JsonColumns, count: int, rates: Rates = None) -> Trial:
     flow = Flow("JSON lines")
     flights = flow.source(topic(f"file:{path}"), decode=decoder)
-    reports = train_online(flights, label=_LABEL).validation.collect()
+    model = partial(AdaptiveLinearModel, rates=rates)
+    reports = train_online(flights, model, label=_LABEL).validation.collect()
     with Stopwatch() as watch:
         flow.run()
     assert reports.items[-1]["count"] == count
     loss = reports.items[-1]["loss"]
-    return Trial({**watch.rates(count, "rows"), LOSS: loss}, result=loss)
+    return Trial({**watch.rates(count, "rows"), LOSS: loss}, result=None if rates else loss)
 
 
 def _vowpal_wabbit(path: Path, optimizer: str, late: Truths) -> Trial:

@@ -71,6 +71,9 @@ class AdaptiveLinearModel:
     standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text. The
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
+    ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones. A single rate
+    makes a plain learner: half of the time and of the memory, and a loss that depends on the rate.
+
     A model is for one thread at a time: compiled code changes its arrays without a lock.
 
     Compiled with Numba (``pip install "streamiter[fast]"``) it learns from about a million rows of ten columns a
@@ -89,6 +92,7 @@ class AdaptiveLinearModel:
         task: Task | None = None,
         classes: Sequence[Label] | None = None,
         crosses: Sequence[tuple[str, str]] = (),
+        rates: Sequence[float] | None = None,
         bits: int = _BITS,
     ) -> None:
         if task not in (None, "classification", "regression"):
@@ -101,6 +105,12 @@ class AdaptiveLinearModel:
                 f"{list(classes)!r} and task={task!r}"
             )
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
+        self.rates = None if rates is None else tuple(map(float, rates))
+        """The learning rates of AdaGrad; None: six rates side by side."""
+        if self.rates is not None and not (0 < len(self.rates) <= 3 and all(0.0 < each < 1e6 for each in self.rates)):
+            raise ConfigurationError(
+                f"AdaptiveLinearModel(rates=): expected one to three numbers above 0, such as (0.5,), given {rates!r}"
+            )
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
         self._given_task = task
         self._has_open_class = classes is None
@@ -217,7 +227,7 @@ class AdaptiveLinearModel:
             unlabelled = int(np.argmax(steps.learns))
             assert self._label_kind is not None
             scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
-            self._weights = ExpertWeights(self._label_kind, scores, self._hashed)
+            self._weights = ExpertWeights(self._label_kind, scores, self._hashed, self.rates)
             self._weights.add_numeric(len(self._columns))
         final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
@@ -529,7 +539,7 @@ class AdaptiveLinearModel:
         self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         self._has_open_class = scores > len(self._classes)
-        self._weights = ExpertWeights(kind, scores, self._hashed)
+        self._weights = ExpertWeights(kind, scores, self._hashed, self.rates)
         self._columns = {field: number for number, field in enumerate(parameters["fields"])}
         self._text_fields = dict.fromkeys(parameters["text_fields"])
         self._weights.add_numeric(len(self._columns))
@@ -546,18 +556,23 @@ class AdaptiveLinearModel:
             "text fields": sorted(self._text_fields),
             "sparse width": self._sparse_width,
             "bits": self.bits,
+            "rates": None if self.rates is None else list(self.rates),
             "crosses": self._crosses.state(),
             "records": self._records,
             "version": self._version,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with another number of places."""
-        if state["bits"] != self.bits:
-            raise ModelError(f"{_NAME}.restore: expected a state with bits={self.bits}, given {state['bits']}")
+        """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""
+        given = state["rates"] and tuple(state["rates"])
+        if (state["bits"], given) != (self.bits, self.rates):
+            raise ModelError(
+                f"{_NAME}.restore: expected a state with bits={self.bits} and rates={self.rates}, given "
+                f"bits={state['bits']} and rates={given}"
+            )
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
-        self._weights = None if stored is None else ExpertWeights.from_state(stored)
+        self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates)
         self._label_kind = state["label kind"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         self._has_open_class = state["has open class"]

@@ -78,7 +78,7 @@ class ExpertWeights:
     in memory when the first row that has it is learned from; others are neither stored nor published.
     """
 
-    def __init__(self, task: LabelKind, scores: int, hashed: int) -> None:
+    def __init__(self, task: LabelKind, scores: int, hashed: int, rates: tuple[float, ...] | None = None) -> None:
         # Imported here: it imports Numba, which takes most of a second.
         from streamiter.learn import row_steps
 
@@ -88,10 +88,13 @@ class ExpertWeights:
         """The number of scores of a row."""
         kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
         self._kind = kinds[task]
+        self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
+        """The learning rates of the experts."""
+        self._numbers_a_score = len(self.rates) + min(len(self.rates), row_steps.ADAPTIVE)
         self.hashed = hashed
         self.numeric = 0
         """The number of numeric columns in use."""
-        self.mixture: Floats = np.full(row_steps.EXPERTS, 1.0 / row_steps.EXPERTS)
+        self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
         self.totals: Floats = np.zeros(6)
         self._columns = self._room(_SPARE_SLOTS, scores)
         self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
@@ -105,7 +108,7 @@ class ExpertWeights:
             self.step(row, RowSteps.one_each(1, learns=False), np.zeros(1))
 
     def _room(self, slots: int, scores: int) -> Floats:
-        return np.zeros((slots, self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * scores))
+        return np.zeros((slots, self._steps.STATISTICS + self._numbers_a_score * scores))
 
     def _take_slots(self, columns: Indices) -> None:
         """Give each of these columns a row of ``_columns``."""
@@ -120,7 +123,7 @@ class ExpertWeights:
         self._slots = count
 
     def _room_of_scores(self) -> int:
-        return int((self._columns.shape[1] - self._steps.STATISTICS) // self._steps.NUMBERS_A_SCORE)
+        return int((self._columns.shape[1] - self._steps.STATISTICS) // self._numbers_a_score)
 
     def _move(self, room: Floats) -> None:
         room[: self._slots, : self._columns.shape[1]] = self._columns[: self._slots]
@@ -152,7 +155,7 @@ class ExpertWeights:
         if self.scores == self._room_of_scores():
             self._move(self._room(len(self._columns), 2 * self.scores))
         self.scores += 1
-        own = self._steps.NUMBERS_A_SCORE
+        own = self._numbers_a_score
         stop = self._steps.STATISTICS + own * self.scores
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
@@ -204,17 +207,18 @@ class ExpertWeights:
             self.totals,
             predictions,
             _plain(steps.questions, np.intp),
-            np.zeros((0, self.scores, self._steps.EXPERTS)) if asked is None else asked,
-            self._steps.room_to_work(indptr, self.scores),
+            np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
+            self._steps.room_to_work(indptr, self.scores, self.rates),
+            self.rates,
         )
         return predictions
 
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
         """Return the experts' scores by question; of a class that has come since they are those of the open class."""
-        by_question = np.zeros((questions, scores, self._steps.EXPERTS))
+        by_question = np.zeros((questions, scores, len(self.rates)))
         for question, given in asked.items():
             if given:
-                known = np.reshape(given, (-1, self._steps.EXPERTS))
+                known = np.reshape(given, (-1, len(self.rates)))
                 by_question[question, : len(known)] = known
                 by_question[question, len(known) :] = known[-1]
         return by_question
@@ -251,9 +255,9 @@ class ExpertWeights:
     def _experts(self, columns: Floats) -> Floats:
         """Return the experts' weights: for each column and score."""
         steps = self._steps
-        stop = steps.STATISTICS + steps.NUMBERS_A_SCORE * self.scores
-        by_score = columns[:, steps.STATISTICS : stop].reshape(len(columns), self.scores, steps.NUMBERS_A_SCORE)
-        return by_score[:, :, : steps.EXPERTS]
+        stop = steps.STATISTICS + self._numbers_a_score * self.scores
+        by_score = columns[:, steps.STATISTICS : stop].reshape(len(columns), self.scores, self._numbers_a_score)
+        return by_score[:, :, : len(self.rates)]
 
     def start_from(self, published: Mapping[str, Any]) -> None:
         """Take on a published model: each expert begins with its weights, each column with its mean and deviation."""
@@ -275,10 +279,10 @@ class ExpertWeights:
             self.totals[:] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
             intercept = intercept - middle
         for score in range(self.scores):
-            first = steps.STATISTICS + steps.NUMBERS_A_SCORE * score
+            first = steps.STATISTICS + self._numbers_a_score * score
             experts, sums = (
-                slice(first, first + steps.EXPERTS),
-                slice(first + steps.EXPERTS, first + steps.NUMBERS_A_SCORE),
+                slice(first, first + len(self.rates)),
+                slice(first + len(self.rates), first + self._numbers_a_score),
             )
             self._columns[used, experts] = weights[:, score, None]
             self._columns[of_intercept, experts] = intercept[score]
@@ -289,23 +293,19 @@ class ExpertWeights:
         """Return a copy of the state as plain data, with the columns in use."""
         return {
             "task": self.task,
+            "scores": self.scores,
             "hashed": self.hashed,
             "numeric": self.numeric,
             "places": self.places(),
-            "columns": self._columns[
-                self._used(), : self._steps.STATISTICS + self._steps.NUMBERS_A_SCORE * self.scores
-            ],
+            "columns": self._columns[self._used(), : self._steps.STATISTICS + self._numbers_a_score * self.scores],
             "mixture": self.mixture.copy(),
             "totals": self.totals.copy(),
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> ExpertWeights:
+    def from_state(cls, state: Mapping[str, Any], rates: tuple[float, ...] | None) -> ExpertWeights:
         """Return the weights that :meth:`state` was taken of."""
-        from streamiter.learn import row_steps
-
-        scores = (state["columns"].shape[1] - row_steps.STATISTICS) // row_steps.NUMBERS_A_SCORE
-        weights = cls(state["task"], scores, state["hashed"])
+        weights = cls(state["task"], state["scores"], state["hashed"], rates)
         weights.add_numeric(state["numeric"])
         weights._take_slots(state["places"])
         weights._columns[weights._used()] = state["columns"]

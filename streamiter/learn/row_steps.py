@@ -18,8 +18,11 @@ The first ``hashed`` columns, hashed features and other indicators, are only sca
 stays 1. The next column is the intercept, which has no statistics. The columns behind it are numeric: centred and
 scaled. A value that is absent, NaN, infinite or huge counts as the mean.
 
+``rates`` has the learning rate of each expert. Its length is a part of its type, so the functions are compiled for the
+number of experts: six, or one to three with AdaGrad.
+
 The functions read and write flat arrays, as pointers: ``columns[at]`` is the first number of a column, and
-``scores[EXPERTS * score + expert]`` one score of one expert, of which there are ``size`` in all. A call with arrays
+``scores[len(rates) * score + expert]`` one score of one expert, of which there are ``size`` in all. A call with arrays
 counts references, which takes as long as the arithmetic itself.
 
 This module needs Numba to be fast, see ``streamiter.compiled``, and is imported when the first model is made.
@@ -42,6 +45,9 @@ from streamiter.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()
 
+Rates = tuple[float, ...]
+"""The learning rates of the experts: of up to three with AdaGrad, then of those with a constant rate."""
+
 BINARY: Final = 0
 CLASSES: Final = 1
 NUMBER: Final = 2
@@ -49,15 +55,12 @@ NUMBER: Final = 2
 PREDICT: Final = 1
 LEARN: Final = 2
 
-EXPERTS: Final = 6
-ADAPTIVE: Final = 3
 STATISTICS: Final = 3
-NUMBERS_A_SCORE: Final = EXPERTS + ADAPTIVE
+ADAPTIVE: Final = 3
 
 # All constants were settled on 27 streams; docs/decisions/019 says how, and what each of them changes.
-_ADAPTIVE_RATES: Final = (0.1, 0.5, 2.0)
-_CONSTANT_RATES_OF_CLASSES: Final = (0.3, 1.6, 6.0)
-_CONSTANT_RATES_OF_NUMBERS: Final = (0.02, 0.15, 0.8)
+RATES_OF_CLASSES: Final = (0.1, 0.5, 2.0, 0.3, 1.6, 6.0)
+RATES_OF_NUMBERS: Final = (0.1, 0.5, 2.0, 0.02, 0.15, 0.8)
 # A constant rate times the weight of a row is never larger, so that a heavy row does not overshoot its target.
 _STEP_MAX_OF_CLASSES: Final = 6.0
 _STEP_MAX_OF_NUMBERS: Final = 1.0
@@ -123,12 +126,12 @@ def _standardized(columns: Floats, at: int, value: float) -> float:
 
 
 @compiled
-def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: int) -> None:
+def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: int, rates: Rates) -> None:
     at += STATISTICS
-    for first in range(0, size, EXPERTS):
-        for expert in range(EXPERTS):
+    for first in range(0, size, len(rates)):
+        for expert in range(len(rates)):
             scores[first + expert] += columns[at + expert] * value
-        at += NUMBERS_A_SCORE
+        at += len(rates) + min(len(rates), ADAPTIVE)
 
 
 @compiled
@@ -151,29 +154,36 @@ def _probability(score: float) -> float:
 
 @compiled
 def _link(
-    task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int
+    task: int,
+    scores: Floats,
+    size: int,
+    mixture: Floats,
+    totals: Floats,
+    predictions: Floats,
+    first: int,
+    rates: Rates,
 ) -> None:
     """Mix the experts' scores, and turn them into a probability, probabilities or a number, from ``first`` on."""
-    for score in range(size // EXPERTS):
+    for score in range(size // len(rates)):
         mixed = 0.0
-        for expert in range(EXPERTS):
-            mixed += mixture[expert] * scores[EXPERTS * score + expert]
+        for expert in range(len(rates)):
+            mixed += mixture[expert] * scores[len(rates) * score + expert]
         predictions[first + score] = mixed
     if task == NUMBER:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
         predictions[first] = _probability(predictions[first])
     else:
-        _softmax(predictions, first, first + size // EXPERTS, 1)
+        _softmax(predictions, first, first + size // len(rates), 1)
 
 
 @compiled
-def _mix(mixture: Floats, likelihoods: Floats, row_weight: float) -> None:
+def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) -> None:
     """Multiply each share by ``likelihood ** (rate · weight)``; each expert keeps a share, so that it can come back."""
     best, total = likelihoods[0], 0.0
-    for expert in range(EXPERTS):
+    for expert in range(len(rates)):
         best = max(best, likelihoods[expert])
-    for expert in range(EXPERTS):
+    for expert in range(len(rates)):
         if row_weight == 1.0:
             # The rate is 1/4, and two square roots take a fifth of the time of a power.
             mixture[expert] *= np.sqrt(np.sqrt(likelihoods[expert]))
@@ -181,8 +191,8 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float) -> None:
             # A heavy row may leave no share above zero, so the best expert is the unit.
             mixture[expert] *= (likelihoods[expert] / best) ** (_MIXTURE_RATE * row_weight)
         total += mixture[expert]
-    for expert in range(EXPERTS):
-        mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / EXPERTS
+    for expert in range(len(rates)):
+        mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / len(rates)
 
 
 @compiled
@@ -207,6 +217,7 @@ def _slopes(
     target_deviation: float,
     totals: Floats,
     slopes: Floats,
+    rates: Rates,
 ) -> float:
     """Put the derivative of the expert's loss by each score into ``slopes``; return ``exp(−loss)``, for the mixture."""
     if task == BINARY:
@@ -214,10 +225,10 @@ def _slopes(
         slopes[expert] = probability - target
         return float(max(probability if target > 0.5 else 1.0 - probability, _PROBABILITY_MIN))
     if task == CLASSES:
-        for own in range(expert, size, EXPERTS):
+        for own in range(expert, size, len(rates)):
             slopes[own] = scores[own]
-        _softmax(slopes, expert, size, EXPERTS)
-        true_class = EXPERTS * int(target) + expert
+        _softmax(slopes, expert, size, len(rates))
+        true_class = len(rates) * int(target) + expert
         likelihood = max(slopes[true_class], _PROBABILITY_MIN)
         slopes[true_class] -= 1.0
         return float(likelihood)
@@ -231,19 +242,19 @@ def _slopes(
 
 
 @compiled
-def _step(columns: Floats, at: int, value: float, slopes: Floats, size: int, rates: Floats) -> None:
+def _step(columns: Floats, at: int, value: float, slopes: Floats, size: int, factors: Floats, rates: Rates) -> None:
     """Make the steps of all experts in one column."""
     at += STATISTICS
-    for first in range(0, size, EXPERTS):
-        for expert in range(ADAPTIVE):
+    for first in range(0, size, len(rates)):
+        for expert in range(min(len(rates), ADAPTIVE)):
             gradient = slopes[first + expert] * value
             # The square of a number below 1e-162 is 0, and a divisor.
-            squares = columns[at + EXPERTS + expert] + (gradient * gradient + _SQUARE_MIN)
-            columns[at + EXPERTS + expert] = squares
-            columns[at + expert] -= rates[expert] * gradient / np.sqrt(squares)
-        for expert in range(ADAPTIVE, EXPERTS):
-            columns[at + expert] -= rates[expert] * (slopes[first + expert] * value)
-        at += NUMBERS_A_SCORE
+            squares = columns[at + len(rates) + expert] + (gradient * gradient + _SQUARE_MIN)
+            columns[at + len(rates) + expert] = squares
+            columns[at + expert] -= factors[expert] * gradient / np.sqrt(squares)
+        for expert in range(min(len(rates), ADAPTIVE), len(rates)):
+            columns[at + expert] -= factors[expert] * (slopes[first + expert] * value)
+        at += len(rates) + min(len(rates), ADAPTIVE)
 
 
 @compiled
@@ -268,7 +279,8 @@ def _learn(
     is_late: bool,
     slopes: Floats,
     likelihoods: Floats,
-    rates: Floats,
+    factors: Floats,
+    rates: Rates,
 ) -> None:
     """Learn from one row. The scores are computed again with the statistics that include the row.
 
@@ -276,7 +288,7 @@ def _learn(
     """
     for score in range(size):
         scores[score] = 0.0
-    _add_scores(columns, slot_of[intercept] * width, 1.0, scores, size)
+    _add_scores(columns, slot_of[intercept] * width, 1.0, scores, size, rates)
     norm = 1.0
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
@@ -286,36 +298,36 @@ def _learn(
         x[position - first] = standardized
         if standardized != 0.0:
             norm += standardized * standardized
-            _add_scores(columns, at, standardized, scores, size)
+            _add_scores(columns, at, standardized, scores, size, rates)
     totals[0] += row_weight
     totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
-    target_deviation, step_max, constant_rates = 1.0, _STEP_MAX_OF_CLASSES, _CONSTANT_RATES_OF_CLASSES
+    target_deviation, step_max = 1.0, _STEP_MAX_OF_CLASSES
     if task == NUMBER:
         target_deviation = _observe_target(totals, target, row_weight)
-        step_max, constant_rates = _STEP_MAX_OF_NUMBERS, _CONSTANT_RATES_OF_NUMBERS
+        step_max = _STEP_MAX_OF_NUMBERS
         if is_late:
-            for expert in range(EXPERTS):
+            for expert in range(len(rates)):
                 asked[expert] -= totals[2]
-    for expert in range(EXPERTS):
-        likelihoods[expert] = _slopes(task, expert, scores, size, target, target_deviation, totals, slopes)
+    for expert in range(len(rates)):
+        likelihoods[expert] = _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
         if is_late:
             # The mixture counts predictions as they were made. Scores of this moment profit from the labels that came
             # since the question, and the experts that follow their last labels most closely would prevail.
-            likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes)
-            _slopes(task, expert, scores, size, target, target_deviation, totals, slopes)
-        if expert < ADAPTIVE:
-            rates[expert] = _ADAPTIVE_RATES[expert] * target_deviation / np.sqrt(totals[1])
+            likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes, rates)
+            _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
+        if expert < min(len(rates), ADAPTIVE):
+            factors[expert] = rates[expert] * target_deviation / np.sqrt(totals[1])
         else:
-            rates[expert] = min(constant_rates[expert - ADAPTIVE], step_max / row_weight) / norm
+            factors[expert] = min(rates[expert], step_max / row_weight) / norm
     if row_weight != 1.0:
         for score in range(size):
             slopes[score] *= row_weight
     for position in range(first, stop):
         if x[position - first] != 0.0:
-            _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, rates)
-    _step(columns, slot_of[intercept] * width, 1.0, slopes, size, rates)
-    _mix(mixture, likelihoods, row_weight)
+            _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, factors, rates)
+    _step(columns, slot_of[intercept] * width, 1.0, slopes, size, factors, rates)
+    _mix(mixture, likelihoods, row_weight, rates)
 
 
 @compiled
@@ -338,10 +350,10 @@ def take_slots(
     return slots
 
 
-def room_to_work(indptr: Indices, scores: int) -> Floats:
+def room_to_work(indptr: Indices, scores: int, rates: Rates) -> Floats:
     """Return the array that :func:`step_rows` works in."""
     longest = int(np.diff(indptr).max(initial=0))
-    return np.empty((3 * scores + 2) * EXPERTS + longest)
+    return np.empty((3 * scores + 2) * len(rates) + longest)
 
 
 @compiled
@@ -363,6 +375,7 @@ def step_rows(
     questions: Indices,
     asked: Floats,
     room: Floats,
+    rates: Rates,
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
 
@@ -372,26 +385,26 @@ def step_rows(
     the row ``slot_of[c]`` of ``columns``. ``room`` is :func:`room_to_work`, made by the caller, because a pointer does
     not keep its array.
     """
-    steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * EXPERTS
+    steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * len(rates)
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
-    likelihoods, rates = pointer_to(room[3 * size :]), pointer_to(room[3 * size + EXPERTS :])
-    x = pointer_to(room[3 * size + 2 * EXPERTS :])
+    likelihoods, factors = pointer_to(room[3 * size :]), pointer_to(room[3 * size + len(rates) :])
+    x = pointer_to(room[3 * size + 2 * len(rates) :])
     state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
     predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
     column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
     for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
-        question = questions[position] * asked.shape[1] * EXPERTS  # It has room for classes that come later.
+        question = questions[position] * asked.shape[1] * len(rates)  # It has room for classes that come later.
         if actions[position] & PREDICT:
             for score in range(size):
                 scores[score] = 0.0
-            _add_scores(state, slots[hashed] * width, 1.0, scores, size)
+            _add_scores(state, slots[hashed] * width, 1.0, scores, size, rates)
             for place in range(first, stop):
                 at = slots[column_of[place]] * width
                 value = _standardized(state, at, value_of[place])
                 if value != 0.0:
-                    _add_scores(state, at, value, scores, size)
-            _link(task, scores, size, shares, sums, predicted, position * (size // EXPERTS))
+                    _add_scores(state, at, value, scores, size, rates)
+            _link(task, scores, size, shares, sums, predicted, position * (size // len(rates)), rates)
             if question >= 0:
                 # Scores of numbers are kept with the mean of the targets, which moves.
                 mean = sums[2] if task == NUMBER else 0.0
@@ -422,6 +435,7 @@ def step_rows(
                 question >= 0,
                 slopes,
                 likelihoods,
+                factors,
                 rates,
             )
 

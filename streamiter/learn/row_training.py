@@ -90,7 +90,7 @@ class RowOwner(Operator, IterationListener):
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
-        await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1)
+        await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
         self._context = context
         self._published_at_s = context.clock.monotonic_s()
 

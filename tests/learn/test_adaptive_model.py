@@ -38,6 +38,7 @@ class Stream(NamedTuple):
     weights: list[float]
     cuts: list[int]
     crosses: list[tuple[str, str]]
+    rates: list[float] | None
 
 
 def a_value(random: Random, field: str) -> Any:
@@ -62,12 +63,12 @@ def a_stream(random: Random) -> Stream:
     weights = [random.choice([1.0, 1.0, 0.5, 3.0, 0.0, 1e31]) for _ in range(count)]
     cuts = [0, *sorted(random.sample(range(1, count), random.randrange(count))), count]
     crosses = random.choice([[], [("a", "b"), ("t", "tt")], [("t", "a"), ("b", "b"), ("ab", "tt")]])
-    return Stream(task, records, labels, weights, cuts, crosses)
+    return Stream(task, records, labels, weights, cuts, crosses, random.choice([None, None, None, [0.5]]))
 
 
 def new_model(stream: Stream) -> AdaptiveLinearModel:
     task: Any = "regression" if stream.task == "regression" else None
-    return AdaptiveLinearModel(task=task, bits=BITS, crosses=stream.crosses)
+    return AdaptiveLinearModel(task=task, bits=BITS, crosses=stream.crosses, rates=stream.rates)
 
 
 def learn(model: AdaptiveLinearModel, stream: Stream, start: int, stop: int) -> list[Any]:
@@ -553,6 +554,7 @@ def test_wrong_settings_states_and_uses_are_refused() -> None:
         ({"task": "ranking"}, r'\(task=\): expected "classification" or "regression", given \'ranking\''),
         ({"classes": ["a"]}, r"\(classes=\): expected two different classes or more"),
         ({"classes": ["a", "b"], "task": "regression"}, r"\(classes=\): expected .* and task='regression'"),
+        *(({"rates": rates}, r"\(rates=\): expected one to three numbers") for rates in ([], [0.0], [1e9], [1] * 4)),
         ({"bits": 0}, r"\(bits=\): expected .*1.*28.* given 0"),
     ):
         with pytest.raises(ConfigurationError, match=f"^AdaptiveLinearModel{message}"):
@@ -567,8 +569,10 @@ def test_wrong_settings_states_and_uses_are_refused() -> None:
     with pytest.raises(ModelError, match="expected features as a matrix"):
         model.learn([[[1.0]]], [1])
     other = AdaptiveLinearModel(bits=4)
-    with pytest.raises(ModelError, match=r"restore: expected a state with bits=4, given 18"):
+    with pytest.raises(ModelError, match=r"restore: expected a state with bits=4 and rates=None, given bits=18"):
         other.restore(model.state())
+    with pytest.raises(ModelError, match=r"restore: .* rates=\(0.5, 1.0\), given bits=18 and rates=None"):
+        AdaptiveLinearModel(rates=(0.5, 1)).restore(model.state())
     with pytest.raises(ModelError, match=r"start_from: expected parameters with bits=4, given 18; make the .*bits=18"):
         other.start_from(model.parameters())
     with pytest.raises(ModelError, match=r"start_from: expected the parameters of a published .*given \['weights'\]"):

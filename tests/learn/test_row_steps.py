@@ -27,6 +27,7 @@ from support.processes import LIMIT_S
 
 from streamiter.compiled import compiled, is_compiling, saying_that_it_compiles
 from streamiter.learn import AdaptiveLinearModel, SparseRows
+from streamiter.models import LinearPredictor
 
 TESTS = Path(__file__).resolve().parents[1]
 REFERENCE = TESTS.parents[1] / "shared" / "reference" / "default-learner"
@@ -157,6 +158,29 @@ def test_random_streams_equal_the_reference(reference: ModuleType, kind: str, fo
     assert found.ravel() == pytest.approx(expected.ravel(), rel=1e-10, abs=1e-11)
 
 
+def test_a_single_rate_is_plain_adagrad_on_standardized_columns() -> None:
+    """The formula of AdaGrad, applied by hand; a share of experts that are not there would make each step smaller."""
+    x, labels = features("binary dense"), LABELS["binary dense"]
+    model = new_model("binary dense", rates=[0.5])
+    found = model.learn_each(x, labels)
+    weights, squares, norms, expected = np.zeros(4), np.zeros(4), [], []
+    for row in range(len(x)):
+        for stop in (row, row + 1):  # The statistics before the row, and with it.
+            mean, scale = x[:stop].mean(axis=0) if stop else 0.0, x[:stop].std(axis=0) if stop else np.zeros(3)
+            z = np.append(np.divide(x[row] - mean, scale, out=np.zeros(3), where=scale > 1e-12), 1.0).clip(-10, 10)
+            probability = 1 / (1 + np.exp(-weights @ z))
+            expected += [probability] if stop == row else []
+        norms.append(z @ z)
+        gradient = (probability - labels[row]) * z
+        squares += gradient**2
+        weights -= 0.5 / np.sqrt(np.mean(norms)) * gradient / np.sqrt(squares + 1e-300)
+    assert found == close(np.array(expected))
+    assert LinearPredictor(model.parameters())(x) == pytest.approx(model.predict(x), rel=1e-12)
+    started = new_model("binary dense", rates=[0.5])
+    started.start_from(model.parameters())
+    assert started.predict(x) == pytest.approx(model.predict(x), rel=1e-9)
+
+
 UNCOMPILED = """
 import json, sys
 from random import Random
@@ -202,7 +226,7 @@ def test_no_finite_input_makes_a_weight_infinite(example: Any) -> None:
     check_extreme_rows(example, bits=2)
 
 
-def test_the_compiled_functions_have_one_signature() -> None:
+def test_the_compiled_functions_have_one_signature_for_each_number_of_rates() -> None:
     """Read-only arrays, arrays of another dtype and columns of a matrix each compiled the functions again, for 10 s."""
     if not is_compiling():
         pytest.skip("Numba is not here")
@@ -220,7 +244,8 @@ def test_the_compiled_functions_have_one_signature() -> None:
     AdaptiveLinearModel().learn_each(sparse, LABELS["binary sparse"])
     new_model("softmax").learn_each(sparse, LABELS["softmax dense"])
     steps: Any = row_steps.step_rows
-    assert len(steps.signatures) == 1
+    new_model("regression", rates=[0.1, 1.0]).learn_each(DENSE, LABELS["regression dense"])
+    assert len(steps.signatures) == len({signature[-1] for signature in steps.signatures})
 
 
 def test_functions_are_compiled_where_no_directory_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
