@@ -40,7 +40,7 @@ _TEXTS: Final = frozenset({"carrier", "origin", "dest"})
 _SCHEMA: Final = {_LABEL: "bool"} | {name: "str" if name in _TEXTS else "int64" for name in FIELDS}
 # As many lines as the reader of a topic returns at once.
 _LINES: Final = 8_192
-_TIMES_VW: Final = {FLOW: 0.7, PLAIN: 1.0}
+_TIMES_VW: Final = {FLOW: 0.7, BARE: 1.0, PLAIN: 1.0}
 _RATE: Final = (1.0,)
 
 Truths = npt.NDArray[np.bool_]

@@ -287,6 +287,11 @@ class AdaptiveLinearModel:
         predictions[:, : found.shape[1] - 1] = found[:, :-1]
         predictions[:, -1] = found[:, -1]
 
+    def raise_rates(self) -> None:
+        """Multiply the learning rates of AdaGrad, which become smaller with each row, by almost 6, after a drift."""
+        if self._weights is not None:
+            self._weights.raise_rates()
+
     def targets(self, labels: Labels) -> Floats:
         """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
         return self._targets(labels, np.ones(len(labels), dtype=np.bool_))

@@ -286,10 +286,12 @@ class DriftWatch:
             self._row_of_drift = drifts[-1]["row"]
         return drifts
 
-    def tell(self, rows: PredictedRows, out: Output) -> None:
-        """Add the rows of a mini-batch, and emit the drifts that were found."""
-        for drift in self.add(rows):
+    def tell(self, rows: PredictedRows, out: Output) -> bool:
+        """Add the rows of a mini-batch, and emit the drifts that were found; return whether there were any."""
+        drifts = self.add(rows)
+        for drift in drifts:
             out.emit(drift, tag=DRIFTS)
+        return bool(drifts)
 
     def _losses(self, task: ValidationKind, predictions: Floats, targets: Floats) -> Floats:
         if task == "regression":

