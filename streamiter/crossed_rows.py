@@ -20,7 +20,8 @@ from streamiter.numbers import Floats, Indices
 Cross = tuple[str, str]
 """The names of two fields; of a field with itself the cross is the square."""
 
-_LIMIT: Final = 10.0
+CROSS_LIMIT: Final = 10.0
+"""The largest size of a standardized number in a cross."""
 _NAME_FOLLOWS: Final = b"\xfd"
 
 
@@ -65,7 +66,7 @@ def crossed(
 ) -> NamedRows:
     """Return the rows with their crosses, as further numeric columns and hashed features.
 
-    ``numbers`` are the standardized numbers of :func:`crossed_fields`, clipped here at ±10. ``known`` are the fields
+    ``numbers`` are the standardized numbers of :func:`crossed_fields`, clipped here. ``known`` are the fields
     that the model knows; None: all.
     """
     texts = {
@@ -73,7 +74,7 @@ def crossed(
         for column, field in enumerate(rows.text_fields)
         if known is None or field in known
     }
-    clipped = np.clip(numbers, -_LIMIT, _LIMIT)
+    clipped = np.clip(numbers, -CROSS_LIMIT, CROSS_LIMIT)
     found = {
         field: clipped[:, column]
         for column, field in enumerate(crossed_fields(crosses))
@@ -97,7 +98,7 @@ def crossed(
             continue
         value = of_numbers[0] if of_numbers else np.ones(len(rows))
         there = ~np.isnan(value) & np.all([place != ABSENT for place in of_texts], axis=0)
-        places.append(np.where(there, _places(cross, of_texts, bits), ABSENT))
+        places.append(np.where(there, places_of_cross(cross, of_texts, bits), ABSENT))
         values.append(np.where(there, value, 0.0))
     return NamedRows(
         (*rows.fields, *products),
@@ -109,7 +110,7 @@ def crossed(
     )
 
 
-def _places(cross: Cross, of_texts: Sequence[Indices], bits: int) -> Indices:
+def places_of_cross(cross: Cross, of_texts: Sequence[Indices], bits: int) -> Indices:
     """Return the place of each row's pair of texts, or of its text with the other field's number."""
     names = _NAME_FOLLOWS.join(name.encode("utf-8", "surrogatepass") for name in cross)
     hashes = np.full(len(of_texts[0]), hash_of(names), dtype=np.uint64)

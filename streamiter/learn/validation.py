@@ -568,7 +568,8 @@ class Validate(Operator):
                 "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
                 "of all labels so far. Usual reasons: labels or features belong to other rows (check label=, extract= "
                 "and key_of=); columns have very different scales, or the learning rate is too high (leave out model= "
-                "in train_online: its own model needs no scaling and no learning rate); or labels depend on features "
+                "in train_online: its own model needs no scaling and no learning rate; or give model= a smaller rate "
+                "and scaler=StandardScaler()); or labels depend on features "
                 "in a way that changes faster than the model learns",
                 self._name,
                 *found,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.crossed_rows import crossed, crossed_fields, numbers_of
+from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
 from streamiter.errors import ModelError, shortened
 from streamiter.models.update import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, is_missing, named_matrix
@@ -196,12 +196,16 @@ class _StandardizedModel:
         self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        self._crosses: list[Any] = _value(given, "crosses", subject, "pairs of names", _are_pairs, [])
+        pairs = _value(given, "crosses", subject, "pairs of names", _are_pairs, [])
+        self._crosses: list[Cross] = [(first, second) for first, second in pairs]
         if self._crosses:
-            shape = (len(crossed_fields(self._crosses)),)
-            self._moments = [_array(given, name, subject, shape) for name in ("cross_mean", "cross_deviation")]
-        products = {" × ".join(cross) for cross in self._crosses}
-        plain = [name for name in self._fields if name not in products]
+            fields = crossed_fields(self._crosses)
+            self._moments = [_array(given, name, subject, (len(fields),)) for name in ("cross_mean", "cross_deviation")]
+            self._moments_of = dict(
+                zip(fields, zip(*(each.tolist() for each in self._moments), strict=True), strict=True)
+            )
+        self._products = {" × ".join(cross) for cross in self._crosses}
+        plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
         self._known = self._texts.union(self._fields, self._vectors)
@@ -210,6 +214,8 @@ class _StandardizedModel:
         self._reader = FieldReader(bits=self._bits, owner=subject)
         self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
         """The weight of a text in a field, or of a missing value: None for NaN, too."""
+        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
+        """Limit and weight of a cross with one or two texts."""
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -240,7 +246,7 @@ class _StandardizedModel:
     def predict(self, x: object) -> Any:
         """Return the prediction for a row, or for each row."""
         is_dict = self._width is None and isinstance(x, Mapping)
-        if is_dict and not self._crosses:
+        if is_dict and self._products.isdisjoint(x):  # type: ignore[arg-type]
             return self._predict_one(x)  # type: ignore[arg-type]
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
@@ -306,7 +312,41 @@ class _StandardizedModel:
                     score = score + weight * min(max(float(value) - center, -limit), limit)
             elif name in self._texts:
                 raise self._wrong_kind(name, "a text", shortened(value))
+        for cross in self._crosses:
+            score = score + self._score_of_cross(cross, row)
         return score
+
+    def _score_of_cross(self, cross: Cross, row: Mapping[str, Any]) -> _Weight:
+        """Return what a cross adds to the score of a row; ``crossed`` does the same for many rows."""
+        number, texts = 1.0, []
+        for field in cross:
+            value: Any = row.get(field)
+            if isinstance(value, str) and field in self._texts:
+                texts.append((field, value))
+            elif _is_none(value) or field not in self._columns or abs(value) > HUGE:
+                return 0.0
+            else:
+                mean, deviation = self._moments_of[field]
+                distance = (float(value) - mean) / deviation if deviation else 0.0
+                number *= min(max(distance, -CROSS_LIMIT), CROSS_LIMIT)
+        if texts:
+            center, (limit, weight) = 0.0, self._text_cross(cross, texts)
+        else:
+            center, limit, weight = self._numeric.get(" × ".join(cross), (0.0, 0.0, 0.0))
+        return weight * min(max(number - center, -limit), limit)
+
+    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight]:
+        """Return limit and weight of a cross with these texts."""
+        key = (cross, *texts)
+        if (found := self._limit_of_cross.get(key)) is None:
+            if len(self._limit_of_cross) >= _CACHED_TEXTS:
+                self._limit_of_cross.clear()
+            of_texts = [self._reader.rows([{field: text}]).places[:, 0] for field, text in texts]
+            at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
+            weights = self._place_weights[at]
+            found = float(self._place_limits[at]), weights if self.classes is not None else float(weights[0])
+            self._limit_of_cross[key] = found
+        return found
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""

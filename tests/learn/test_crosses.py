@@ -190,3 +190,8 @@ def test_a_field_with_the_name_of_a_cross_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected no field 'a × b', which is the name of a cross, given one"):
         AdaptiveLinearModel(crosses=[("a", "b")]).learn(rows, [0, 1])
     AdaptiveLinearModel(crosses=[("b", "a")]).learn(rows, [0, 1])
+    model = AdaptiveLinearModel(crosses=[("a", "b")])
+    model.learn([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}], [0, 1])
+    for given in (rows, rows[0]):
+        with pytest.raises(ConfigurationError, match="expected no field 'a × b'"):
+            LinearPredictor(model.parameters())(given)

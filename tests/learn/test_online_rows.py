@@ -41,6 +41,7 @@ from streamiter.learn import (
     LogisticRegression,
     ProgressiveValidation,
     SparseRows,
+    StandardScaler,
     row_training,
     train_online,
 )
@@ -527,15 +528,12 @@ def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_th
     caplog.set_level(logging.WARNING, "streamiter.learn")
     for label in LABELS:
         trained(records, label=label, features=FEATURES)
+    own = {"label": lambda row: float(row["late"]), "features": lambda rows: [[row["km"]] for row in rows]}
+    trained(records, model=lambda: LogisticRegression(1, optimizer=SGD(0.3)), scaler=StandardScaler(), **own)
     assert caplog.messages == []
-    trained(
-        records,
-        model=lambda: LogisticRegression(1, optimizer=SGD(1.0)),
-        label=lambda row: float(row["late"]),
-        features=lambda rows: [[row["km"]] for row in rows],
-        name="ctr",
-    )
+    trained(records, model=lambda: LogisticRegression(1, optimizer=SGD(1.0)), name="ctr", **own)
     [message] = caplog.messages
     assert message.startswith("step 'ctr: validate': the loss of the last 1000 predictions is ")
     assert "labels or features belong to other rows (check label=, extract= and key_of=)" in message
     assert "leave out model= in train_online: its own model needs no scaling and no learning rate" in message
+    assert "or give model= a smaller rate and scaler=StandardScaler()" in message

@@ -86,7 +86,13 @@ async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses
     """A service predicted other numbers than the training reported, for rows with texts and missing values."""
     model = trained(labels, trips(400), crosses=crosses)
     new = trips(100, seed=2)
-    new += [{}, {"km": None}, {"km": 1e200}, {"km": True}, {"sky": "hail", "colour": "red", "when": None}]
+    new += [
+        {},
+        {"km": None},
+        {"km": 10**200, "epoch": new[0]["epoch"]},
+        {"km": True},
+        {"sky": "hail", "colour": "red", "when": None},
+    ]
     expected = model.predict(new)
     async with await served(model, form) as following:
         await following.ready()
