@@ -65,7 +65,8 @@ class AdaptiveLinearModel:
     Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
     places; columns of ``SparseRows`` are scaled by their root mean square. NaN, infinity and absent numbers are
-    missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows.
+    missing: they count as the mean. Rows have weights: a row of weight 2 counts about as much as two rows. A number to
+    predict that is far beyond all earlier ones is learned as ten times their range, since it may be a mistake.
 
     ``crosses`` are pairs of fields whose effects are not simply added: of two numbers, the product of both, each
     standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text. The

@@ -73,6 +73,9 @@ _STATISTICS_WEIGHT_MAX: Final = 100.0
 # A single outlier hardly moves the statistics of a column, once they are of so many rows.
 _OUTLIER_DEVIATIONS: Final = 10.0
 _ROWS_BEFORE_OUTLIERS: Final = 30.0
+# Without this bound a single label that is a million times too large makes the error of the next 10,000 rows 40 times
+# as large. If labels really grow, the range is right again after a few rows.
+_OUTLIER_RANGES: Final = 10.0
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
@@ -196,15 +199,21 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) 
 
 
 @compiled
-def _observe_target(totals: Floats, target: float, row_weight: float) -> float:
-    """Add a target to the statistics of the targets; return their standard deviation."""
+def _observe_target(totals: Floats, target: float, row_weight: float) -> tuple[float, float]:
+    """Add a target to the statistics of the targets; return the target, and their standard deviation.
+
+    An outlier becomes a target ten times as far from the mean as the largest and the smallest are from each other.
+    """
     if totals[0] == row_weight:
         totals[4] = totals[5] = target
-    difference = target - totals[2]
+    difference, reach = target - totals[2], _OUTLIER_RANGES * (totals[5] - totals[4])
+    if abs(difference) > reach > 0.0 and totals[0] >= _ROWS_BEFORE_OUTLIERS:
+        target = totals[2] + min(max(difference, -reach), reach)
+        difference = target - totals[2]
     totals[2] += difference * row_weight / totals[0]
     totals[3] += max(row_weight * difference * (target - totals[2]), 0.0)  # As in _observe.
     totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
-    return float(np.sqrt(totals[3] / totals[0]))
+    return target, float(np.sqrt(totals[3] / totals[0]))
 
 
 @compiled
@@ -304,7 +313,7 @@ def _learn(
     norm = max(totals[1], norm)
     target_deviation, step_max = 1.0, _STEP_MAX_OF_CLASSES
     if task == NUMBER:
-        target_deviation = _observe_target(totals, target, row_weight)
+        target, target_deviation = _observe_target(totals, target, row_weight)
         step_max = _STEP_MAX_OF_NUMBERS
         if is_late:
             for expert in range(len(rates)):

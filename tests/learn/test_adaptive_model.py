@@ -214,6 +214,29 @@ def test_outliers_hardly_raise_the_loss() -> None:
     assert loss(dirty, labels) < 1.05 * loss(x, labels)
 
 
+@pytest.mark.parametrize("row", [40, 2_000])
+def test_one_wrong_label_leaves_the_model_as_it_is(row: int) -> None:
+    """After one label that was a million times too large, the error of the next 10,000 rows was 40 times as large."""
+    x, _ = hyperplane(6_000)
+    labels = x @ np.arange(10.0) + np.random.default_rng(3).normal(size=6_000)
+    errors = []
+    for wrong in (1.0, 1e6):
+        given = labels.copy()
+        given[row] *= wrong
+        found = AdaptiveLinearModel().learn_each(x, given)
+        errors.append(float(np.sqrt(np.mean((found - labels)[3_000:] ** 2))))
+    assert errors[1] < 1.05 * errors[0]
+
+
+@pytest.mark.parametrize("factor", [100.0, 1e6])
+def test_labels_that_grow_are_followed(factor: float) -> None:
+    """Labels that were a million times larger were taken for wrong ones, and the model predicted the old ones."""
+    x, _ = hyperplane(2_000)
+    labels = (x @ np.arange(10.0)) * np.repeat([1.0, factor], 1_000)
+    found = AdaptiveLinearModel().learn_each(x, labels)
+    assert np.sqrt(np.mean((found - labels)[1_500:] ** 2)) < 0.5 * labels[1_500:].std()
+
+
 def test_a_constant_column_changes_no_bit() -> None:
     """The deviation of a constant column is 0, or the rounding of its mean; a division by it gave large steps."""
     x, labels = hyperplane(500)
