@@ -171,7 +171,8 @@ class AdaptiveLinearModel:
             named = self._crosses.of(named, self._columns.keys() | self._text_fields.keys())
         rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
-        return self._shaped(self._weights.step(rows, steps, np.zeros(rows.length)))
+        found = self._weights.step(rows, steps, np.zeros(rows.length))
+        return found if self._label_kind == "classes" else found[:, 0]
 
     def learn(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
         """Learn from each row, in order."""
@@ -296,9 +297,6 @@ class AdaptiveLinearModel:
     def targets(self, labels: Labels) -> Floats:
         """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
         return self._targets(labels, np.ones(len(labels), dtype=np.bool_))
-
-    def _shaped(self, predictions: Floats) -> Floats:
-        return predictions if self._label_kind == "classes" else predictions[:, 0]
 
     # ---- columns
 

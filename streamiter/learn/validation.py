@@ -90,13 +90,8 @@ class ScoreHistogram:
         np.add.at(self._negative, bins, weights * (1.0 - targets))
 
     def area_under_curve(self) -> float | None:
-        """Return :func:`area_under_curve` with the rows of a bin as ties; ``error_bound`` limits the error."""
+        """Return :func:`area_under_curve` with the rows of a bin as ties."""
         return _area(self._positive, self._negative)
-
-    def error_bound(self) -> float:
-        """Return the largest possible error of :meth:`area_under_curve`."""
-        all_pairs = float(self._positive.sum()) * float(self._negative.sum())
-        return float((self._positive * self._negative).sum()) / all_pairs / 2.0 if all_pairs > 0.0 else 0.0
 
     def state(self) -> dict[str, object]:
         """Return the bins that are in use as plain data."""
@@ -197,10 +192,9 @@ class ProgressiveValidation:
     and the same metrics of the window as ``window_…``. A metric that is not defined (yet) is left out, such as ``auc``
     before both targets have arrived.
 
-    All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is at most
-    ``auc_error_bound()``, mostly below 2e-4. Sums are taken row by row, so the metrics do not depend on how the rows
-    are cut into batches. Memory does not grow: 24 bytes for each row of the window, and half a MB. A row of weight 0
-    does not count.
+    All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is mostly below 2e-4.
+    Sums are taken row by row, so the metrics do not depend on how the rows are cut into batches. Memory does not grow:
+    24 bytes for each row of the window, and half a MB. A row of weight 0 does not count.
 
     >>> validation = ProgressiveValidation(window=100)
     >>> validation.update([0.9, 0.2, 0.6, 0.4], [1, 0, 0, 1])
@@ -273,10 +267,6 @@ class ProgressiveValidation:
         if window:
             return _calibration_of(self._window.rows()).table()
         return self._calibration.table()
-
-    def auc_error_bound(self) -> float:
-        """Return the largest possible error of ``auc``."""
-        return self._scores.error_bound() if self._scores else 0.0
 
     def state(self) -> dict[str, object]:
         """Return a copy of all sums and of the window as plain data."""
