@@ -15,9 +15,16 @@ import numpy.typing as npt
 
 from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights, LabelKind, ModelRows, RowSteps
+from streamiter.learn.expert_weights import (
+    CrossStatistics,
+    ExpertWeights,
+    LabelKind,
+    ModelRows,
+    RowSteps,
+    check_published,
+    checked_rates,
+)
 from streamiter.learn.rows import BadRows, row_weights
-from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, plain_scalar, whole_number
@@ -28,7 +35,6 @@ from streamiter.tables import as_floats, columns_of_table
 _NAME: Final = "AdaptiveLinearModel"
 
 Task = Literal["classification", "regression"]
-
 
 Label = Any
 """A number, a truth value or a text; the user's value."""
@@ -44,7 +50,6 @@ _BITS_MAX: Final = 28
 
 # Squares of targets are added up, and stay finite.
 _TARGET_MAX: Final = HUGE
-
 _PROBABILITY_MIN: Final = 1e-300
 
 # A slope times a weight is squared.
@@ -106,12 +111,8 @@ class AdaptiveLinearModel:
                 f"{list(classes)!r} and task={task!r}"
             )
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
-        self.rates = None if rates is None else tuple(map(float, rates))
+        self.rates = None if rates is None else checked_rates(rates)
         """The learning rates of AdaGrad; None: six rates side by side."""
-        if self.rates is not None and not (0 < len(self.rates) <= 3 and all(0.0 < each < 1e6 for each in self.rates)):
-            raise ConfigurationError(
-                f"AdaptiveLinearModel(rates=): expected one to three numbers above 0, such as (0.5,), given {rates!r}"
-            )
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
         self._given_task = task
         self._has_open_class = classes is None
@@ -214,11 +215,8 @@ class AdaptiveLinearModel:
         that do not fit the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
-            given = steps.weights[bad][0]
-            raise BadRows(
-                np.flatnonzero(bad),
-                f"{_NAME}: expected sample weights of at most {_WEIGHT_MAX:g}, given {given:g}",
-            )
+            reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
+            raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
         known_classes = len(self._classes)
         targets = self._targets(labels, steps.learns)
         unlabelled = 0
@@ -262,10 +260,8 @@ class AdaptiveLinearModel:
                 # The prediction is made before the class is known, and the step after it.
                 stop += 1
                 one = steps.part(start, stop)
-                self._fill(
-                    predictions[start:stop],
-                    weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked),
-                )
+                found = weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked)
+                self._fill(predictions[start:stop], found)
                 while known <= numbers[start]:
                     weights.split_last_score()
                     asked[:, known + 1] = asked[:, known]
@@ -471,17 +467,13 @@ class AdaptiveLinearModel:
             raise self._bad_labels(bad, given, f"one of the classes {', '.join(map(repr, self._classes))}")
         if too_many := new[max(_CLASSES_MAX - len(self._classes), 0) :]:
             refused = set(too_many)
-            raise self._bad_labels(
-                np.array([name in refused for name in names]),
-                given,
-                f"one of at most {_CLASSES_MAX} classes",
-                'give task="regression" if labels are numbers',
-            )
+            bad, advice = np.array([name in refused for name in names]), 'give task="regression" if labels are numbers'
+            raise self._bad_labels(bad, given, f"one of at most {_CLASSES_MAX} classes", advice)
         self._classes |= {name: len(self._classes) + place for place, name in enumerate(new)}
         return np.array([self._classes.get(name, 0) for name in names], dtype=np.float64)
 
     def _bad_labels(
-        self, bad: npt.NDArray[np.bool_], given: Sequence[Label], expected: str, advice: str | None = None
+        self, bad: npt.NDArray[np.bool_], given: Sequence[Label], expected: str, advice: str = ""
     ) -> BadRows:
         positions = np.flatnonzero(bad)
         message = f"{_NAME}: expected a label that is {expected}, given {shortened(given[int(positions[0])])}"
@@ -530,13 +522,7 @@ class AdaptiveLinearModel:
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
-        LinearPredictor(dict(parameters), f"{_NAME}.start_from")  # Refuses arrays of other shapes.
-        stop, places = parameters.get("width") or 2**self.bits, parameters["places"]
-        if len(places) and not 0 <= places[0] <= places[-1] < stop:
-            raise ModelError(
-                f"{_NAME}.start_from: expected 'places' from 0 to {stop - 1}, given {places[0]} to {places[-1]}; give "
-                f"the parameters of a published {_NAME} as they are"
-            )
+        check_published(f"{_NAME}.start_from", parameters, 2**self.bits)
         self._crosses.start_from(parameters)
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
@@ -582,11 +568,8 @@ class AdaptiveLinearModel:
         self._has_open_class = state["has open class"]
         self._columns = {field: number for number, field in enumerate(state["fields"])}
         self._text_fields = dict.fromkeys(state["text fields"])
-        self._sparse_width, self._records, self._version = (
-            state["sparse width"],
-            state["records"],
-            state["version"],
-        )
+        self._sparse_width = state["sparse width"]
+        self._records, self._version = state["records"], state["version"]
 
 
 def _first(rows: npt.NDArray[np.bool_]) -> int:

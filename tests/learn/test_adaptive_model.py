@@ -577,7 +577,10 @@ def test_wrong_settings_states_and_uses_are_refused() -> None:
         ({"task": "ranking"}, r'\(task=\): expected "classification" or "regression", given \'ranking\''),
         ({"classes": ["a"]}, r"\(classes=\): expected two different classes or more"),
         ({"classes": ["a", "b"], "task": "regression"}, r"\(classes=\): expected .* and task='regression'"),
-        *(({"rates": rates}, r"\(rates=\): expected one to three numbers") for rates in ([], [0.0], [1e9], [1] * 4)),
+        *(
+            ({"rates": rates}, r"\(rates=\): expected one to three numbers")
+            for rates in (0.5, [], [0.0], [1e9], [1] * 4, "12")
+        ),
         ({"bits": 0}, r"\(bits=\): expected .*1.*28.* given 0"),
     ):
         with pytest.raises(ConfigurationError, match=f"^AdaptiveLinearModel{message}"):
