@@ -78,7 +78,7 @@ class AdaptiveLinearModel:
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones. A single rate
-    makes a plain learner: half of the time and of the memory, and a loss that depends on the rate.
+    makes a plain learner: 60% of the time, 40% of the memory, and a loss that depends on the rate.
 
     A model is for one thread at a time: compiled code changes its arrays without a lock.
 
