@@ -1,0 +1,241 @@
+"""The settings of a service: a placeholder, which the module that reads the file replaces."""
+
+from __future__ import annotations
+
+import ipaddress
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+LearningKind = Literal["classification", "regression", "multiclass"]
+FeatureKind = Literal["number", "category", "text", "ignore"]
+
+
+@dataclass(frozen=True)
+class FieldComparison:
+    """A field compared with a number or a text: ``delay > 15``, ``outcome == 'click'``; its result is a label.
+
+    >>> late = FieldComparison.of("delay > 15")
+    >>> late({"delay": 20}), str(late)
+    (True, 'delay > 15')
+    """
+
+    field: str
+    operator: str
+    """One of ``> >= < <= == !=``."""
+    bound: float | str
+
+    @classmethod
+    def of(cls, text: str) -> FieldComparison | None:
+        """Parse a comparison; None for any other text."""
+        match = _COMPARISON.fullmatch(text)
+        if match is None or (match["text"] is not None and match["operator"] not in ("==", "!=")):
+            return None
+        bound = match["text"] if match["text"] is not None else float(match["number"])
+        return cls(match["field"], match["operator"], bound)
+
+    def __call__(self, record: Mapping[str, Any]) -> bool:
+        """Return the label of a record; raise KeyError for a record without the field, ValueError for another type."""
+        value = record[self.field]
+        if isinstance(value, str) is not isinstance(self.bound, str) or value is None:
+            raise ValueError(f"expected {self.field} as in {self}, given {value!r}")
+        return bool(_OPERATORS[self.operator](value, self.bound))
+
+    def __str__(self) -> str:
+        bound = f"'{self.bound}'" if isinstance(self.bound, str) else f"{self.bound:g}"
+        return f"{self.field} {self.operator} {bound}"
+
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
+    {
+        ">": operator.gt,
+        ">=": operator.ge,
+        "<": operator.lt,
+        "<=": operator.le,
+        "==": operator.eq,
+        "!=": operator.ne,
+    }
+)
+_COMPARISON: Final = re.compile(
+    r"\s*(?P<field>[^\W\d][\w.-]*)\s*(?P<operator>[<>]=?|[=!]=)\s*"
+    r"(?:(?P<number>[+-]?\d{1,300}(?:\.\d{1,300})?(?:[eE][+-]?\d{1,2})?)|'(?P<text>[^']*)')\s*",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """The table ``[input]``: the events."""
+
+    topic: str
+    """The URL of the topic."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where the first run begins to read; later runs resume from their checkpoint."""
+    decoder: str = "json"
+    """``json``, or a decoder of one's own as ``module:name``."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """The effect of a record that cannot be read or learned from, if there is no ``dead_letter``."""
+    dead_letter: str | None = None
+    """The URL of the topic for such records."""
+
+
+@dataclass(frozen=True)
+class LabelSettings:
+    """The key ``label`` of ``[learn]``: where labels come from.
+
+    Without ``event`` each record has its label. With ``event`` the label of a question comes later, in an answer.
+    """
+
+    value: str | FieldComparison
+    """The field of the label, or a comparison."""
+    event: str | None = None
+    """The value of ``event_field`` by which an answer is known; all other records are questions."""
+    event_field: str = "event"
+    key: str | None = None
+    """The field that an answer shares with its question."""
+    within_s: float | None = None
+    """A question that waited for so many seconds is forgotten; None: only the oldest of a million is."""
+
+    @property
+    def field(self) -> str:
+        """The field that ``value`` reads."""
+        return self.value if isinstance(self.value, str) else self.value.field
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """The table ``[learn]``: the model."""
+
+    kind: LearningKind
+    label: LabelSettings
+    features: Mapping[str, FeatureKind] | None = None
+    """The kind of each field to learn from; None: all fields, found as they come."""
+    weight: str | None = None
+    """The field of the weight of a record; None: all records have the same."""
+    learner: str = "default"
+    """``default``, or the name of an optimizer."""
+    learner_settings: Mapping[str, Any] = field(default_factory=dict)
+    """The table ``[learn.settings]``: those of the learner."""
+    drift: Literal["adwin", "page-hinkley"] | None = None
+    """The detector that watches the loss; None: none."""
+
+
+@dataclass(frozen=True)
+class PublishSettings:
+    """The table ``[publish]``: the topic of the model, and when a version is published."""
+
+    topic: str
+    every_s: float | None = 1.0
+    """The seconds from one version to the next, at least; None: ``records`` decide."""
+    records: int | None = None
+    """The number of learned records from one version to the next, at least."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """The table ``[checkpoints]``."""
+
+    store: str = "checkpoints"
+    """The folder of the snapshots."""
+    interval_s: float = 1.0
+    keep: int = 3
+    """The number of snapshots that are kept."""
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """The table ``[http]``: the server."""
+
+    address: str = "127.0.0.1:8080"
+    """Host and port; port 0 is any free port."""
+    token_env: str | None = None
+    """The environment variable with the token that requests must have."""
+    token_file: str | None = None
+    """The file with this token."""
+    tls_certificate: str | None = None
+    """The file of the certificate and those above it (PEM)."""
+    tls_key: str | None = None
+    """The file of the certificate's private key."""
+    tls_key_password_env: str | None = None
+    tls_key_password_file: str | None = None
+    behind_proxy: bool = False
+    """Whether a proxy before the service adds TLS."""
+    body_bytes_max: int = 1 << 20
+    rows_max: int = 1000
+    """The largest number of rows of a request for predictions."""
+    requests_max: int = 256
+    """The largest number of requests at a time."""
+    timeout_s: float = 10.0
+    """The longest time that a request may take."""
+
+    @property
+    def host(self) -> str:
+        """The host of the address, without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port of the address."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs on this machine can connect."""
+        return _is_loopback(self.host)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests need a token."""
+        return self.token_env is not None or self.token_file is not None
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """The table ``[health]``: the limits of ``/livez`` and ``/readyz``."""
+
+    loop_limit_s: float = 10.0
+    """The event loop must turn within this time."""
+    stall_limit_s: float = 60.0
+    """A step with input must handle a record within this time, unless it is held."""
+    source_limit_s: float = 30.0
+    """Each source must have an answer within this time; an empty answer counts."""
+    exit_when_stalled: bool = False
+    """Whether a stalled step ends the service, with exit code 3."""
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The table ``[log]``."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+    """``auto``: text on a terminal, JSON elsewhere."""
+    every_s: float = 30.0
+    """The time from one line of figures to the next."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """All settings of a service; :func:`read_settings` reads them from a file."""
+
+    name: str
+    """The name of the flow and of the model."""
+    input: InputSettings
+    learn: LearnSettings
+    publish: PublishSettings
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    http: HttpSettings = HttpSettings()
+    health: HealthSettings = HealthSettings()
+    log: LogSettings = LogSettings()
+    source: str = field(default="settings", compare=False)
+    """The name of the file, for messages."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
