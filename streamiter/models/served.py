@@ -131,6 +131,11 @@ class ServedModel:
         if error is None and not self._is_failure_told:
             self._raise_failure()
 
+    @property
+    def update(self) -> ModelUpdate | None:
+        """The update that answers now; None before the first one."""
+        return None if self._serving is None else self._serving.update
+
     def predict(self, x: Any) -> Prediction:
         """Return the prediction for a row, or for each row of a batch, all by one version of the model.
 

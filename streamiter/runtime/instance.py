@@ -31,6 +31,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
 from streamiter.runtime.entries import AsyncEntry, Entry, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
+from streamiter.runtime.statistics import SourceStatistics
 
 T = TypeVar("T")
 
@@ -387,6 +388,10 @@ class Feeder:
         """Return the positions for another number of subtasks, or None if the source cannot give them."""
         redistribute = getattr(self._source, "redistribute", None)
         return None if redistribute is None else redistribute(positions, parallelism)
+
+    def statistics(self) -> SourceStatistics:
+        """Return the state of the source now."""
+        return SourceStatistics(None, None, None)
 
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""

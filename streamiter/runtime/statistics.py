@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from streamiter.channels import ChannelStatistics
@@ -15,6 +18,43 @@ at once; ``failed``: ended by an error."""
 
 
 @dataclass(frozen=True, slots=True)
+class HistogramStatistics:
+    """How often a quantity was at most each of some bounds."""
+
+    bounds: tuple[float, ...]
+    """The upper bounds, ascending."""
+    counts: tuple[int, ...]
+    """The number of observations up to each bound; one more, the last, is the number of all observations."""
+    total: float
+    """The sum of all observations."""
+
+
+class Histogram:
+    """Counts observations in buckets with fixed upper bounds, as Prometheus does; its memory does not grow.
+
+    >>> seconds = Histogram((0.1, 1.0))
+    >>> for observed in (0.05, 0.1, 0.5, 7.0):
+    ...     seconds.observe(observed)
+    >>> seconds.statistics().counts
+    (2, 3, 4)
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def statistics(self) -> HistogramStatistics:
+        """Return the counts so far."""
+        return HistogramStatistics(self._bounds, tuple(accumulate(self._counts)), self._total)
+
+
+@dataclass(frozen=True, slots=True)
 class StepStatistics:
     """One operator in one subtask."""
 
@@ -24,6 +64,18 @@ class StepStatistics:
     """The number of the subtask, from 0."""
     counts: OperatorStatistics
     """The records and batches that it has handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """The source of a task."""
+
+    topic: str | None
+    """The name of the topic; None for a source that reads no topic."""
+    answered_ago_s: float | None
+    """The seconds since the source had an answer last, also an empty one; None before the first answer."""
+    lag_s: float | None
+    """The age of the record read last, by its time stamp, if there are more; 0 if there are none. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +99,13 @@ class TaskStatistics:
     held_records: int
     """Records that were taken from channels and not handled: not wanted now, of later epochs, or rests of batches."""
     blocked_s: float
-    """The time that the task has waited for room in channels."""
+    """The seconds that the task has waited for room in channels."""
+    busy_s: float
+    """The seconds that the task has handled batches and control records; what it awaits meanwhile counts."""
+    held_s: float
+    """The seconds that the task has waited although it had input, because it did not want this input yet."""
+    source: SourceStatistics | None
+    """The source, if the task reads one."""
     lag: dict[str, int]
     """For a source: unread records by partition. The number of the partition is text, as JSON requires of keys."""
     is_paused: bool

@@ -91,6 +91,10 @@ class Task:
         """Whether the task has passed on the end of its input, or has stopped at a barrier. Only the task sets it."""
         self.is_handling = False
         """Whether a batch or control record is being handled."""
+        self.busy = Stopwatch(clock)
+        """Runs while ``is_handling``, also while the task waits for room."""
+        self.held = Stopwatch(clock)
+        """Runs while the task waits and has input that it does not want yet."""
         self.waits_for_room_in: Channel | None = None
         """The full channel that the task waits for."""
         self._clock = clock
@@ -179,12 +183,17 @@ class Task:
                 self.chain.write_control(Idle())
         while not self.ended:
             if not await self._turn():
+                if self.gate.has_parked:
+                    self.held.start()
                 await self.gate.wait()
+                self.held.stop()
         for channel in self._feedback_channels:
             channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
     async def close(self) -> list[Exception]:
         """Close everything that is open, even if some operators fail to close; return the errors."""
+        self.busy.stop()
+        self.held.stop()
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
         if (under_way := self.chain.closing) is not None:
@@ -238,6 +247,7 @@ class Task:
         self.progress.handled += 1
         self.progress.origin = None if isinstance(message, Control) else message.origin
         self.is_handling = True
+        self.busy.start()
         try:
             if isinstance(message, Control):
                 await self._handle_control(port, message)
@@ -250,6 +260,7 @@ class Task:
             raise
         await self._after_handling()
         self.is_handling = False
+        self.busy.stop()
         self._batches_in_a_row += 1
         if (
             (self._in_loop and not isinstance(message, Control))
@@ -453,6 +464,32 @@ class Task:
         restore_turns(self.writers, state["turns"])
         self.gate.restore(state["gate"], state.get("logged", ()))
         self.ended = state["ended"]
+
+
+@final
+class Stopwatch:
+    """The time that a task has spent in one way."""
+
+    __slots__ = ("_clock", "_started_s", "_total_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_s: float | None = None
+        self._total_s = 0.0
+
+    def start(self) -> None:
+        self._started_s = self._clock.monotonic_s()
+
+    def stop(self) -> None:
+        """Stop, if it runs."""
+        if self._started_s is not None:
+            self._total_s += self._clock.monotonic_s() - self._started_s
+            self._started_s = None
+
+    def seconds(self) -> float:
+        """Return the seconds so far, also while it runs."""
+        now_s = self._started_s if self._started_s is None else self._clock.monotonic_s() - self._started_s
+        return self._total_s + (now_s or 0.0)
 
 
 def _place_of(batch: SourceBatch) -> str:

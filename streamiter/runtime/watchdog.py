@@ -145,6 +145,7 @@ def _is_held(task: Task) -> bool:
 
 def task_statistics(task: Task) -> TaskStatistics:
     channels = [port.channel for port in task.gate.ports]
+    blocked_s = sum(lane.blocked_s for writer in task.writers for lane in writer.lanes)
     return TaskStatistics(
         name=task.name,
         steps=tuple(
@@ -156,7 +157,10 @@ def task_statistics(task: Task) -> TaskStatistics:
         waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
         feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
         held_records=task.gate.held_records,
-        blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
+        blocked_s=blocked_s,
+        busy_s=max(0.0, task.busy.seconds() - blocked_s),
+        held_s=task.held.seconds(),
+        source=None if task.feeder is None else task.feeder.statistics(),
         lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,

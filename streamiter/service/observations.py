@@ -1,0 +1,340 @@
+"""Everything that is known about a running service: :class:`Observations`.
+
+Steps of the flow and the runner write to it. Health, metrics, the page and the log only read from it, in the event loop
+of the job. Every list has a fixed length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from streamiter.clock import Clock, SystemClock
+from streamiter.errors import shortened
+from streamiter.operators import DeadLetter, Origin
+from streamiter.records import BatchOrigin
+from streamiter.runtime.statistics import Histogram, JobState, JobStatistics, TaskStatistics
+from streamiter.service.settings import HealthSettings
+
+if TYPE_CHECKING:
+    from streamiter.models import ModelUpdate, ServedModel
+    from streamiter.runtime.job import Job
+
+Phase = JobState | Literal["starting", "restoring", "waiting", "stopping"]
+"""The state of the job, or ``starting``: nothing of it is open; ``restoring``: its steps are being opened; ``waiting``:
+it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has asked it to stop."""
+
+# An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
+HISTORY: Final = 3_600
+SAMPLE_S: Final = 1.0
+# The newest dead letters are for reading; all of them are in their topic.
+REJECTED_MAX: Final = 50
+# The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
+_TICK_S: Final = 0.1
+LOOP_LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PREDICTION_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChange:
+    """The phase of the service, and why and since when it has this phase."""
+
+    phase: Phase
+    reason: str | None
+    """Why, for instance the error of a failed job; None where the name of the phase says it."""
+    since_ms: int
+    """When the phase began, in milliseconds since 1970-01-01 UTC."""
+    since_s: float
+    """When the phase began, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRates:
+    """The work of a task since the sample before; the four shares have the sum 1."""
+
+    task: str
+    """The name of the first step, with the number of the subtask."""
+    steps: tuple[str, ...]
+    """The steps of the task, in order."""
+    records_in_per_s: float
+    records_out_per_s: float
+    busy: float
+    """The share of time in which the task handled records."""
+    blocked: float
+    """The share of time in which it waited for room downstream."""
+    held: float
+    """The share of time in which it had input that it did not want yet: of a later epoch, or because of staleness."""
+    idle: float
+    """The share of time in which it waited for input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rates since the sample before, and the lag now. None: not known."""
+
+    at_ms: int
+    """Milliseconds since 1970-01-01 UTC."""
+    events_per_s: float | None
+    """Records that the sources have brought."""
+    rejected_per_s: float | None
+    """Records that steps have refused."""
+    lag_records: int | None
+    """Unread records of all sources."""
+    lag_s: float | None
+    """The age of the oldest record read last by a source that has more to read; 0 without unread records."""
+    loop_lag_s: float
+    """The longest time by which the event loop was late since the sample before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """Metrics of progressive validation."""
+
+    at_ms: int
+    metrics: dict[str, float]
+    """See :class:`~streamiter.learn.ProgressiveValidation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftFound:
+    """A drift that a detector has found."""
+
+    at_ms: int
+    row: int
+    """The number of labelled rows until then."""
+    old_loss: float
+    new_loss: float
+    detector: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """A record that became a dead letter."""
+
+    at_ms: int
+    step: str
+    error: str
+    value: str
+    """The record, cut."""
+    topic: str | None
+    """The URL of the topic without its secrets; None where it is not known."""
+    partition: int | None
+    offset: int | None
+    """The offset of the record, or the first one of its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSeen:
+    """A version of the model that was read from the topic; of several in a second the last one."""
+
+    at_ms: int
+    """When it was seen."""
+    generation: int
+    version: int
+    created_at_ms: int
+    records: int | None
+    metrics: dict[str, float]
+
+
+class LoopLag:
+    """How late the event loop is: it is asked for a turn ten times a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.turned_at_s = clock.monotonic_s()
+        """When the loop turned last."""
+        self.histogram = Histogram(LOOP_LAG_BOUNDS_S)
+        """All delays, in seconds."""
+        self._longest_s = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            await self._clock.sleep(_TICK_S)
+            now_s = self._clock.monotonic_s()
+            lag_s = max(0.0, now_s - self.turned_at_s - _TICK_S)
+            self.turned_at_s = now_s
+            self._longest_s = max(self._longest_s, lag_s)
+            self.histogram.observe(lag_s)
+
+    def take_longest_s(self) -> float:
+        """Return the longest delay since the last call."""
+        longest_s, self._longest_s = self._longest_s, 0.0
+        return longest_s
+
+
+class Observations:
+    """All that is known about a service. Surfaces read it; only the service and its steps call its methods.
+
+    >>> observations = Observations("late-flights")
+    >>> observations.enter("restoring")
+    >>> observations.phase.phase, observations.statistics(), observations.model
+    ('restoring', None, None)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limits: HealthSettings | None = None,
+        checkpoint_interval_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        """The name of the service, of its flow and of its model."""
+        self.limits = limits or HealthSettings()
+        """The limits of ``/livez`` and ``/readyz``."""
+        self.checkpoint_interval_s = checkpoint_interval_s
+        """The interval of checkpoints; None without checkpoints."""
+        self.clock = clock or SystemClock()
+        self.started_at_ms = self.clock.now_ms()
+        self.phase = self._phase("starting", None)
+        self.job: Job | None = None
+        """The job that runs, or ran last."""
+        self.served: ServedModel | None = None
+        """Follows the published model; None before the service has started."""
+        self.loop_lag = LoopLag(self.clock)
+        self.samples: deque[Sample] = deque(maxlen=HISTORY)
+        """One each second, oldest first, as all the lists here."""
+        self.rates: tuple[TaskRates, ...] = ()
+        """The work of each task at the last sample."""
+        self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
+        self.drifts: deque[DriftFound] = deque(maxlen=HISTORY)
+        self.drift_counts: Counter[str] = Counter()
+        """The number of drifts by detector, since the start of the process."""
+        self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
+        self.versions: deque[VersionSeen] = deque(maxlen=HISTORY)
+        self.predictions: Counter[tuple[str, str]] = Counter()
+        """The number of predicted rows by model and outcome."""
+        self.prediction_s = Histogram(PREDICTION_BOUNDS_S)
+        """The seconds of each request for predictions."""
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """The number of HTTP requests by route and status code."""
+        self._before: tuple[float, Sequence[TaskStatistics]] | None = None
+        """The time and the tasks of the sample before."""
+
+    # -- read --------------------------------------------------------------------------------------------
+
+    def statistics(self) -> JobStatistics | None:
+        """Return the statistics of the job now; None before the first job is open."""
+        return None if self.job is None else self.job.statistics()
+
+    @property
+    def model(self) -> ModelUpdate | None:
+        """The version of the model that answers now; None before the first one."""
+        return None if self.served is None else self.served.update
+
+    @property
+    def seconds_in_phase(self) -> float:
+        """How long the service has been in its phase."""
+        return self.clock.monotonic_s() - self.phase.since_s
+
+    # -- write -------------------------------------------------------------------------------------------
+
+    def enter(self, phase: Phase, reason: str | None = None) -> None:
+        """Note the phase of the service, unless it is in this phase for the same reason."""
+        if (self.phase.phase, self.phase.reason) != (phase, reason):
+            self.phase = self._phase(phase, reason)
+
+    def validated(self, metrics: dict[str, float]) -> None:
+        """Note a report of progressive validation; of several in a second the last one is kept."""
+        report = ValidationReport(self.clock.now_ms(), metrics)
+        if self.validation and report.at_ms // 1000 == self.validation[-1].at_ms // 1000:
+            self.validation.pop()
+        self.validation.append(report)
+
+    def drifted(self, event: Any) -> None:
+        """Note a ``DriftEvent``."""
+        self.drifts.append(DriftFound(self.clock.now_ms(), **event))
+        self.drift_counts[event["detector"]] += 1
+
+    def refused(self, letter: DeadLetter) -> None:
+        """Note a dead letter."""
+        self.rejected.append(_rejected(letter, self.clock.now_ms()))
+
+    def requested(self, route: str, code: int) -> None:
+        """Count an HTTP request. ``route`` is the pattern of the path, never the path itself."""
+        self.requests[route, code] += 1
+
+    def predicted(self, model: str, outcome: str, rows: int, seconds: float) -> None:
+        """Count the rows of a request for predictions, and the seconds that it took."""
+        self.predictions[model, outcome] += rows
+        self.prediction_s.observe(seconds)
+
+    def sample(self) -> None:
+        """Take one sample; the service calls it each second."""
+        now_s, at_ms = self.clock.monotonic_s(), self.clock.now_ms()
+        self._see_version(at_ms)
+        statistics = self.statistics()
+        tasks = () if statistics is None else statistics.tasks
+        before, self._before = self._before, (now_s, tasks)
+        events_per_s = rejected_per_s = None
+        if before is not None and [task.name for task in before[1]] == [task.name for task in tasks]:
+            seconds = max(now_s - before[0], 1e-9)
+            events, rejected = _totals(tasks)
+            events_before, rejected_before = _totals(before[1])
+            if tasks and events >= events_before:  # Otherwise the job was started again.
+                events_per_s = (events - events_before) / seconds
+                rejected_per_s = (rejected - rejected_before) / seconds
+                self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[1], tasks, strict=True))
+        sources = [task for task in tasks if task.source is not None]
+        lags_s = [task.source.lag_s for task in sources if task.source is not None and task.source.lag_s is not None]
+        self.samples.append(
+            Sample(
+                at_ms=at_ms,
+                events_per_s=events_per_s,
+                rejected_per_s=rejected_per_s,
+                lag_records=sum(sum(task.lag.values()) for task in sources) if sources else None,
+                lag_s=max(lags_s, default=None),
+                loop_lag_s=self.loop_lag.take_longest_s(),
+            )
+        )
+
+    def _see_version(self, at_ms: int) -> None:
+        update = self.model
+        if update is None:
+            return
+        last = self.versions[-1] if self.versions else None
+        if last is None or (last.generation, last.version) != update.rank:
+            seen = (update.generation, update.version, update.created_at_ms, update.records, update.metrics)
+            self.versions.append(VersionSeen(at_ms, *seen))
+
+    def _phase(self, phase: Phase, reason: str | None) -> PhaseChange:
+        return PhaseChange(phase, reason, self.clock.now_ms(), self.clock.monotonic_s())
+
+
+def _totals(tasks: Sequence[TaskStatistics]) -> tuple[int, int]:
+    """Return the records that sources have brought, and those that steps have refused."""
+    events = sum(task.steps[0].counts.records_in for task in tasks if task.source is not None)
+    return events, sum(step.counts.rejected for task in tasks for step in task.steps)
+
+
+def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskRates:
+    def per_s(old: float, new: float) -> float:
+        return max(0.0, new - old) / seconds
+
+    blocked = min(1.0, per_s(before.blocked_s, now.blocked_s))
+    held = min(1.0 - blocked, per_s(before.held_s, now.held_s))
+    busy = min(1.0 - blocked - held, per_s(before.busy_s, now.busy_s))
+    return TaskRates(
+        task=now.name,
+        steps=tuple(step.step for step in now.steps),
+        records_in_per_s=per_s(before.steps[0].counts.records_in, now.steps[0].counts.records_in),
+        records_out_per_s=per_s(before.steps[-1].counts.records_out, now.steps[-1].counts.records_out),
+        busy=busy,
+        blocked=blocked,
+        held=held,
+        idle=max(0.0, 1.0 - busy - blocked - held),
+    )
+
+
+def _rejected(letter: DeadLetter, at_ms: int) -> RejectedRecord:
+    origin = letter.origin
+    topic = partition = offset = None
+    if isinstance(origin, Origin):
+        topic, partition, offset = origin.topic, origin.partition, origin.offset
+    elif isinstance(origin, BatchOrigin):
+        topic, partition, offset = origin.topic, origin.partition, origin.first_offset
+    return RejectedRecord(at_ms, letter.step, letter.error, shortened(letter.record), topic, partition, offset)

@@ -1,0 +1,236 @@
+"""The online-learning service: the flow of its settings, and the run of this flow with all surfaces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from streamiter.checkpoints.store import Checkpoints
+from streamiter.clock import Clock, SystemClock
+from streamiter.errors import ModelError, ProducerFenced, StreamiterError, TopicUnavailable, TransactionExpired
+from streamiter.flow.building import Outlets, StepOutput, add_next_step
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream
+from streamiter.learn import OnlineTraining, train_online
+from streamiter.models import ServedModel
+from streamiter.operators import DEAD_LETTERS, Map
+from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
+from streamiter.service.http import serving
+from streamiter.service.observations import SAMPLE_S, Observations
+from streamiter.service.settings import ServiceSettings
+from streamiter.topics import topic
+
+_log = logging.getLogger("streamiter.service")
+
+# The exit codes of the process. 130 is that of a program which a second Ctrl-C ended.
+SUCCEEDED: Final = 0
+FAILED: Final = 1
+STALLED: Final = 3
+TAKEN_OVER: Final = 4
+ABORTED: Final = 130
+
+# After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
+_WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
+
+
+class OnlineLearningService:
+    """A flow that reads a topic, learns from it and publishes its model; with health, metrics, predictions and a page.
+
+    ``flow``, the stream ``events`` and the streams of ``training`` may get further steps before ``run``::
+
+        service = OnlineLearningService(settings)
+        service.training.predictions.sink(topic("kafka://127.0.0.1:9092/predictions"))
+        raise SystemExit(service.run())
+    """
+
+    def __init__(self, settings: ServiceSettings, *, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.flow = Flow(self.name)
+        """The flow; it has the name of the service."""
+        self._clock = clock or SystemClock()
+        self.observations = Observations(
+            self.name,
+            limits=settings.health,
+            checkpoint_interval_s=settings.checkpoints.interval_s,
+            clock=self._clock,
+        )
+        """All that is known about the service."""
+        self._updates = topic(settings.publish.topic)
+        self.events: Stream = self._read_events()
+        """The decoded records of the input."""
+        self.training: OnlineTraining = self._train()
+        """The streams of the training: models, validation, predictions, drifts."""
+        self._stops: Sequence[StopMode] = ()
+        """The stops that signals have asked of the job."""
+        self._main: asyncio.Task[Any] | None = None
+        self._is_ending = False
+
+    # -- the flow ----------------------------------------------------------------------------------------
+
+    def _read_events(self) -> Stream:
+        given = self.settings.input
+        dead_letter = None if given.dead_letter is None else topic(given.dead_letter)
+        return self.flow.source(topic(given.topic), name="events", start=given.start, dead_letter=dead_letter)
+
+    def _train(self) -> OnlineTraining:
+        learn, dead_letter = self.settings.learn, self.settings.input.dead_letter
+        training = train_online(
+            self.events,
+            label=learn.label.value,
+            weight=learn.weight,
+            task="regression" if learn.kind == "regression" else "classification",
+            report_every=1_000,
+            dead_letter=None if dead_letter is None else topic(dead_letter),
+        )
+        training.models.publish_model(self._updates, model=self.name, name="publish")
+        training.validation.map(self.observations.validated, name="observe validation")
+        training.drifts.map(self.observations.drifted, name="observe drifts")
+        return training
+
+    def _observe_dead_letters(self) -> None:
+        """Add to each step with dead letters a step that notes them."""
+        for step in [step for step in self.flow.steps if step.policy == "dead_letter"]:
+            letters = Outlets(self.flow, StepOutput(step, DEAD_LETTERS, is_outside=step.loop is not None))
+            add_next_step(
+                {SINGLE_INPUT: letters},
+                f"observe dead letters of {step.name}",
+                lambda: Map(self.observations.refused),
+                {"parallelism": 1},
+                outside_loops=True,
+            )
+
+    # -- the run -----------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run the service in an event loop of its own; return the exit code of the process, see :meth:`serve`."""
+        return run_in_own_loop(self.serve())
+
+    async def serve(self) -> int:
+        """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
+
+        SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. A second
+        signal aborts the job. While a topic does not answer, the job is started again and again.
+
+        Codes: 0 suspended or finished, 1 failed, 3 stalled, 4 another run has taken over, 130 aborted.
+        """
+        self._observe_dead_letters()
+        self._main = asyncio.current_task()
+        try:
+            with signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM):
+                async with self._following(), serving(self.observations, self.settings.http), self._watching():
+                    return await self._run_jobs()
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            self.observations.enter("suspended")
+            return SUCCEEDED
+
+    def _on_signal(self, *_: object) -> None:
+        """End the service while no job runs. While one runs, ``run_jobs`` handles signals."""
+        if self._is_ending:
+            raise KeyboardInterrupt
+        self._is_ending = True
+        assert self._main is not None
+        self._main.get_loop().call_soon_threadsafe(self._main.cancel)
+
+    @contextlib.asynccontextmanager
+    async def _following(self) -> AsyncIterator[None]:
+        """Follow the published model; an error of it is no error of the job."""
+        served = ServedModel(self._updates, self.name, clock=self._clock)
+        self.observations.served = served
+        try:
+            async with served:
+                yield
+        except ModelError as error:
+            _log.warning("%s", error)
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            watching = [
+                group.create_task(self.observations.loop_lag.run(), name="lag of the event loop"),
+                group.create_task(self._sample(), name="samples"),
+            ]
+            try:
+                yield
+            finally:
+                for task in watching:
+                    task.cancel()
+
+    async def _sample(self) -> None:
+        while True:
+            if self._stops:
+                self.observations.enter("stopping")
+            self.observations.sample()
+            await self._clock.sleep(SAMPLE_S)
+
+    async def _run_jobs(self) -> int:
+        """Run the job; start it again after an outage."""
+        given = self.settings.checkpoints
+        options = {"checkpoints": Checkpoints(given.store, interval_s=given.interval_s, keep=given.keep)}
+        outages = 0
+        while True:
+            began_s = self._clock.monotonic_s()
+            try:
+                statistics = await run_jobs(self._start, options, while_running=self._while_running)
+            except StreamiterError as error:
+                if self._stops or not is_outage(error):
+                    return self._failed(error)
+                if self._clock.monotonic_s() - began_s > _WAITS_S[-1]:
+                    outages = 0
+                wait_s = _WAITS_S[min(outages, len(_WAITS_S) - 1)]
+                outages += 1
+                _log.warning("%s; trying again in %g s", error, wait_s)
+                self.observations.enter("waiting", str(error))
+                await self._clock.sleep(wait_s)
+            else:
+                state = statistics.state
+                self.observations.enter(state)
+                return ABORTED if state == "aborted" else SUCCEEDED
+
+    def _failed(self, error: StreamiterError) -> int:
+        _log.error("%s", error)
+        self.observations.enter("failed", str(error))
+        return TAKEN_OVER if is_taken_over(error) else FAILED
+
+    async def _start(self, **options: Any) -> Job:
+        self.observations.enter("restoring")
+        return await self.flow.start(clock=self._clock, **options)
+
+    @contextlib.asynccontextmanager
+    async def _while_running(self, job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
+        self.observations.job, self._stops = job, stops
+        self.observations.enter("running")
+        try:
+            yield
+        except asyncio.CancelledError:  # A surface has failed; the job must not run without it.
+            with contextlib.suppress(StreamiterError):
+                await job.stop("suspend")
+            raise
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a job failed because a topic did not answer, so that the next one may succeed."""
+    return any(isinstance(cause, TopicUnavailable) for cause in _causes(error)) and not is_taken_over(error)
+
+
+def is_taken_over(error: BaseException) -> bool:
+    """Whether a job failed because another run has claimed its flow."""
+    return any(
+        isinstance(cause, ProducerFenced) and not isinstance(cause, TransactionExpired) for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Sequence[BaseException]:
+    causes = []
+    while error is not None:
+        causes.append(error)
+        error = error.__cause__
+    return causes
