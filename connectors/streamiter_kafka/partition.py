@@ -292,6 +292,10 @@ class KafkaBatch(TopicBatch):
         return self._headers
 
     @property
+    def last_timestamp_ms(self) -> int:
+        return self._records[-1].timestamp
+
+    @property
     def first_offset(self) -> int:
         return self._records[0].offset
 

@@ -127,6 +127,8 @@ class KafkaReader(TopicReader):
         # In the order of their turns: a partition whose records were returned goes behind the others.
         self._partitions: dict[int, ReadPartition] = {}
         self._partition_count = 0
+        self._asked_s: dict[int, float] = {}
+        """The partitions that a broker was asked for, and when it was first asked; an answer removes them."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._arrived = asyncio.Event()
         self._taken = asyncio.Event()
@@ -164,6 +166,9 @@ class KafkaReader(TopicReader):
 
     def lag(self) -> Mapping[int, int]:
         return {number: self._partitions[number].lag for number in sorted(self._partitions)}
+
+    def unanswered_since_s(self) -> float | None:
+        return min(self._asked_s.values(), default=None)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -211,6 +216,8 @@ class KafkaReader(TopicReader):
                 continue
             begun_s = self._patience.now_s()
             offsets = {each.number: each.fetch_offset for each in wanted}
+            for number in offsets:
+                self._asked_s.setdefault(number, begun_s)
             try:
                 ailing = await self._take_in(await self._fetch(node, offsets), offsets)
             except BrokerTrouble as trouble:
@@ -247,6 +254,7 @@ class KafkaReader(TopicReader):
                 ailing[answer.number] = trouble
             else:
                 asked_offset = offsets[answer.number]
+                self._asked_s.pop(answer.number, None)
                 partition.add(asked_offset, answer.records, answer.aborted, answer.stable_offset)
         return ailing
 

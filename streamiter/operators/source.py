@@ -84,6 +84,9 @@ class Source:
     bounded: ClassVar[bool] = True
     """Whether ``read`` returns None at some time. A factory may have this attribute, too."""
 
+    topic_name: str | None = None
+    """The name of the topic that the source reads, for statistics."""
+
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 
@@ -109,6 +112,14 @@ class Source:
     def lag(self) -> Mapping[int, int]:
         """Return the number of records not yet read, by partition, as far as known."""
         return {}
+
+    def timestamps_ms(self) -> Mapping[int, int]:
+        """Return the time stamp of the record read last, by partition, as far as known."""
+        return {}
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, also an empty one, by the clock's seconds; None: it owes none."""
+        return None
 
     def report_positions(self, group: str, positions: Positions) -> MaybeAwaitable:
         """Tell tools that show lag that a checkpoint with these positions is committed. May be ``async``.

@@ -284,8 +284,9 @@ class Feeder:
     The task handles everything that was read. The caller of ``stop`` chooses the control record that follows.
     """
 
-    def __init__(self, source: Source, channel: Channel, step: str) -> None:
+    def __init__(self, source: Source, channel: Channel, step: str, clock: Clock) -> None:
         self.channel = channel
+        self._clock = clock
         self.intake = Intake()
         """Shut by a channel downstream while its reader holds too many records."""
         self._source = source
@@ -298,6 +299,7 @@ class Feeder:
         self._then: Control = EndOfInput()
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
+        self._last_statistics = SourceStatistics(source.topic_name, None, 0.0, {})
         self._carriers: set[type] = {list}
         """Types of batches that the source has brought and that are no tables."""
 
@@ -371,7 +373,7 @@ class Feeder:
         """Close the source, if it was opened."""
         if not self._opened:
             return
-        self._last_lag = self.lag()
+        self._last_lag, self._last_statistics = self.lag(), self.statistics()
         self._opened = False
         with FailuresOf(self._step):
             result = self._source.close()
@@ -390,8 +392,22 @@ class Feeder:
         return None if redistribute is None else redistribute(positions, parallelism)
 
     def statistics(self) -> SourceStatistics:
-        """Return the state of the source now."""
-        return SourceStatistics(None, None, None)
+        """Return the state of the source now, or before it was closed."""
+        if not self._opened:
+            return self._last_statistics
+        since_s = self._source.unanswered_since_s()
+        unanswered_s = 0.0 if since_s is None else self._clock.monotonic_s() - since_s
+        now_ms, read_ms = self._clock.now_ms(), self._source.timestamps_ms()
+        return SourceStatistics(
+            topic=self._source.topic_name,
+            answered_at_ms=now_ms - round(1000 * unanswered_s),
+            unanswered_s=unanswered_s,
+            lag_s={
+                str(part): max(0, now_ms - read_ms[part]) / 1000 if left else 0.0
+                for part, left in self._source.lag().items()
+                if read_ms.get(part, 0) > 0
+            },
+        )
 
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""

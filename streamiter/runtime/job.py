@@ -432,6 +432,7 @@ class Job:
             tasks=tuple(task_statistics(task) for task in self._tasks),
             loops=tuple(loop.statistics(self._scope) for loop in self._loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
+            stalled=self._watchdog.stalled() if self._state == "running" else (),
             parameter_servers=self._services.statistics(),
         )
 

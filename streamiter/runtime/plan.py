@@ -234,7 +234,9 @@ class Planner:
         name = f"{head.name}[{subtask}]"
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            feeder = Feeder(_make_source(head), self._bounded_channel(f"{name} ← source"), head.name)
+            feeder = Feeder(
+                _make_source(head), self._bounded_channel(f"{name} ← source"), head.name, self.options.clock
+            )
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         epochs_aside = None

@@ -72,10 +72,14 @@ class SourceStatistics:
 
     topic: str | None
     """The name of the topic; None for a source that reads no topic."""
-    answered_ago_s: float | None
-    """The seconds since the source had an answer last, also an empty one; None before the first answer."""
-    lag_s: float | None
-    """The age of the record read last, by its time stamp, if there are more; 0 if there are none. None: not known."""
+    answered_at_ms: int | None
+    """When the last answer of the server was complete, also an empty one, in milliseconds since 1970-01-01 UTC. Now, if
+    no answer is owed. None: the source was never open."""
+    unanswered_s: float
+    """The seconds for which the server has owed an answer; 0 if none is owed."""
+    lag_s: dict[str, float]
+    """By partition: the age of the record read last, by its time stamp; 0 if no more are known, and left out if no time
+    stamp is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,21 @@ class TaskStatistics:
     """For a source: whether it does not read now, because a step downstream holds more records than channels do."""
     ended: bool
     """Whether the task has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalledTask:
+    """A task that has work, and has made no progress for the time after which the watchdog warns."""
+
+    name: str
+    """The name of the task."""
+    reason: str
+    """Why it waits, in words."""
+    stalled_s: float
+    """The seconds without progress."""
+    cause: Literal["held", "topic", "step"]
+    """``held``: it has input that it does not want yet. ``topic``: a topic does not take its records, or those of a
+    task that it waits for. ``step``: neither, so a step hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +221,8 @@ class JobStatistics:
     """The iterations, in the order in which they were built."""
     checkpoints: CheckpointStatistics | None = None
     """The checkpoints of the job, if it takes any."""
+    stalled: tuple[StalledTask, ...] = ()
+    """The tasks without progress, at the last look of the watchdog."""
     parameter_servers: dict[str, Any] = field(default_factory=dict)
     """The parameter servers of the steps, by name: a ``ParameterServerStatistics`` for each."""
 
@@ -239,3 +260,9 @@ class CheckpointStatistics:
     """The part of these seconds until all steps had given their state."""
     last_size_bytes: int
     """The size of the last snapshot in the store."""
+    durations_s: HistogramStatistics
+    """The seconds from the barrier to the commit, of all checkpoints of this run."""
+    committed_at_ms: int | None
+    """When this run has committed its last checkpoint, in milliseconds since 1970-01-01 UTC; None before its first."""
+    committed_after_s: float
+    """The seconds from the start of the job to this commit, or, before the first one, until its state was restored."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.statistics import StepStatistics, TaskStatistics
+from streamiter.runtime.statistics import StalledTask, StepStatistics, TaskStatistics
 from streamiter.runtime.task import Task
+from streamiter.topics.source_and_sink import TopicSink
 
 _log = logging.getLogger("streamiter.job")
 
@@ -44,7 +45,7 @@ class Watchdog:
         self._clock = clock
         self._stall_after_s = stall_after_s
         self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports}
-        self._stalled: list[str] = []
+        self._stalled: list[StalledTask] = []
         """The tasks without progress at the last look."""
 
     async def run(self) -> None:
@@ -61,9 +62,10 @@ class Watchdog:
 
     def _report(self) -> None:
         still = self._stalled_now()
-        before, self._stalled = self._stalled, [watched.task.name for watched in still]
+        before, names = [stalled.name for stalled in self._stalled], [watched.task.name for watched in still]
+        self._stalled = self._described(still)
         new = [watched for watched in still if watched.task.name not in before]
-        over = [name for name in before if name not in self._stalled]
+        over = [name for name in before if name not in names]
         if over:
             _log.warning("progress again after a stall: %s", ", ".join(over))
         if new:
@@ -72,6 +74,26 @@ class Watchdog:
                 self._clock.monotonic_s() - max(watched.moved_at_s for watched in new),
                 "; ".join(watched.blocked_by or "" for watched in new),
             )
+
+    def stalled(self) -> tuple[StalledTask, ...]:
+        """Return the tasks without progress at the last look."""
+        return tuple(self._stalled)
+
+    def _described(self, still: Sequence[_Watched]) -> list[StalledTask]:
+        # While one topic takes no records, tasks before it wait for room, and others for its checkpoint barrier.
+        waits_for_topic = any(watched.task.is_handling and watched.writes_topic for watched in still)
+        now_s = self._clock.monotonic_s()
+        stalled = []
+        for watched in still:
+            is_at_work = watched.task.is_handling and watched.task.waits_for_room_in is None
+            cause: Literal["held", "topic", "step"] = "step"
+            if waits_for_topic and (watched.writes_topic or not is_at_work):
+                cause = "topic"
+            elif _is_held(watched.task):
+                cause = "held"
+            reason = watched.blocked_by or ""
+            stalled.append(StalledTask(watched.task.name, reason, now_s - watched.moved_at_s, cause))
+        return stalled
 
     def _stalled_now(self) -> list[_Watched]:
         """Return the tasks without progress, except for those that wait for room which a working task will make."""
@@ -91,6 +113,7 @@ class _Watched:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.writes_topic = any(isinstance(instance.operator, TopicSink) for instance in task.instances)
         self.moved_at_s = 0.0
         self.blocked_by: str | None = None
         self._mark = -1

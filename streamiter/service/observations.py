@@ -279,14 +279,14 @@ class Observations:
                 events_per_s = (events - events_before) / seconds
                 rejected_per_s = (rejected - rejected_before) / seconds
                 self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[1], tasks, strict=True))
-        sources = [task for task in tasks if task.source is not None]
-        lags_s = [task.source.lag_s for task in sources if task.source is not None and task.source.lag_s is not None]
+        sources = [task.source for task in tasks if task.source is not None]
+        lags_s = [lag_s for source in sources for lag_s in source.lag_s.values()]
         self.samples.append(
             Sample(
                 at_ms=at_ms,
                 events_per_s=events_per_s,
                 rejected_per_s=rejected_per_s,
-                lag_records=sum(sum(task.lag.values()) for task in sources) if sources else None,
+                lag_records=sum(sum(task.lag.values()) for task in tasks) if sources else None,
                 lag_s=max(lags_s, default=None),
                 loop_lag_s=self.loop_lag.take_longest_s(),
             )

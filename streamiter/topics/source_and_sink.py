@@ -55,6 +55,8 @@ class TopicSource(Source):
         self._topic = topic
         self._ahead: Callable[[TopicBatch], Callable[[], None] | None] | None = getattr(decoder, "ahead", None)
         self._url = topic.url
+        self.topic_name = topic.name
+        self._timestamps_ms: dict[int, int] = {}
         self._start = start
         self._stop = stop
         self._reader: TopicReader | None = None
@@ -88,6 +90,7 @@ class TopicSource(Source):
             await asyncio.to_thread(work)
         self._pending = None
         partition, following = batch.partition, batch.next_offset
+        self._timestamps_ms[partition] = batch.last_timestamp_ms
         changed: Positions = {}
         if self._reader.identities().get(partition) != self._told.get(partition):
             found = self.positions().get(_IDENTITIES, {})  # the partition is new, or has its first record
@@ -109,6 +112,12 @@ class TopicSource(Source):
 
     def lag(self) -> Mapping[int, int]:
         return {} if self._reader is None else self._reader.lag()
+
+    def timestamps_ms(self) -> Mapping[int, int]:
+        return self._timestamps_ms
+
+    def unanswered_since_s(self) -> float | None:
+        return None if self._reader is None else self._reader.unanswered_since_s()
 
     async def report_positions(self, group: str, positions: Positions) -> None:
         await self._topic.report_positions(group, _offsets(positions))

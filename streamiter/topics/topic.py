@@ -219,6 +219,13 @@ class TopicReader(abc.ABC):
     def lag(self) -> Mapping[int, int]:
         """Return the number of records that ``read`` has not returned yet, by partition, as far as known."""
 
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer for a partition, by the clock's seconds; None if none is owed.
+
+        An empty answer counts: it proves that an idle topic is idle. A reader without a server is owed none.
+        """
+        return None
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Release the server or file. May be called more than once."""
@@ -298,6 +305,11 @@ class TopicBatch:
     def next_offset(self) -> int:
         """The offset to read next after this batch."""
         return self.offsets[-1] + 1
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """The time stamp of the last record; 0 where none was given."""
+        return self._timestamps_ms[-1] if self._timestamps_ms is not None else 0
 
     @property
     def nbytes(self) -> int:

@@ -37,7 +37,7 @@ from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.statistics import CheckpointStatistics
+from streamiter.runtime.statistics import CheckpointStatistics, Histogram
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 
@@ -48,6 +48,9 @@ _log = logging.getLogger("streamiter.job")
 
 # Shorter delays are not noticed by readers of the outputs.
 _SLOW_S: Final = 2.0
+
+# From a checkpoint of small state on a local disk to one that is given up (``alignment_timeout_s``).
+_DURATION_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @final
@@ -86,7 +89,21 @@ class Checkpointer:
         """The error of a checkpoint after which the job must fail."""
         self._has_failed = asyncio.Event()
         self._has_warned_of_slowness = False
-        self._statistics = CheckpointStatistics(self._run_id, None, None, 0, 0, 0.0, 0.0, 0)
+        self._durations_s = Histogram(_DURATION_BOUNDS_S)
+        self._started_at_s = self._clock.monotonic_s()
+        self._statistics = CheckpointStatistics(
+            run=self._run_id,
+            restored=None,
+            committed=None,
+            taken=0,
+            given_up=0,
+            last_duration_s=0.0,
+            last_alignment_s=0.0,
+            last_size_bytes=0,
+            durations_s=self._durations_s.statistics(),
+            committed_at_ms=None,
+            committed_after_s=0.0,
+        )
 
     # -- start -----------------------------------------------------------------------------------------
 
@@ -133,7 +150,8 @@ class Checkpointer:
         await self._job_restore.confirm()
         begun = self._job_restore.checkpoint
         number = None if begun is None else begun.number
-        self._statistics = replace(self._statistics, restored=number, committed=number)
+        after_s = self._clock.monotonic_s() - self._started_at_s
+        self._statistics = replace(self._statistics, restored=number, committed=number, committed_after_s=after_s)
 
     # -- while the job runs ----------------------------------------------------------------------------
 
@@ -229,13 +247,18 @@ class Checkpointer:
         size_bytes = await self._save(checkpoint, parts)
         positions = self._lag.positions()
         await self._commit(checkpoint, continues=not (suspend or is_last))
+        committed_s = self._clock.monotonic_s()
+        self._durations_s.observe(committed_s - began_s)
         self._statistics = replace(
             self._statistics,
             committed=checkpoint.number,
             taken=self._statistics.taken + 1,
-            last_duration_s=self._clock.monotonic_s() - began_s,
+            last_duration_s=committed_s - began_s,
             last_alignment_s=aligned_s - began_s,
             last_size_bytes=size_bytes,
+            durations_s=self._durations_s.statistics(),
+            committed_at_ms=self._clock.now_ms(),
+            committed_after_s=committed_s - self._started_at_s,
         )
         self._lag.committed(positions)
         return checkpoint.number
