@@ -259,6 +259,7 @@ class Flow(FlowWithSources):
         checkpoints: Checkpoints | None = None,
         restore: Literal["last"] | int | None = "last",
         changed_steps: Iterable[str] = (),
+        on_restore: Callable[[int], None] | None = None,
         snapshot: JobSnapshot | None = None,
         worker: tuple[int, int] | None = None,
         run_id: str | None = None,
@@ -274,7 +275,8 @@ class Flow(FlowWithSources):
         its output to topics with transactions becomes readable with the next checkpoint, exactly once. Steps with
         state need a ``name=``. ``restore`` chooses the checkpoint: ``"last"`` (without any checkpoint a fresh start),
         the number of a checkpoint, or None for a fresh start. The state of ``changed_steps`` is dropped or initial; any
-        other step that was added or removed is an error. See :class:`~streamiter.Checkpoints`.
+        other step that was added or removed is an error. ``on_restore(number)`` is called before the chosen checkpoint
+        is read. See :class:`~streamiter.Checkpoints`.
 
         With ``worker=(index, count)`` this process is one of ``count`` workers that run the same flow and share its
         loops through topics (see :func:`~streamiter.feedback_through`); all workers are given one ``run_id``, a new one
@@ -304,6 +306,7 @@ class Flow(FlowWithSources):
             "stall_after_s": stall_after_s,
             "checkpoints": checkpoints,
             "changed_steps": changed,
+            "on_restore": on_restore,
             "worker": worker_of(worker, run_id, snapshot),
             "new_id": new_id,
         }

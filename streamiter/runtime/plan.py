@@ -91,6 +91,8 @@ class JobOptions:
     """The checkpoint that the job starts from."""
     changed_steps: Collection[str] = ()
     """Steps that may have state in only one of the flow and the checkpoint."""
+    on_restore: Callable[[int], None] | None = None
+    """Called with the number of the checkpoint that the job starts from, before its state is read."""
 
 
 @dataclass

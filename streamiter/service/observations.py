@@ -7,7 +7,7 @@ of the job. Every list has a fixed length.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from streamiter.runtime.job import Job
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping"]
-"""The state of the job, or ``starting``: nothing of it is open; ``restoring``: its steps are being opened; ``waiting``:
-it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has asked it to stop."""
+"""The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
+``waiting``: it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has told it to stop."""
 
 # An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
 HISTORY: Final = 3_600
@@ -33,6 +33,8 @@ SAMPLE_S: Final = 1.0
 REJECTED_MAX: Final = 50
 # The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
 _TICK_S: Final = 0.1
+# A loop that is late by more is blocked; below, a garbage collection or a busy machine is the usual reason.
+_BLOCKED_S: Final = 1.0
 LOOP_LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PREDICTION_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0, 10.0)
 
@@ -149,15 +151,21 @@ class LoopLag:
         """All delays, in seconds."""
         self._longest_s = 0.0
 
-    async def run(self) -> None:
-        """Measure until cancelled."""
+    async def run(self, on_block: Callable[[float], None]) -> None:
+        """Measure until cancelled; call ``on_block`` with the seconds of each delay above one second."""
         while True:
             await self._clock.sleep(_TICK_S)
-            now_s = self._clock.monotonic_s()
-            lag_s = max(0.0, now_s - self.turned_at_s - _TICK_S)
-            self.turned_at_s = now_s
+            lag_s = self.blocked_s
+            if lag_s > _BLOCKED_S:
+                on_block(lag_s)
+            self.turned_at_s = self._clock.monotonic_s()
             self._longest_s = max(self._longest_s, lag_s)
             self.histogram.observe(lag_s)
+
+    @property
+    def blocked_s(self) -> float:
+        """By how many seconds the loop is late now."""
+        return max(0.0, self._clock.monotonic_s() - self.turned_at_s - _TICK_S)
 
     def take_longest_s(self) -> float:
         """Return the longest delay since the last call."""
@@ -291,6 +299,16 @@ class Observations:
                 loop_lag_s=self.loop_lag.take_longest_s(),
             )
         )
+
+    def busiest_task(self) -> str | None:
+        """Return the task that has worked most since the last sample; None if none has worked."""
+        statistics = self.statistics()
+        if statistics is None or self._before is None:
+            return None
+        before = {task.name: task.busy_s for task in self._before[1]}
+        worked = {task.name: task.busy_s - before.get(task.name, 0.0) for task in statistics.tasks}
+        busiest = max(worked, key=worked.__getitem__, default=None)
+        return busiest if busiest is not None and worked[busiest] > 0.0 else None
 
     def _see_version(self, at_ms: int) -> None:
         update = self.model

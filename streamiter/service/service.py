@@ -155,7 +155,7 @@ class OnlineLearningService:
     async def _watching(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             watching = [
-                group.create_task(self.observations.loop_lag.run(), name="lag of the event loop"),
+                group.create_task(self.observations.loop_lag.run(self._warn_of_block), name="lag of the event loop"),
                 group.create_task(self._sample(), name="samples"),
             ]
             try:
@@ -163,6 +163,10 @@ class OnlineLearningService:
             finally:
                 for task in watching:
                     task.cancel()
+
+    def _warn_of_block(self, seconds: float) -> None:
+        at_work = self.observations.busiest_task() or "no step"
+        _log.warning("the event loop was blocked for %.1f s; at work was %s", seconds, at_work)
 
     async def _sample(self) -> None:
         while True:
@@ -201,8 +205,14 @@ class OnlineLearningService:
         return TAKEN_OVER if is_taken_over(error) else FAILED
 
     async def _start(self, **options: Any) -> Job:
-        self.observations.enter("restoring")
-        return await self.flow.start(clock=self._clock, **options)
+        """Start the job. While a checkpoint is read, the phase names it."""
+        self.observations.enter("starting")
+        return await self.flow.start(
+            clock=self._clock,
+            stall_after_s=self.settings.health.stall_limit_s,
+            on_restore=lambda number: self.observations.enter("restoring", f"checkpoint {number}"),
+            **options,
+        )
 
     @contextlib.asynccontextmanager
     async def _while_running(self, job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:

@@ -132,6 +132,7 @@ class Checkpointer:
             changed_steps=self._options.changed_steps,
             steps=self._steps,
             run_id=self._run_id,
+            on_restore=self._options.on_restore,
         )
         states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock)
         self._barriers.number_after(self._job_restore.highest_number)

@@ -223,8 +223,9 @@ class JobRestore:
         changed_steps: Collection[str],
         steps: Mapping[str, StepState],
         run_id: str,
+        on_restore: Callable[[int], None] | None,
     ) -> None:
-        """``steps`` are the steps with state."""
+        """``steps`` are the steps with state; ``on_restore`` is told the number of the chosen checkpoint."""
         self._flow = flow
         self._store = store
         self._transaction = transaction
@@ -232,6 +233,7 @@ class JobRestore:
         self._changed_steps = changed_steps
         self._steps = steps
         self._run_id = run_id
+        self._on_restore = on_restore
         self._record: CommitRecord | None = None
         self._pointer: CommitPointer | None = None
         self._snapshot: StoredSnapshot | None = None
@@ -262,6 +264,8 @@ class JobRestore:
         self.highest_number = max(numbers, default=0)
         if self.checkpoint is None:
             return {}
+        if self._on_restore is not None:
+            self._on_restore(self.checkpoint.number)
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
         check_steps(snapshot.header, self._steps, self._changed_steps)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)

@@ -1,0 +1,164 @@
+"""Health: whether the process works (``/livez``), and whether it does its job now (``/readyz``).
+
+:func:`facts_of` takes from the observations what counts; :func:`liveness` and :func:`readiness` are pure functions of
+these facts. A topic that does not answer makes the service not ready, never not alive: a restart of the process would
+not help. A step that is *held*, by an epoch, a staleness bound or a label that has not come, is neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from streamiter.runtime.statistics import StalledTask
+from streamiter.service.observations import Observations, Phase
+from streamiter.service.settings import HealthSettings
+
+# A checkpoint that fails, or that is slower than the interval, is followed by the next one. Five in a row are trouble.
+_INTERVALS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """A source, and how long its topic has owed an answer."""
+
+    task: str
+    topic: str | None
+    unanswered_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFacts:
+    """What health depends on."""
+
+    limits: HealthSettings
+    phase: Phase
+    reason: str | None
+    """Why the service is in this phase."""
+    seconds_in_phase: float
+    loop_blocked_s: float
+    """By how much the event loop is late now."""
+    at_work: str | None
+    """The task that has worked most lately."""
+    stalled: tuple[StalledTask, ...] = ()
+    sources: tuple[SourceFacts, ...] = ()
+    checkpoint_age_s: float | None = None
+    """The age of the last checkpoint, or of the job before its first one; None for a job without checkpoints."""
+    checkpoint_interval_s: float | None = None
+    missing_model: str | None = None
+    """Why no model answers; None if one does, or if no predictions are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """A condition that does not hold."""
+
+    condition: str
+    """``event loop``, ``job``, ``step``, ``source``, ``checkpoint`` or ``model``."""
+    detail: str
+    """What is wrong, with its figure."""
+    for_s: float | None
+    """For how many seconds it has been so; None where it is not known."""
+
+
+def facts_of(observations: Observations) -> HealthFacts:
+    """Return what health depends on."""
+    statistics = observations.statistics()
+    checkpoints = None if statistics is None else statistics.checkpoints
+    tasks = () if statistics is None else statistics.tasks
+    blocked_s = observations.loop_lag.blocked_s
+    return HealthFacts(
+        limits=observations.limits,
+        phase=observations.phase.phase,
+        reason=observations.phase.reason,
+        seconds_in_phase=observations.seconds_in_phase,
+        loop_blocked_s=blocked_s,
+        at_work=observations.busiest_task() if blocked_s > observations.limits.loop_limit_s else None,
+        stalled=() if statistics is None else statistics.stalled,
+        sources=tuple(
+            SourceFacts(task.name, task.source.topic, task.source.unanswered_s)
+            for task in tasks
+            if task.source is not None and not task.ended
+        ),
+        checkpoint_age_s=(
+            statistics.elapsed_s - checkpoints.committed_after_s
+            if statistics is not None and checkpoints is not None
+            else None
+        ),
+        checkpoint_interval_s=observations.checkpoint_interval_s,
+        missing_model=_missing_model(observations),
+    )
+
+
+def _missing_model(observations: Observations) -> str | None:
+    if observations.served is None or observations.model is not None:
+        return None
+    return observations.served.statistics().last_error or "none was published"
+
+
+def liveness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
+    """Return the problems for which the process should be started again; none if it is alive.
+
+    >>> limits = HealthSettings(loop_limit_s=10)
+    >>> facts = HealthFacts(limits, "running", None, 60.0, loop_blocked_s=12.5, at_work="train[0]")
+    >>> [problem.detail for problem in liveness(facts)]
+    ['the event loop has been blocked for 12.5 s; at work is train[0]']
+    """
+    return tuple(_loop_problems(facts)) + tuple(_end_problems(facts)) + tuple(_stalls(facts, "step"))
+
+
+def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
+    """Return the conditions that do not hold; none if the service is ready.
+
+    >>> facts = HealthFacts(HealthSettings(), "restoring", "checkpoint 812", 4.2, 0.0, None)
+    >>> [problem.detail for problem in readiness(facts)]
+    ['restoring, 4.2 s, checkpoint 812']
+    """
+    problems = list(_loop_problems(facts))
+    if facts.phase == "running":
+        problems += _stalls(facts, "step")
+        problems += _stalls(facts, "topic")
+        problems += _source_problems(facts)
+        problems += _checkpoint_problems(facts)
+    else:
+        told = "" if facts.reason is None else f", {facts.reason}"
+        detail = f"{facts.phase}, {facts.seconds_in_phase:.1f} s{told}"
+        problems.append(HealthProblem("job", detail, facts.seconds_in_phase))
+    if facts.missing_model is not None:
+        problems.append(HealthProblem("model", f"no model to predict with: {facts.missing_model}", None))
+    return tuple(problems)
+
+
+def _loop_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
+    blocked_s = facts.loop_blocked_s
+    if blocked_s > facts.limits.loop_limit_s:
+        at_work = "" if facts.at_work is None else f"; at work is {facts.at_work}"
+        yield HealthProblem("event loop", f"the event loop has been blocked for {blocked_s:.1f} s{at_work}", blocked_s)
+
+
+def _end_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
+    if facts.phase in ("failed", "aborted"):
+        told = "" if facts.reason is None else f": {facts.reason}"
+        yield HealthProblem("job", f"the job is {facts.phase}{told}", facts.seconds_in_phase)
+
+
+def _stalls(facts: HealthFacts, cause: str) -> Iterator[HealthProblem]:
+    for stalled in facts.stalled:
+        if stalled.cause == cause:
+            detail = f"no progress for {stalled.stalled_s:.1f} s although there is input: {stalled.reason}"
+            yield HealthProblem("step", detail, stalled.stalled_s)
+
+
+def _source_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
+    for source in facts.sources:
+        if source.unanswered_s > facts.limits.source_limit_s:
+            detail = f"{source.task}: no answer of the topic {source.topic!r} for {source.unanswered_s:.1f} s"
+            yield HealthProblem("source", detail, source.unanswered_s)
+
+
+def _checkpoint_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
+    age_s, interval_s = facts.checkpoint_age_s, facts.checkpoint_interval_s
+    if age_s is not None and interval_s is not None and age_s > _INTERVALS_MAX * interval_s:
+        detail = f"the last checkpoint is {age_s:.1f} s old, more than {_INTERVALS_MAX} intervals of {interval_s:g} s"
+        yield HealthProblem("checkpoint", detail, age_s)
