@@ -38,7 +38,7 @@ from streamiter.flow.graph_checks import (
 )
 from streamiter.flow.stream import FlowWithSources, Stream
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.output import RejectionPolicy
+from streamiter.operators.output import DeadLetter, RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns
@@ -260,6 +260,7 @@ class Flow(FlowWithSources):
         restore: Literal["last"] | int | None = "last",
         changed_steps: Iterable[str] = (),
         on_restore: Callable[[int], None] | None = None,
+        on_rejected: Callable[[DeadLetter], None] | None = None,
         snapshot: JobSnapshot | None = None,
         worker: tuple[int, int] | None = None,
         run_id: str | None = None,
@@ -268,7 +269,8 @@ class Flow(FlowWithSources):
         """Start the job in the running event loop; return when every step is open.
 
         ``clock`` gives the time, and ``new_id`` the names of the job's runs (random by default). If input makes no
-        progress for ``stall_after_s`` seconds (default 60), the blocked step is logged. ``snapshot`` is the result of
+        progress for ``stall_after_s`` seconds (default 60), the blocked step is logged. ``on_rejected`` is called with a
+        ``DeadLetter`` for each record that a step refuses and survives. ``snapshot`` is the result of
         ``await job.snapshot()`` of this flow: the job resumes there, whatever the job of the snapshot did afterwards.
 
         With ``checkpoints`` the job survives crashes: it resumes from the last committed checkpoint of this flow, and
@@ -307,6 +309,7 @@ class Flow(FlowWithSources):
             "checkpoints": checkpoints,
             "changed_steps": changed,
             "on_restore": on_restore,
+            "on_rejected": on_rejected,
             "worker": worker_of(worker, run_id, snapshot),
             "new_id": new_id,
         }

@@ -40,6 +40,7 @@ class Output:
         self._policy = policy
         self.rejected = 0
         self._origin_now: Callable[[], BatchOrigin | None] | None = None
+        self._on_rejected: Callable[[DeadLetter], None] | None = None
         self._receivers: list[Receiver] = []
         self._tagged_receivers: dict[OutputTag, list[Receiver]] = {}
         self._gathered: list[Any] = []
@@ -56,6 +57,10 @@ class Output:
     def ask_for_origin(self, origin_now: Callable[[], BatchOrigin | None]) -> None:
         """For the engine: set the function that returns the origin of the current batch."""
         self._origin_now = origin_now
+
+    def report_rejected(self, on_rejected: Callable[[DeadLetter], None] | None) -> None:
+        """For the engine: set the function that is called with each refused record, unless the job fails by it."""
+        self._on_rejected = on_rejected
 
     @property
     def batch_origin(self) -> BatchOrigin | None:
@@ -134,8 +139,13 @@ class Output:
         if self._policy == "fail":
             self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
         self.rejected += 1
+        if self._policy == "skip" and self._on_rejected is None:
+            return
+        letter = DeadLetter(record, self._step, described(reason), origin, key)
+        if self._on_rejected is not None:
+            self._on_rejected(letter)
         if self._policy == "dead_letter":
-            self.emit(DeadLetter(record, self._step, described(reason), origin, key), tag=DEAD_LETTERS)
+            self.emit(letter, tag=DEAD_LETTERS)
 
     def fail(self, reason: str | Exception, record: Any, *, origin: Origin | None = None) -> NoReturn:
         """End the job, naming the step and the record."""

@@ -429,7 +429,7 @@ class Job:
             flow=self.flow,
             state=self._state,
             elapsed_s=elapsed_s,
-            tasks=tuple(task_statistics(task) for task in self._tasks),
+            tasks=tuple(task_statistics(task, self._loops) for task in self._tasks),
             loops=tuple(loop.statistics(self._scope) for loop in self._loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
             stalled=self._watchdog.stalled() if self._state == "running" else (),

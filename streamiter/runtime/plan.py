@@ -20,6 +20,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
+from streamiter.operators.output import DeadLetter
 from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds, is_per_round
 from streamiter.runtime.checkpointing.restore import Restore
@@ -91,6 +92,8 @@ class JobOptions:
     """The checkpoint that the job starts from."""
     changed_steps: Collection[str] = ()
     """Steps that may have state in only one of the flow and the checkpoint."""
+    on_rejected: Callable[[DeadLetter], None] | None = None
+    """Called with each record that a step refuses and survives, also in a thread of the step."""
     on_restore: Callable[[int], None] | None = None
     """Called with the number of the checkpoint that the job starts from, before its state is read."""
 
@@ -340,6 +343,7 @@ class Planner:
             for step in self._chain(head)
         }
         for step, instance in instances.items():
+            instance.out.report_rejected(self.options.on_rejected)
             if self._knows_origin(step, subtask):
                 instance.out.ask_for_origin(lambda: progress.origin)
         return instances

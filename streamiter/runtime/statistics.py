@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from streamiter.channels import ChannelStatistics
 from streamiter.operators.operator import OperatorStatistics
+from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.feedback import FeedbackStatistics
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
@@ -62,6 +63,8 @@ class StepStatistics:
     """The name of the step."""
     subtask: int
     """The number of the subtask, from 0."""
+    policy: RejectionPolicy
+    """What happens to a record that the step refuses."""
     counts: OperatorStatistics
     """The records and batches that it has handled."""
 
@@ -90,6 +93,8 @@ class TaskStatistics:
     """The name of the first step, with the number of the subtask."""
     steps: tuple[StepStatistics, ...]
     """The operators of the chain, in order."""
+    loop: int | None
+    """The index of the task's iteration among the ``loops`` of the job; None for a task outside of all iterations."""
     epoch_watermark: int
     """The last complete epoch; below 0 before the first epoch is complete."""
     inputs: tuple[ChannelStatistics, ...]

@@ -166,14 +166,17 @@ def _is_held(task: Task) -> bool:
     return not task.is_handling and task.gate.has_parked and not task.gate.awaited_barriers()
 
 
-def task_statistics(task: Task) -> TaskStatistics:
+def task_statistics(task: Task, loops: Sequence[object]) -> TaskStatistics:
+    """Return the statistics of a task of a job with these loops."""
     channels = [port.channel for port in task.gate.ports]
     blocked_s = sum(lane.blocked_s for writer in task.writers for lane in writer.lanes)
     return TaskStatistics(
         name=task.name,
         steps=tuple(
-            StepStatistics(instance.step.name, instance.subtask, instance.statistics()) for instance in task.instances
+            StepStatistics(instance.step.name, instance.subtask, instance.step.policy, instance.statistics())
+            for instance in task.instances
         ),
+        loop=None if task.first.step.loop is None else loops.index(task.first.step.loop),
         epoch_watermark=task.progress.watermark,
         inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),
         outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),

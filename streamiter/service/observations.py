@@ -113,7 +113,7 @@ class DriftFound:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A record that became a dead letter."""
+    """A record that a step has refused: it was skipped, or became a dead letter."""
 
     at_ms: int
     step: str
@@ -259,7 +259,7 @@ class Observations:
         self.drift_counts[event["detector"]] += 1
 
     def refused(self, letter: DeadLetter) -> None:
-        """Note a dead letter."""
+        """Note a record that a step has skipped, or written to a topic of dead letters; threads may call this, too."""
         self.rejected.append(_rejected(letter, self.clock.now_ms()))
 
     def requested(self, route: str, code: int) -> None:
@@ -340,12 +340,17 @@ def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskR
         task=now.name,
         steps=tuple(step.step for step in now.steps),
         records_in_per_s=per_s(before.steps[0].counts.records_in, now.steps[0].counts.records_in),
-        records_out_per_s=per_s(before.steps[-1].counts.records_out, now.steps[-1].counts.records_out),
+        records_out_per_s=per_s(_records_out(before), _records_out(now)),
         busy=busy,
         blocked=blocked,
         held=held,
         idle=max(0.0, 1.0 - busy - blocked - held),
     )
+
+
+def _records_out(task: TaskStatistics) -> int:
+    """Return the records that a task has put into channels; a sink has none."""
+    return sum(channel.total_records for channel in task.outputs)
 
 
 def _rejected(letter: DeadLetter, at_ms: int) -> RejectedRecord:

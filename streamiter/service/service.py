@@ -12,13 +12,10 @@ from typing import Any, Final
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError, ProducerFenced, StreamiterError, TopicUnavailable, TransactionExpired
-from streamiter.flow.building import Outlets, StepOutput, add_next_step
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining, train_online
 from streamiter.models import ServedModel
-from streamiter.operators import DEAD_LETTERS, Map
-from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
 from streamiter.service.http import serving
@@ -94,18 +91,6 @@ class OnlineLearningService:
         training.drifts.map(self.observations.drifted, name="observe drifts")
         return training
 
-    def _observe_dead_letters(self) -> None:
-        """Add to each step with dead letters a step that notes them."""
-        for step in [step for step in self.flow.steps if step.policy == "dead_letter"]:
-            letters = Outlets(self.flow, StepOutput(step, DEAD_LETTERS, is_outside=step.loop is not None))
-            add_next_step(
-                {SINGLE_INPUT: letters},
-                f"observe dead letters of {step.name}",
-                lambda: Map(self.observations.refused),
-                {"parallelism": 1},
-                outside_loops=True,
-            )
-
     # -- the run -----------------------------------------------------------------------------------------
 
     def run(self) -> int:
@@ -120,7 +105,6 @@ class OnlineLearningService:
 
         Codes: 0 suspended or finished, 1 failed, 3 stalled, 4 another run has taken over, 130 aborted.
         """
-        self._observe_dead_letters()
         self._main = asyncio.current_task()
         try:
             with signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM):
@@ -210,6 +194,7 @@ class OnlineLearningService:
         return await self.flow.start(
             clock=self._clock,
             stall_after_s=self.settings.health.stall_limit_s,
+            on_rejected=self.observations.refused,
             on_restore=lambda number: self.observations.enter("restoring", f"checkpoint {number}"),
             **options,
         )

@@ -1,0 +1,229 @@
+"""The metrics of a service for Prometheus, collected from its observations at a scrape.
+
+Labels are bounded: names of the flow, its steps and topics, numbers of subtasks and partitions, and a few words. Keys,
+contents of records and URLs are never labels. A figure that is not known is left out.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Final
+
+from streamiter.errors import ConfigurationError
+from streamiter.runtime.statistics import HistogramStatistics, JobStatistics, TaskStatistics
+from streamiter.service.observations import Observations
+
+try:
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        InfoMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ConfigurationError(
+        f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
+    ) from error
+
+Row = tuple[tuple[str, ...], float]
+"""The values of the labels, and the figure."""
+
+# The windows of the metrics of a model, and how the names of progressive validation begin.
+_WINDOWS: Final[Mapping[str, str]] = {"all": "", "recent": "window_"}
+
+
+def exposition(observations: Observations, accept: str) -> tuple[bytes, str]:
+    """Return the metrics as Prometheus reads them, and their content type.
+
+    ``accept`` is the header of the request: it asks for OpenMetrics or for the text format.
+
+    >>> text, content_type = exposition(Observations("late-flights"), "")
+    >>> content_type.split(";")[0], b'streamiter_build_info{' in text
+    ('text/plain', True)
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collector(observations)), content_type
+
+
+class _Collector(Collector):
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+
+    def collect(self) -> Iterable[Metric]:
+        statistics = self._observations.statistics()
+        if statistics is not None:
+            yield from _steps(statistics)
+            yield from _channels(statistics)
+            yield from _loops(statistics)
+            yield from _sources(statistics)
+            yield from _checkpoints(statistics)
+        yield from _model(self._observations)
+        yield from _process(self._observations)
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+    family = CounterMetricFamily(f"streamiter_{name}", text, labels=labels)
+    for values, figure in rows:
+        family.add_metric(values, figure)
+    return family
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+    family = GaugeMetricFamily(f"streamiter_{name}", text, labels=labels)
+    for values, figure in rows:
+        family.add_metric(values, figure)
+    return family
+
+
+def _histogram(name: str, text: str, observed: HistogramStatistics) -> Metric:
+    bounds = [*map(str, observed.bounds), "+Inf"]
+    buckets = list(zip(bounds, observed.counts, strict=True))
+    return HistogramMetricFamily(f"streamiter_{name}", text, buckets=buckets, sum_value=observed.total)
+
+
+def _steps(statistics: JobStatistics) -> Iterator[Metric]:
+    flow, tasks = statistics.flow, statistics.tasks
+    steps = [step for task in tasks for step in task.steps]
+    directed, labels = ("flow", "step", "subtask", "direction"), ("flow", "step", "subtask")
+    yield _counter(
+        "records",
+        "Records that a step has received (in) and emitted (out).",
+        directed,
+        (
+            ((flow, step.step, str(step.subtask), direction), count)
+            for step in steps
+            for direction, count in (("in", step.counts.records_in), ("out", step.counts.records_out))
+        ),
+    )
+    yield _counter(
+        "bytes",
+        "Estimated bytes that a task has received (in) and sent (out). The step is the first of the task.",
+        directed,
+        (
+            ((*_labels(flow, task), direction), sum(each.total_bytes for each in ends))
+            for task in tasks
+            for direction, ends in (("in", task.inputs), ("out", task.outputs))
+            if ends
+        ),
+    )
+    rejected: dict[tuple[str, ...], int] = {}
+    for step in steps:
+        if step.policy != "fail":
+            rejected[step.step, step.policy] = rejected.get((step.step, step.policy), 0) + step.counts.rejected
+    yield _counter("rejected", "Records that a step has refused.", ("step", "policy"), rejected.items())
+    for name, text, seconds in (
+        ("busy", "Seconds in which a task has handled records.", [task.busy_s for task in tasks]),
+        ("blocked", "Seconds in which a task has waited for room downstream.", [task.blocked_s for task in tasks]),
+        ("held", "Seconds in which a task had only input that it did not want yet.", [task.held_s for task in tasks]),
+    ):
+        figures = ((_labels(flow, task), spent) for task, spent in zip(tasks, seconds, strict=True))
+        yield _counter(f"step_{name}_seconds", f"{text} The step is the first of the task.", labels, figures)
+
+
+def _labels(flow: str, task: TaskStatistics) -> tuple[str, str, str]:
+    first = task.steps[0]
+    return flow, first.step, str(first.subtask)
+
+
+def _channels(statistics: JobStatistics) -> Iterator[Metric]:
+    channels = [channel for task in statistics.tasks for channel in task.inputs]
+    rows = (((channel.name,), channel.records) for channel in channels)
+    yield _gauge("channel_records", "Records that wait in a channel.", ("channel",), rows)
+    peaks = (((channel.name,), channel.peak_records) for channel in channels)
+    yield _gauge("channel_peak_records", "The largest number of records in a channel.", ("channel",), peaks)
+
+
+def _loops(statistics: JobStatistics) -> Iterator[Metric]:
+    names = [loop.heads[0] for loop in statistics.loops]
+    watermarks: dict[tuple[str, ...], int] = {}
+    for task in statistics.tasks:
+        if task.loop is not None:
+            key = names[task.loop], task.steps[0].step
+            watermarks[key] = min(task.epoch_watermark, watermarks.get(key, task.epoch_watermark))
+    text = "The last epoch that is complete at all subtasks of a step; the loop has the name of its first head."
+    yield _gauge("epoch_watermark", text, ("loop", "step"), watermarks.items())
+    spilled = (((name,), loop.bytes_on_disk) for name, loop in zip(names, statistics.loops, strict=True))
+    yield _gauge("feedback_spilled_bytes", "Bytes of feedback on disk.", ("loop",), spilled)
+
+
+def _sources(statistics: JobStatistics) -> Iterator[Metric]:
+    sources = [
+        (task, task.steps[0].step, task.source, task.source.topic or "")
+        for task in statistics.tasks
+        if task.source is not None
+    ]
+    labels = ("step", "topic", "partition")
+    records = (((step, topic, part), left) for task, step, _, topic in sources for part, left in task.lag.items())
+    yield _gauge("source_lag_records", "Unread records of a partition.", labels, records)
+    ages = (((step, topic, part), age) for _, step, source, topic in sources for part, age in source.lag_s.items())
+    text = "The age of the record read last, while there are more; 0 if there are none."
+    yield _gauge("source_lag_seconds", text, labels, ages)
+    answers = (
+        ((step, topic, str(task.steps[0].subtask)), source.answered_at_ms / 1000)
+        for task, step, source, topic in sources
+        if source.answered_at_ms is not None
+    )
+    text = "When the topic answered last, also with no records."
+    yield _gauge("source_last_fetch_timestamp_seconds", text, ("step", "topic", "subtask"), answers)
+
+
+def _checkpoints(statistics: JobStatistics) -> Iterator[Metric]:
+    checkpoints = statistics.checkpoints
+    if checkpoints is None:
+        return
+    text = "Seconds from the barrier of a checkpoint to its commit."
+    yield _histogram("checkpoint_duration_seconds", text, checkpoints.durations_s)
+    if checkpoints.committed_at_ms is not None:
+        size, at_s = checkpoints.last_size_bytes, checkpoints.committed_at_ms / 1000
+        yield _gauge("checkpoint_bytes", "The size of the last snapshot.", (), [((), size)])
+        text = "When the last checkpoint was committed."
+        yield _gauge("checkpoint_last_success_timestamp_seconds", text, (), [((), at_s)])
+    outcomes = [(("committed",), checkpoints.taken), (("given_up",), checkpoints.given_up)]
+    yield _counter("checkpoints", "Checkpoints by outcome.", ("outcome",), outcomes)
+
+
+def _model(observations: Observations) -> Iterator[Metric]:
+    name, update = observations.name, observations.model
+    if update is not None:
+        labels = ("model",)
+        generation = [((name,), update.generation)]
+        yield _gauge("model_generation", "The generation of the model that answers.", labels, generation)
+        yield _gauge("model_version", "The version of the model that answers.", labels, [((name,), update.version)])
+        at_s = [((name,), update.created_at_ms / 1000)]
+        yield _gauge("model_published_timestamp_seconds", "When this version was made.", labels, at_s)
+    metrics = observations.validation[-1].metrics if observations.validation else {}
+    of_probabilities = {
+        "log_loss": ("loss", "The mean log loss of predictions that were made before learning."),
+        "auc": ("auc", "The area under the ROC curve."),
+        "baseline_log_loss": ("baseline_loss", "The log loss of always predicting the mean of the same labels."),
+    }
+    of_numbers = {"rmse": ("rmse", "The root of the mean squared error of predictions that were made before learning.")}
+    for family, (metric, text) in (of_numbers if "mae" in metrics else of_probabilities).items():
+        rows = [
+            ((name, window), metrics[prefix + metric])
+            for window, prefix in _WINDOWS.items()
+            if prefix + metric in metrics
+        ]
+        if rows:
+            yield _gauge(f"model_{family}", text, ("model", "window"), rows)
+    drifts = (((name, detector), count) for detector, count in observations.drift_counts.items())
+    yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
+    predicted = observations.predictions.items()
+    yield _counter("predictions", "Rows of requests for predictions.", ("model", "outcome"), predicted)
+    yield _histogram(
+        "prediction_seconds", "Seconds of a request for predictions.", observations.prediction_s.statistics()
+    )
+
+
+def _process(observations: Observations) -> Iterator[Metric]:
+    requests = (((route, str(code)), count) for (route, code), count in observations.requests.items())
+    yield _counter("http_requests", "HTTP requests.", ("route", "code"), requests)
+    text = "Seconds by which the event loop was late, ten times a second."
+    yield _histogram("event_loop_lag_seconds", text, observations.loop_lag.histogram.statistics())
+    about = {"version": version("streamiter"), "python": platform.python_version()}
+    yield InfoMetricFamily("streamiter_build", "The versions of streamiter and Python.", value=about)
