@@ -269,8 +269,8 @@ class Flow(FlowWithSources):
         """Start the job in the running event loop; return when every step is open.
 
         ``clock`` gives the time, and ``new_id`` the names of the job's runs (random by default). If input makes no
-        progress for ``stall_after_s`` seconds (default 60), the blocked step is logged. ``on_rejected`` is called with a
-        ``DeadLetter`` for each record that a step refuses and survives. ``snapshot`` is the result of
+        progress for ``stall_after_s`` seconds (default 60), the blocked step is logged. ``on_rejected`` is called with
+        a ``DeadLetter`` for each record that a step refuses and survives. ``snapshot`` is the result of
         ``await job.snapshot()`` of this flow: the job resumes there, whatever the job of the snapshot did afterwards.
 
         With ``checkpoints`` the job survives crashes: it resumes from the last committed checkpoint of this flow, and
