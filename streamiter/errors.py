@@ -5,6 +5,7 @@
     StreamiterError
     ├── GraphError                 the flow is wrong; raised while it is built
     ├── ConfigurationError         an option, a URL or an extra is wrong or missing
+    │   └── SettingsError          (streamiter.service) the file of a service is wrong; it has all errors of the file
     ├── PlainDataError             a value is not plain data, or bytes are not the encoding of plain data
     ├── DecodeError                the decoder cannot read bytes of a topic
     ├── EncodeError                the encoder cannot write a record
@@ -45,7 +46,8 @@
 
 A message has four parts: the step, topic or option; what was expected; what was given; what to do.
 
-This module also describes the user's code in messages: the line of the user (`user_line`), and a value (`shortened`).
+This module also describes the user's code in messages: the line of the user (`user_line`), a value (`shortened`), and a
+name that is similar to an unknown one (`did_you_mean`).
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ __all__ = [
     "UnknownWorker",
     "WorkerHasLeft",
     "described",
+    "did_you_mean",
     "safe_repr",
     "shortened",
     "user_line",
@@ -350,3 +353,16 @@ def described(reason: str | Exception) -> str:
         return f"{type(reason).__name__}: {reason}"
     except Exception:
         return type(reason).__name__
+
+
+def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
+    """Return ``; did you mean 'embedding'?``; empty if no name is that similar (0: any name, 1: equal).
+
+    >>> did_you_mean("embeding", ["wide", "embedding"]), did_you_mean("x", ["wide", "deep"])
+    ("; did you mean 'embedding'?", '')
+    """
+    from difflib import get_close_matches  # Imported here: only errors need it.
+
+    lower = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), lower, n=1, cutoff=likeness)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""

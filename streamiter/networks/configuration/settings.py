@@ -6,13 +6,12 @@ file, and ``Keys`` reads the keys of one JSON object.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.optimizers import Optimizer
 
 DataFormat = Literal["libsvm", "dummy", "dense"]
@@ -225,17 +224,6 @@ def json_kind(given: object) -> str:
     if len(shown) > _LONGEST_SHOWN:
         return kind
     return shown if isinstance(given, (bool, int, float)) else f"the {kind.split()[-1]} {shown}"
-
-
-def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Return ``; did you mean 'embedding'?``; empty if no name is that similar (0: any name, 1: equal).
-
-    >>> did_you_mean("embeding", ["wide", "embedding"]), did_you_mean("x", ["wide", "deep"])
-    ("; did you mean 'embedding'?", '')
-    """
-    lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=likeness)
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
