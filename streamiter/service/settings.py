@@ -135,12 +135,18 @@ class LabelSettings:
     value: str | FieldComparison
     """The field of the label, or a comparison."""
     event: str | None = None
-    """The value of ``event_field`` by which an answer is known; all other records are questions."""
+    """The value of ``event_field`` by which an answer is known."""
     event_field: str = "event"
     key: str | None = None
     """The field that an answer shares with its question."""
     within_s: float | None = None
     """A question that waited for so many seconds is forgotten; None: only the oldest of a million is."""
+    otherwise: bool | float | str | None = None
+    """The label of a question that waited for so long; None: it is forgotten."""
+    question: str | None = None
+    """The value of ``event_field`` of questions; None: all records are questions that are no answers."""
+    time: str | None = None
+    """The field with the time of an event; None: the time is that of the clock at which it is read."""
 
     @property
     def field(self) -> str:
@@ -429,6 +435,9 @@ _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "event_field": _key(text_of),
     "key": _key(text_of),
     "within": _key(duration_of, "within_s"),
+    "otherwise": _key(lambda value: value),
+    "question": _key(text_of),
+    "time": _key(text_of),
 }
 
 TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyType(
@@ -558,7 +567,10 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
 def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
     if "label" in learn:
         learn["label"] = _label(document, learn["label"], learn.get("kind"))
-    learner = learn.get("learner", "default")
+    label, learner = learn.get("label"), learn.get("learner", "default")
+    if label is not None and label.event is not None and "weight" in learn:
+        wrong = WrongValue("no weight with label.event", "leave one of them out")
+        document.refuse_value(("learn", "weight"), wrong)
     if learner == "default":
         learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
         return
@@ -581,8 +593,8 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
     """Make the optimizer, whose error names the setting."""
     kind = OPTIMIZERS[learner]
     names = signature(kind).parameters
-    settings = document.table(_SETTINGS, {name: Key(lambda value: value) for name in (*names, "bits", "scales")})
-    parsers = {"bits": whole_of(1, _BITS_MAX), "scales": _scales_of}
+    parsers = {"bits": whole_of(1, _BITS_MAX), "scales": _scales_of, "mini_batch": whole_of(1)}
+    settings = document.table(_SETTINGS, {name: Key(lambda value: value) for name in (*names, *parsers)})
     for name, value in settings.items():
         try:
             parsers[name](value) if name in parsers else kind(**{name: value})
@@ -611,7 +623,11 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
-_DEFAULT_KEYS: Final = {"crosses": _key(_crosses_of), "bits": _key(whole_of(1, _BITS_MAX))}
+_DEFAULT_KEYS: Final = {
+    "mini_batch": _key(whole_of(1)),
+    "crosses": _key(_crosses_of),
+    "bits": _key(whole_of(1, _BITS_MAX)),
+}
 
 
 def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSettings | None:
@@ -631,13 +647,23 @@ def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSetting
         missing = "event" if "key" in given else "key"
         remedy = "event says which records are answers, and key which field they share with their question"
         document.refuse_value((*path, missing), WrongValue("event and key together", remedy, given=f"no {missing}"))
-    for name in ("within", "event_field"):
-        if name in given and "event" not in given:
-            remedy = "leave it out, or write event and key"
-            document.refuse_value((*path, name), WrongValue("it with event only", remedy, given="no event"))
+    needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
+    for name, needed in needs.items():
+        if name in given and needed not in given:
+            wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")
+            document.refuse_value((*path, name), wrong)
+    if "otherwise" in label and kind is not None and not _fits(kind, label["otherwise"]):
+        document.refuse_value((*path, "otherwise"), WrongValue(f"a label of a {kind}", "write false, without quotes"))
     if "field" in label:
         label["value"] = label.pop("field")
     return LabelSettings(**label) if "value" in label else None
+
+
+def _fits(kind: str, label: object) -> bool:
+    """Whether a label that the file gives fits the kind."""
+    if kind == "classification":
+        return isinstance(label, bool)
+    return type(label) in ((int, float) if kind == "regression" else (int, str))
 
 
 def _check_publish(document: TomlDocument, publish: dict[str, Any]) -> None:
