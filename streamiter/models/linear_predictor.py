@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
@@ -40,6 +41,22 @@ _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The score of one row as a sum; a model of classes has arrays, with a number for each probability."""
+
+    intercept: float | Floats
+    """The score of a row of which nothing is known."""
+    contributions: dict[str, Any]
+    """The part of each feature, by its field or the number of its column; a cross is named ``"a × b"``."""
+
+    @property
+    def score(self) -> float | Floats:
+        """The intercept and all contributions; the link makes the prediction of it."""
+        total: float | Floats = sum(self.contributions.values(), start=self.intercept)
+        return total
+
+
 class LinearPredictor:
     """Predicts one row, or each of several rows, with the parameters of a linear model.
 
@@ -64,17 +81,24 @@ class LinearPredictor:
     """
 
     def __init__(self, parameters: Parameters, subject: str = "model") -> None:
-        fields = parameters if isinstance(parameters, dict) else {"weights": parameters}
+        fields: dict[str, Any] = parameters if isinstance(parameters, dict) else {"weights": parameters}
+        self.link: str = fields.get("link", "identity")
+        """How a score becomes a prediction: ``"logit"`` and ``"softmax"`` give probabilities."""
         self._subject = subject
         self._standardized = _StandardizedModel(fields, subject) if "center" in fields else None
         if self._standardized is None:
             self._weights = _weights(fields, subject)
             self._intercept = _intercept(fields, subject)
-            self._link = _link(fields, subject)
+            self._link = _LINKS[_link(fields, subject)]
             self._scaling: list[Floats] | None = None
             if "deviation" in fields:
                 shape = (len(self._weights),)
                 self._scaling = [_array(fields, name, subject, shape) for name in ("mean", "deviation")]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of rows that have an effect; empty for rows of numbers."""
+        return frozenset() if self._standardized is None else self._standardized.known
 
     @property
     def classes(self) -> list[Any] | None:
@@ -90,6 +114,29 @@ class LinearPredictor:
         scores = rows.dot(self._weights) if isinstance(rows, SparseRows) else rows @ self._weights
         values = self._link(scores + self._intercept)
         return float(values[0]) if is_single else values
+
+    def explain(self, x: object) -> Explanation:
+        """Return the score of one row as the sum of the parts of its features.
+
+        >>> LinearPredictor({"weights": np.array([1.0, -1.0]), "intercept": 0.5}).explain([2.0, 1.0]).contributions
+        {'0': 2.0, '1': -1.0}
+        """
+        if self._standardized is not None:
+            return self._standardized.explain(x)
+        rows = _single_row(self._subject, x, len(self._weights))
+        if self._scaling is not None:
+            rows = standardized(rows, *self._scaling)
+        products = rows[0] * self._weights
+        columns = np.flatnonzero(products)
+        return Explanation(self._intercept, dict(zip(map(str, columns), products[columns].tolist(), strict=True)))
+
+
+def _single_row(subject: str, x: object, features: int) -> Floats:
+    """Return one row as a matrix (1, features)."""
+    rows, is_single = rows_to_predict(subject, x, features)
+    if not is_single:
+        raise ModelError(f"{subject}: expected one row to explain, given {len(rows)}; explain them one by one")
+    return rows.to_dense() if isinstance(rows, SparseRows) else rows
 
 
 def rows_to_predict(subject: str, x: object, features: int) -> tuple[SparseRows | Floats, bool]:
@@ -152,11 +199,11 @@ def _intercept(fields: Mapping[str, object], subject: str) -> float:
     return float(intercept.item())
 
 
-def _link(fields: Mapping[str, object], subject: str) -> Callable[[Floats], Floats]:
+def _link(fields: Mapping[str, object], subject: str) -> str:
     name = fields.get("link", "identity")
     if not isinstance(name, str) or name not in _LINKS:
         raise ModelError(f"{subject}: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")
-    return _LINKS[name]
+    return name
 
 
 # ---- standardized models
@@ -209,7 +256,7 @@ class _StandardizedModel:
         plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
-        self._known = self._texts.union(self._fields, self._vectors)
+        self.known = self._texts.union(self._fields, self._vectors)
         self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
         self._bits: int = _value(given, "bits", subject, "a number", _is_count)
         self._reader = FieldReader(bits=self._bits, owner=subject)
@@ -252,8 +299,7 @@ class _StandardizedModel:
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
         if self._crosses and isinstance(rows, NamedRows):
-            numbers = standardized(numbers_of(rows, crossed_fields(self._crosses)), *self._moments)
-            rows = crossed(rows, self._crosses, numbers, bits=self._bits, known=self._known)
+            rows = self._with_crosses(rows, self._crosses)
         scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
         values = self._linked(scores + self._intercept)
         if not is_single:
@@ -268,6 +314,40 @@ class _StandardizedModel:
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
         probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
         return probabilities
+
+    def _with_crosses(self, rows: NamedRows, crosses: list[Any]) -> NamedRows:
+        fields = crossed_fields(self._crosses)
+        numbers = standardized(numbers_of(rows, fields), *self._moments)
+        used = numbers[:, [fields.index(field) for field in crossed_fields(crosses)]]
+        return crossed(rows, crosses, used, bits=self._bits, known=self.known)
+
+    def explain(self, x: object) -> Explanation:
+        """Return the parts of the score of one row."""
+        intercept = self._intercept if self.classes is not None else float(self._intercept[0])
+        if self._width is not None:
+            [row] = _single_row(self._subject, x, self._width)
+            places = np.flatnonzero(row)
+            alone = [([place], [value]) for place, value in zip(places.tolist(), row[places].tolist(), strict=True)]
+            scores = self._scores_of_sparse(SparseRows.from_rows(alone, self._width))
+            return Explanation(intercept, dict(zip(map(str, places), map(self._weight_of, scores), strict=True)))
+        if not isinstance(x, Mapping):
+            [row] = _single_row(self._subject, x, self._matrix_width or 0)
+            x = {str(column): value for column, value in enumerate(row.tolist())}
+        fields = self._with_vectors_as_fields(x)
+        nothing = intercept * 0.0
+        parts = {
+            name: self._score({name: value}, nothing)
+            for name, value in fields.items()
+            if name in self.known or _is_none(value)
+        }
+        for cross in self._crosses:
+            rows = self._rows_of_dicts([x])
+            part = (self._scores(self._with_crosses(rows, [cross])) - self._scores(rows))[0]
+            parts[" × ".join(cross)] = self._weight_of(part)
+        return Explanation(intercept, parts)
+
+    def _weight_of(self, scores: Floats) -> _Weight:
+        return scores if self.classes is not None else float(scores[0])
 
     # ---- one row
 
@@ -399,11 +479,11 @@ class _StandardizedModel:
         if table is None:
             raise ModelError(
                 f"{self._subject}: expected rows with the fields of the model (dicts, Columns or a table), which are "
-                f"{shortened(sorted(self._known))}, given {shortened(x)}"
+                f"{shortened(sorted(self.known))}, given {shortened(x)}"
             )
         arrays = table.arrays
         # Of other columns only missing values have a weight.
-        known = {name: array for name, array in arrays.items() if name in self._known or array.dtype.kind in "fO"}
+        known = {name: array for name, array in arrays.items() if name in self.known or array.dtype.kind in "fO"}
         if not known:
             return named_matrix(np.empty((len(table), 0))), False
         return self._reader.rows(Columns(known)), False
@@ -411,10 +491,10 @@ class _StandardizedModel:
     def _rows_of_dicts(self, given: list[Any]) -> NamedRows:
         """Return the rows without fields that the model cannot know, whose values may be of any type."""
         if all(isinstance(row, Mapping) for row in given) and not all(
-            row.keys() <= self._known and self._vectors.isdisjoint(row) for row in given
+            row.keys() <= self.known and self._vectors.isdisjoint(row) for row in given
         ):
             rows = [self._with_vectors_as_fields(row) for row in given]
-            known = self._known
+            known = self.known
             given = [{name: value for name, value in row.items() if name in known or _is_none(value)} for row in rows]
         return self._reader.rows(given)
 

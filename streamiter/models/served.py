@@ -111,7 +111,7 @@ class ServedModel:
         self._clock = clock or SystemClock()
         self._waiting = WaitingCalls(self._subject, waiting_max, self._clock)
         self._follower = Follower(topic, model, self._clock, self._take_over, self._following_ended)
-        self._serving: _Serving | None = None
+        self._serving: ServedVersion | None = None
         self._taken_over = 0
         self._unusable = 0
         self._unusable_because: str | None = None
@@ -142,13 +142,20 @@ class ServedModel:
         Raises :class:`~streamiter.models.NoModel` before the first model, ``ModelError`` for rows that do not fit the
         model, and the errors of your own ``predict`` function.
         """
-        serving = self._serving
-        if serving is None:
-            raise NoModel(f"{self._subject}: {self._why_no_model()}")
+        serving = self.version_now()
         update = serving.update
         classes = getattr(serving.predict, "classes", None)
         age_s = update.age_s(self._clock)
         return Prediction(serving.predict(x), update.generation, update.version, age_s, classes)
+
+    def version_now(self) -> ServedVersion:
+        """Return the version that answers now: several calls of its predictor are of one version.
+
+        Raises :class:`~streamiter.models.NoModel` before the first model.
+        """
+        if self._serving is None:
+            raise NoModel(f"{self._subject}: {self._why_no_model()}")
+        return self._serving
 
     async def ready(self, *, timeout_s: float = 30.0) -> None:
         """Wait for the first model. Raises :class:`~streamiter.models.NoModel` if no model arrives in time."""
@@ -194,17 +201,19 @@ class ServedModel:
             self._unusable += 1
             self._unusable_because = str(error)
             return
-        self._serving = _Serving(update, predict)
+        self._serving = ServedVersion(self._subject_of(update), update, predict)
         self._taken_over += 1
         self._waiting.release()
+
+    def _subject_of(self, update: ModelUpdate) -> str:
+        return f"{self._subject}, update {update.generation}.{update.version}"
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
         if self._load is not None:
             return self._load(update.parameters)
         if self._predict is not None:
             return functools.partial(self._predict, update.parameters)
-        subject = f"{self._subject}, update {update.generation}.{update.version}"
-        return LinearPredictor(update.parameters, subject)
+        return LinearPredictor(update.parameters, self._subject_of(update))
 
     def _following_ended(self, error: Exception) -> None:
         self._waiting.fail(f"no model, and the topic cannot be followed: {error}")
@@ -229,11 +238,15 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Serving:
+class ServedVersion:
     """An update and its predictor, replaced together: an answer never mixes two versions."""
 
+    subject: str
+    """The model, its topic and the update, as messages about a row begin."""
     update: ModelUpdate
+    """The update that answers."""
     predict: Callable[[Any], Any]
+    """Returns the prediction for a row, or for each of several rows."""
 
 
 # A topic that is available again is opened within this time; an unavailable topic is tried once a second.

@@ -1,0 +1,67 @@
+"""Errors of the service as documents: ``application/problem+json`` of RFC 9457."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, NotRequired, TypedDict
+
+import orjson
+from msgspec import Meta
+
+CONTENT_TYPE: Final = "application/problem+json"
+
+
+class WrongValue(TypedDict):
+    """A value of the request that is wrong."""
+
+    path: Annotated[str, Meta(description="Where the value is: a JSON Pointer such as /rows/3/km")]
+    detail: Annotated[str, Meta(description="What was expected, what was given")]
+
+
+class ProblemDocument(TypedDict):
+    """An error: what is wrong with the request, or with the service."""
+
+    type: Annotated[str, Meta(description="The kind of the problem, which never changes")]
+    title: Annotated[str, Meta(description="The kind of the problem in words")]
+    status: Annotated[int, Meta(description="The status of the answer")]
+    detail: Annotated[str, Meta(description="What was expected, what was given, what to do")]
+    errors: NotRequired[Annotated[list[WrongValue], Meta(description="All wrong values of the request")]]
+
+
+class Problem(Exception):
+    """A request that cannot be answered, with the status and the document of its answer.
+
+    >>> Problem(404, "unknown-model", "expected the model 'ctr', given 'ctx'").document()["title"]
+    'Unknown model'
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        errors: list[WrongValue] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.errors = errors
+        self.headers = dict(headers or {})
+
+    def document(self) -> ProblemDocument:
+        """Return the document."""
+        document: ProblemDocument = {
+            "type": f"urn:streamiter:problem:{self.kind}",
+            "title": self.kind.replace("-", " ").capitalize(),
+            "status": self.status,
+            "detail": str(self),
+        }
+        if self.errors is not None:
+            document["errors"] = self.errors
+        return document
+
+    def body(self) -> bytes:
+        """Return the document as JSON."""
+        return orjson.dumps(self.document())

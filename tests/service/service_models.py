@@ -1,0 +1,41 @@
+"""Tests of predictions share these models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.models import LinearPredictor, ModelUpdate
+from streamiter.models.served import ServedVersion
+
+NOW_MS = 1_700_000_000_000
+
+
+def trips(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    draw = np.random.default_rng(seed)
+    return [
+        {"km": float(draw.normal(500.0, 90.0)), "sky": ("rain", "sun", "snow")[draw.integers(3)], "night": n % 2 == 0}
+        for n in range(count)
+    ]
+
+
+def learned(labels: str = "truth values", crosses: Any = ()) -> AdaptiveLinearModel:
+    """Return a model that has learned from 300 trips."""
+    rows = trips(300)
+    make: dict[str, Any] = {
+        "truth values": lambda row: row["km"] > 500.0,
+        "numbers": lambda row: row["km"] / 10.0 + len(row["sky"]),
+        "classes": lambda row: row["sky"] + str(row["night"]),
+    }
+    model = AdaptiveLinearModel(bits=12, crosses=crosses)
+    model.learn(rows, [make[labels](row) for row in rows])
+    return model
+
+
+def version_of(parameters: Any, version: int = 7, predict: Any = None) -> ServedVersion:
+    """Return a served version with these parameters, made 2.5 s ago."""
+    update = ModelUpdate("late", 2, version, None, NOW_MS - 2_500, 300, {}, parameters)
+    subject = f"model 'late' of memory:models, update 2.{version}"
+    return ServedVersion(subject, update, predict or LinearPredictor(parameters, subject))
