@@ -20,7 +20,7 @@ from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.linear_predictor import Explanation, LinearPredictor
 from streamiter.models.served import ServedVersion
-from streamiter.service.problems import Problem, WrongValue
+from streamiter.service.problems import Problem, BadValue
 
 ROWS_MAX: Final = 1_000
 
@@ -45,7 +45,7 @@ class PredictedRow(TypedDict, total=False):
     intercept: Annotated[Any, Meta(description="The score of a row of which nothing is known")]
     contributions: Annotated[dict[str, Any], Meta(description="The part of each feature in the score")]
     error: Annotated[str, Meta(description="Why the row has no prediction (?partial=true)")]
-    errors: Annotated[list[WrongValue], Meta(description="All wrong values of the row (?partial=true)")]
+    errors: Annotated[list[BadValue], Meta(description="All wrong values of the row (?partial=true)")]
 
 
 class PredictionAnswer(TypedDict):
@@ -220,9 +220,9 @@ class _Rows:
     def _by_label(self, part: Any) -> Any:
         return part if self._classes is None else dict(zip(self._labels, part.tolist(), strict=False))
 
-    def _wrong_values(self, row: Any, path: str) -> list[WrongValue]:
+    def _wrong_values(self, row: Any, path: str) -> list[BadValue]:
         """Return the fields that are wrong also in a row of their own."""
-        wrong: list[WrongValue] = []
+        wrong: list[BadValue] = []
         if self._linear is not None and isinstance(row, dict):
             for name in row.keys() & self._linear.fields:
                 try:

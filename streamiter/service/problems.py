@@ -11,7 +11,7 @@ from msgspec import Meta
 CONTENT_TYPE: Final = "application/problem+json"
 
 
-class WrongValue(TypedDict):
+class BadValue(TypedDict):
     """A value of the request that is wrong."""
 
     path: Annotated[str, Meta(description="Where the value is: a JSON Pointer such as /rows/3/km")]
@@ -25,7 +25,7 @@ class ProblemDocument(TypedDict):
     title: Annotated[str, Meta(description="The kind of the problem in words")]
     status: Annotated[int, Meta(description="The status of the answer")]
     detail: Annotated[str, Meta(description="What was expected, what was given, what to do")]
-    errors: NotRequired[Annotated[list[WrongValue], Meta(description="All wrong values of the request")]]
+    errors: NotRequired[Annotated[list[BadValue], Meta(description="All wrong values of the request")]]
 
 
 class Problem(Exception):
@@ -41,7 +41,7 @@ class Problem(Exception):
         kind: str,
         detail: str,
         *,
-        errors: list[WrongValue] | None = None,
+        errors: list[BadValue] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
