@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from collections import deque
 from typing import Annotated, Final
 
 import numpy as np
@@ -13,12 +12,12 @@ import typer
 
 from streamiter.cli.figures import print_fields
 from streamiter.cli.run import examples
-from streamiter.cli.topics import last_records, lasting_topic
+from streamiter.cli.topics import lasting_topic
 from streamiter.clock import SystemClock
-from streamiter.errors import ConfigurationError
-from streamiter.models import ModelUpdate, last_update, model_updates
+from streamiter.models import ModelUpdate, find_update, model_updates
+from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import ReadRequest, Topic
+from streamiter.topics import Topic
 
 models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,13 +31,6 @@ Url = Annotated[
 ]
 Model = Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")]
-
-# Search this many times further back if the last records have too few updates: the others are of other models, or
-# updates consist of many chunks.
-_FURTHER: Final = 8
-
-# The number of last records that are searched for names of models, for the error about a missing model.
-_LOOKED_AT: Final = 1000
 
 # The number of values of an array that `show` prints.
 _HEAD: Final = 6
@@ -79,12 +71,12 @@ def tail(
 
 async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bool) -> None:
     show = _json if as_json else _line
-    updates, start = await _last_updates(source, model, count)
+    updates, start = await last_updates(source, model, count, lambda update: update)
     for update in updates:
         typer.echo(show(update))
     if not follow:
         if not updates:
-            await _newest(source, model)  # raises if the topic has no update of the model
+            await find_update(source, model)  # raises if the topic has no update of the model
         return
     sys.stdout.flush()
     # Start before the found updates, not after them: another update may be written there only in part.
@@ -93,39 +85,6 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
         if update.rank > shown:
             typer.echo(show(update))
             sys.stdout.flush()
-
-
-async def _last_updates(source: Topic, model: str, count: int) -> tuple[list[ModelUpdate], dict[int, int]]:
-    """Return the last ``count`` updates, and offsets before them that are near to the end."""
-    ends = (await source.describe()).offsets
-    back = count
-    while True:
-        start = last_records(ends, back)
-        updates = model_updates(source, model, start=start, follow=False)
-        found = deque([update async for update in updates], count)
-        if len(found) == count or all(offset == ends[partition][0] for partition, offset in start.items()):
-            return list(found), start
-        back *= _FURTHER
-
-
-async def _no_updates(source: Topic, model: str) -> ConfigurationError:
-    names = await _model_names(source)
-    given = f"only of {', '.join(names)}" if names else "none of any model"
-    return ConfigurationError(f"{source.url}: expected updates of model {model!r}, given {given}")
-
-
-async def _model_names(source: Topic) -> list[str]:
-    """Return the names of models in the last records of the topic."""
-    start = last_records((await source.describe()).offsets, _LOOKED_AT)
-    reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
-    names: dict[str, None] = {}
-    try:
-        while (batch := await reader.read()) is not None:
-            headers = [value for fields in batch.headers for name, value in fields if name == "model"]
-            names |= dict.fromkeys(value.decode(errors="backslashreplace") for value in headers)
-    finally:
-        await reader.close()
-    return sorted(names)
 
 
 def _line(update: ModelUpdate) -> str:
@@ -164,18 +123,11 @@ def _duration(seconds: float) -> str:
 )
 def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     """Print the newest update of a model."""
-    update = run_in_own_loop(_newest(lasting_topic(url), model))
+    update = run_in_own_loop(find_update(lasting_topic(url), model))
     if as_json:
         typer.echo(_json(update))
     else:
         print_fields(_fields(update))
-
-
-async def _newest(source: Topic, model: str) -> ModelUpdate:
-    update = await last_update(source, model)
-    if update is None:
-        raise await _no_updates(source, model)
-    return update
 
 
 def _fields(update: ModelUpdate) -> list[tuple[str, str]]:

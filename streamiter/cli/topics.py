@@ -1,6 +1,6 @@
 """The commands ``streamiter topics create · list · produce · tail``.
 
-``lasting_topic`` and ``last_records`` are shared with the commands on models.
+``lasting_topic`` is shared with the commands on models.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from streamiter.topics import (
     connector_for,
     topic,
 )
+from streamiter.topics.topic import last_records
 from streamiter.topics.urls import shown_url
 
 Url = Annotated[
@@ -368,11 +369,6 @@ async def _tail(source: Topic, follow: bool, count: int, show: Callable[[TopicRe
             sys.stdout.flush()
     finally:
         await reader.close()
-
-
-def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
-    """Return the offset of the last ``count`` records of each partition, exact if offsets have no gaps."""
-    return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}
 
 
 def _print_record(record: TopicRecord) -> None:

@@ -6,7 +6,7 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
 Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``,
-``linear_predictor`` and ``served``.
+``versions``, ``linear_predictor`` and ``served``.
 """
 
 from streamiter.models.linear_predictor import LinearPredictor
@@ -31,31 +31,55 @@ from streamiter.models.reader import (
 )
 from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters, UpdateFormat
+from streamiter.models.versions import (
+    ModelDifference,
+    ModelVersion,
+    NoSuchVersion,
+    ScaleChange,
+    WeightChange,
+    find_update,
+    model_comparison,
+    model_difference,
+    model_names,
+    model_versions,
+    roll_back,
+)
 
 __all__ = [
     "ChunkSet",
     "EncoderState",
     "InitialModel",
     "LinearPredictor",
+    "ModelDifference",
     "ModelPublisher",
     "ModelSnapshot",
     "ModelUpdate",
     "ModelUpdateEncoder",
     "ModelUpdates",
+    "ModelVersion",
     "NoModel",
+    "NoSuchVersion",
     "OnError",
     "Parameters",
     "Prediction",
     "RunStart",
+    "ScaleChange",
     "ServedModel",
     "ServedModelStatistics",
     "UpdateFormat",
     "UpdateStart",
     "UpdateStatistics",
+    "WeightChange",
+    "find_update",
     "initial_model",
     "last_update",
+    "model_comparison",
+    "model_difference",
+    "model_names",
     "model_updates",
+    "model_versions",
     "next_generation",
     "next_run",
     "record_limit",
+    "roll_back",
 ]

@@ -31,6 +31,7 @@ from streamiter.models.update import (
     chunk_key,
     deletion_headers,
     encode_document,
+    shown_rank,
     update_key,
 )
 from streamiter.numbers import plain_float
@@ -177,6 +178,8 @@ _FRAMING_BYTES: Final = 128
 _HEADER_FRAMING_BYTES: Final = 10
 
 
+_NO_ROLLBACK: Final[Rank] = (0, 0)
+
 _Record = tuple[bytes, bytes | None, Headers]
 
 
@@ -237,22 +240,29 @@ class ModelUpdateEncoder:
         self._partition = partition
         self._leftovers = list(leftovers)
 
-    def encode(self, models: Batch, *, epoch: int | None = None) -> OutgoingBatch:
+    def encode(self, models: Batch, *, epoch: int | None = None, rollback_to: Rank | None = None) -> OutgoingBatch:
         """Return the records of one update for each model, in order; ``epoch`` is the epoch of models that name none.
 
-        Write them as one batch, or in one transaction. Raises :class:`~streamiter.errors.ModelError` for a model that
-        cannot be published, such as one with NaN; then no version is used.
+        A model that was trained since a rollback gets a later version than the rollback. ``rollback_to`` is the rank of
+        the update that the one model publishes again. Write the records as one batch, or in one transaction. Raises
+        :class:`~streamiter.errors.ModelError` for a model that cannot be published, such as one with NaN; then no
+        version is used.
         """
-        version, leftovers = self.next_version, list(self._leftovers)
+        rank, leftovers = (self.generation, self.next_version), list(self._leftovers)
         records: list[_Record] = []
         for model in models:
             chunk_sets = leftovers
-            update = _UpdateRecords(self._document(model, version, epoch), self._clock.now_ms())
+            snapshot = model if isinstance(model, ModelSnapshot) else ModelSnapshot(model)
+            since = snapshot.since_rollback or _NO_ROLLBACK
+            rank = max(rank, (since[0], since[1] + 1))
+            since = since if rollback_to is None else rank
+            origin = (None if since == _NO_ROLLBACK else since, rollback_to)
+            update = _UpdateRecords(self._document(snapshot, rank, epoch), self._clock.now_ms(), origin)
             written, leftovers = self._records_of(update)
             records += written
             records += [record for chunk_set in chunk_sets for record in update.deletions(chunk_set)]
-            version += 1
-        self.next_version, self._leftovers = version, leftovers
+            rank = (rank[0], rank[1] + 1)
+        (self.generation, self.next_version), self._leftovers = rank, leftovers
         keys, values, headers = zip(*records, strict=True) if records else ((), (), ())
         return OutgoingBatch(values=list(values), keys=list(keys), headers=list(headers), partition=self._partition)
 
@@ -270,13 +280,12 @@ class ModelUpdateEncoder:
         self.next_version = state["next_version"]
         self._leftovers = [(generation, version, count) for generation, version, count in state["leftovers"]]
 
-    def _document(self, model: object, version: int, epoch: int | None) -> Document:
-        subject = f"model {self.model!r}, update {self.generation}.{version}"
-        snapshot = model if isinstance(model, ModelSnapshot) else ModelSnapshot(model)
+    def _document(self, snapshot: ModelSnapshot, rank: Rank, epoch: int | None) -> Document:
+        subject = f"model {self.model!r}, update {shown_rank(rank)}"
         return Document(
             model=self.model,
-            generation=self.generation,
-            version=version,
+            generation=rank[0],
+            version=rank[1],
             epoch=snapshot.epoch if snapshot.epoch is not None else epoch,
             records=snapshot.records,
             metrics=_checked_metrics(snapshot.metrics, subject),
@@ -297,8 +306,9 @@ class ModelUpdateEncoder:
 class _UpdateRecords:
     """The records of one update."""
 
-    def __init__(self, document: Document, created_at_ms: int) -> None:
+    def __init__(self, document: Document, created_at_ms: int, origin: tuple[Rank | None, Rank | None]) -> None:
         self.document = document
+        self._since_rollback, self._rollback_to = origin
         self._created_at_ms = created_at_ms
         self._key = update_key(document.model)
 
@@ -338,6 +348,8 @@ class _UpdateRecords:
             created_at_ms=self._created_at_ms,
             content_type=content_type,
             chunk=chunk,
+            since_rollback=self._since_rollback,
+            rollback_to=self._rollback_to,
         )
 
 

@@ -38,6 +38,9 @@ from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader,
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
 
+Wanted = Callable[[UpdateHeaders], bool]
+"""Whether a reader wants the update with these headers."""
+
 UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
 """Where reading starts: as for any topic, or at the newest complete update (``"latest_model"``)."""
 
@@ -92,7 +95,14 @@ class ModelUpdates:
     """
 
     def __init__(
-        self, topic: Topic, model: str, start: UpdateStart, follow: bool, on_error: OnError, clock: Clock
+        self,
+        topic: Topic,
+        model: str,
+        start: UpdateStart,
+        follow: bool,
+        on_error: OnError,
+        clock: Clock,
+        wanted: Wanted | None = None,
     ) -> None:
         if isinstance(start, str) and start not in ("earliest", "latest", "latest_model"):
             raise ConfigurationError(
@@ -105,7 +115,8 @@ class ModelUpdates:
         self._follow = follow
         self._on_error = on_error
         self._clock = clock
-        self._intake = UpdateIntake(topic, model)
+        self._wanted = wanted
+        self._intake = UpdateIntake(topic, model, wanted)
         self._found: deque[ModelUpdate | DecodeError] = deque()
         self._records: Iterator[TopicRecord] = iter(())
         self._reader: TopicReader | None = None
@@ -169,6 +180,7 @@ class ModelUpdates:
         search = TailSearch(self._topic, self._model, self._clock)
         tail = await search.run()
         self._intake = search.intake
+        self._intake.wanted = self._wanted
         self._intake.restart_counts(tail.update, tail.error)
         if tail.update is not None:
             self._found.append(tail.update)
@@ -258,7 +270,9 @@ class UpdateIntake:
     Use it in one task only.
     """
 
-    def __init__(self, topic: Topic, model: str) -> None:
+    def __init__(self, topic: Topic, model: str, wanted: Wanted | None = None) -> None:
+        self.wanted = wanted
+        """Which updates to read; the values of others are not decoded. None: all updates."""
         self._topic = topic
         self._model = model
         self._model_header = model.encode()
@@ -315,6 +329,9 @@ class UpdateIntake:
         if headers.rank <= self._rank:
             self._older += headers.is_last
             return None
+        if self.wanted is not None and not self.wanted(headers):
+            self._rank = headers.rank if headers.is_last else self._rank
+            return None
         value = part if headers.chunk is None else self._assembler.add(headers, part)
         if value is None:
             return None
@@ -343,6 +360,8 @@ def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
         records=document.records,
         metrics=document.metrics,
         parameters=parameters,
+        since_rollback=headers.since_rollback,
+        rollback_to=headers.rollback_to,
     )
 
 

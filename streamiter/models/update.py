@@ -66,6 +66,9 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     """Numbers by name, such as the loss."""
     epoch: int | None = None
     """The epoch of the model; None: the epoch in which it is published."""
+    since_rollback: tuple[int, int] | None = None
+    """The generation and version of the last rollback that the trainer has taken over, ``(0, 0)`` before the first;
+    the update gets a later version than that. None: the trainer follows no rollbacks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,7 @@ class ModelUpdate:
     model: str
     """The name of the model."""
     generation: int
-    """The number of the run that published the update; a run that restores no checkpoint begins a new generation."""
+    """The number of the run or rollback that the update follows; a run that restores no checkpoint begins a new one."""
     version: int
     """The number of the update within its generation."""
     epoch: int | None
@@ -88,6 +91,10 @@ class ModelUpdate:
     """Numbers by name, such as the loss."""
     parameters: Parameters
     """An array, or a dict of names to arrays, numbers and strings."""
+    since_rollback: Rank | None = None
+    """The rank of the last rollback before this update; a rollback has its own rank here. None: there was none."""
+    rollback_to: Rank | None = None
+    """The rank of the update that this one publishes again; None if it is no rollback."""
 
     @property
     def rank(self) -> Rank:
@@ -134,6 +141,8 @@ class UpdateHeaders:
     created_at_ms: int
     content_type: str
     chunk: Chunk | None = None
+    since_rollback: Rank | None = None
+    rollback_to: Rank | None = None
 
     @property
     def rank(self) -> Rank:
@@ -146,7 +155,7 @@ class UpdateHeaders:
         return self.chunk is None or self.chunk.index == self.chunk.count - 1
 
     def encoded(self) -> Headers:
-        """Return the headers as a record carries them: texts and decimal numbers; an ``epoch`` of None is left out."""
+        """Return the headers as a record carries them: texts and decimal numbers; a field of None is left out."""
         fields: list[tuple[str, str | int]] = [
             ("model", self.model),
             ("generation", self.generation),
@@ -159,6 +168,8 @@ class UpdateHeaders:
         if self.chunk is not None:
             fields += [("chunk_index", self.chunk.index), ("chunk_count", self.chunk.count)]
             fields.append(("sha256", self.chunk.sha256))
+        ranks = (("since_rollback", self.since_rollback), ("rollback_to", self.rollback_to))
+        fields += [(name, shown_rank(rank)) for name, rank in ranks if rank is not None]
         return tuple((name, str(value).encode()) for name, value in fields)
 
     @staticmethod
@@ -174,6 +185,8 @@ class UpdateHeaders:
                 created_at_ms=int(fields["created_at"]),
                 content_type=fields["content_type"],
                 chunk=_parse_chunk(fields),
+                since_rollback=_parse_rank(fields, "since_rollback"),
+                rollback_to=_parse_rank(fields, "rollback_to"),
             )
         except KeyError as error:
             raise ValueError(f"header {error} is missing") from error
@@ -186,6 +199,24 @@ def _parse_chunk(fields: dict[str, str]) -> Chunk | None:
     if not 0 <= chunk.index < chunk.count:
         raise ValueError(f"expected 0 <= chunk_index < chunk_count, given {chunk.index} of {chunk.count}")
     return chunk
+
+
+def shown_rank(rank: Rank) -> str:
+    """Return a rank as headers and messages have it.
+
+    >>> shown_rank((2, 17))
+    '2.17'
+    """
+    return f"{rank[0]}.{rank[1]}"
+
+
+def _parse_rank(fields: dict[str, str], name: str) -> Rank | None:
+    if name not in fields:
+        return None
+    generation, separator, version = fields[name].partition(".")
+    if not separator or len(fields[name]) > _RANK_BYTES:
+        raise ValueError(f"expected header {name} as generation.version, given {fields[name]!r}")
+    return int(generation), int(version)
 
 
 def model_of(headers: Headers) -> bytes | None:
@@ -212,7 +243,7 @@ def chunk_key(model: str, rank: Rank, index: int) -> bytes:
 
 def deletion_headers(model: str, rank: Rank) -> Headers:
     """Return the headers of a record without a value, which deletes a chunk of the update ``rank``."""
-    return (("model", model.encode()), ("deletes", f"{rank[0]}.{rank[1]}".encode()))
+    return (("model", model.encode()), ("deletes", shown_rank(rank).encode()))
 
 
 def deleted_rank(headers: Headers) -> Rank | None:
