@@ -82,14 +82,12 @@ class LinearPredictor:
 
     def __init__(self, parameters: Parameters, subject: str = "model") -> None:
         fields: dict[str, Any] = parameters if isinstance(parameters, dict) else {"weights": parameters}
-        self.link: str = fields.get("link", "identity")
-        """How a score becomes a prediction: ``"logit"`` and ``"softmax"`` give probabilities."""
         self._subject = subject
         self._standardized = _StandardizedModel(fields, subject) if "center" in fields else None
         if self._standardized is None:
             self._weights = _weights(fields, subject)
             self._intercept = _intercept(fields, subject)
-            self._link = _LINKS[_link(fields, subject)]
+            self._link = _link(fields, subject)
             self._scaling: list[Floats] | None = None
             if "deviation" in fields:
                 shape = (len(self._weights),)
@@ -199,11 +197,11 @@ def _intercept(fields: Mapping[str, object], subject: str) -> float:
     return float(intercept.item())
 
 
-def _link(fields: Mapping[str, object], subject: str) -> str:
+def _link(fields: Mapping[str, object], subject: str) -> Callable[[Floats], Floats]:
     name = fields.get("link", "identity")
     if not isinstance(name, str) or name not in _LINKS:
         raise ModelError(f"{subject}: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")
-    return name
+    return _LINKS[name]
 
 
 # ---- standardized models

@@ -105,6 +105,8 @@ class ServedModel:
         check_model_name(model)
         if predict is not None and load is not None:
             raise ConfigurationError("ServedModel: expected one of predict= and load=, given both; leave one out")
+        self.topic = topic
+        """The topic of the updates."""
         self._subject = f"model {model!r} of {topic.url}"
         self._predict = predict
         self._load = load

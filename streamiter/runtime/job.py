@@ -55,6 +55,8 @@ class Job:
 
     def __init__(self, flow: str, steps: Sequence[Step], plain_data: PlainData, options: JobOptions) -> None:
         self.flow = flow
+        self.steps = steps
+        """The steps of the flow, for drawings."""
         self._clock = options.clock
         self._lines = {step.name: step.where for step in steps}
         self._plain_data = plain_data

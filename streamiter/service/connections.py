@@ -66,7 +66,9 @@ class Connection(HttpToolsProtocol):
         self._bytes_of_head += len(data)
         super().data_received(data)
         if self._bytes_of_head > HEAD_BYTES_MAX:
-            self._refuse(431, "head-too-large", f"expected a request line and headers of at most {HEAD_BYTES_MAX} bytes")
+            self._refuse(
+                431, "head-too-large", f"expected a request line and headers of at most {HEAD_BYTES_MAX} bytes"
+            )
 
     def on_headers_complete(self) -> None:
         self._head_has_come()
@@ -124,7 +126,7 @@ class EmbeddedServer(Server):
     """A server in the event loop of the job, which handles the signals."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the job."""
         yield
 

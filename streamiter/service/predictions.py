@@ -20,9 +20,7 @@ from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.linear_predictor import Explanation, LinearPredictor
 from streamiter.models.served import ServedVersion
-from streamiter.service.problems import Problem, BadValue
-
-ROWS_MAX: Final = 1_000
+from streamiter.service.problems import BadValue, Problem
 
 # Each name that the model does not know costs up to 40 µs, because it is hashed if its value is missing.
 _UNKNOWN_FIELDS_MAX: Final = 256
@@ -59,16 +57,23 @@ class PredictionAnswer(TypedDict):
 
 
 async def predict(
-    version: ServedVersion, body: bytes, clock: Clock, *, partial: bool = False, explain: bool = False
+    version: ServedVersion,
+    body: bytes,
+    clock: Clock,
+    *,
+    rows_max: int = 1_000,
+    partial: bool = False,
+    explain: bool = False,
 ) -> PredictionAnswer:
-    """Return the predictions for the rows in ``body``.
+    """Return the predictions for the rows in ``body``, at most ``rows_max``.
 
     Raises :class:`~streamiter.service.problems.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
     wrong rows, unless ``partial``: then a wrong row has its error instead of a prediction.
     """
-    rows, path = rows_of(body)
-    _Rows(version, path).check_names(rows)
-    predictions = await _Rows(version, path).predicted(rows, explain)
+    rows, path = rows_of(body, rows_max)
+    of_version = _Rows(version, path)
+    of_version.check_names(rows)
+    predictions = await of_version.predicted(rows, explain)
     if not partial and (wrong := [row["errors"] for row in predictions if "errors" in row]):
         raise Problem(
             422,
@@ -87,10 +92,10 @@ async def predict(
     }
 
 
-def rows_of(body: bytes) -> tuple[list[Any], str]:
+def rows_of(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     """Return the rows of a request and the path of their list, which is empty if the document is one row.
 
-    >>> rows_of(b'{"rows": [{"km": 3}]}'), rows_of(b'{"km": 3}')
+    >>> rows_of(b'{"rows": [{"km": 3}]}', 1000), rows_of(b'{"km": 3}', 1000)
     (([{'km': 3}], '/rows'), ([{'km': 3}], ''))
     """
     try:
@@ -107,11 +112,11 @@ def rows_of(body: bytes) -> tuple[list[Any], str]:
     if len(given) > 1:
         others = [name for name in given if name != "rows"]
         raise _wrong_document("", f"expected no other names than 'rows', given {shortened(others)}")
-    if len(rows) > ROWS_MAX:
+    if len(rows) > rows_max:
         raise Problem(
             413,
             "too-many-rows",
-            f"expected at most {ROWS_MAX:,} rows in a request, given {len(rows):,}; send several requests",
+            f"expected at most {rows_max:,} rows in a request, given {len(rows):,}; send several requests",
         )
     return rows, "/rows"
 
@@ -130,7 +135,8 @@ class _Rows:
         self._linear = predictor if isinstance(predictor, LinearPredictor) else None
         self._classes: list[Any] | None = getattr(predictor, "classes", None)
         self._labels = [_label(label) for label in self._classes or ()]
-        self._is_probability = self._linear is not None and self._linear.link == "logit"
+        parameters = version.update.parameters
+        self._is_probability = isinstance(parameters, dict) and parameters.get("link") == "logit"
 
     def check_names(self, rows: list[Any]) -> None:
         """Refuse rows with more fields that the model does not know than can be hashed in a short time."""

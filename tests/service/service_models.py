@@ -21,9 +21,9 @@ def trips(count: int, seed: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-def learned(labels: str = "truth values", crosses: Any = ()) -> AdaptiveLinearModel:
-    """Return a model that has learned from 300 trips."""
-    rows = trips(300)
+def learned(labels: str = "truth values", crosses: Any = (), count: int = 300) -> AdaptiveLinearModel:
+    """Return a model that has learned from some trips."""
+    rows = trips(count)
     make: dict[str, Any] = {
         "truth values": lambda row: row["km"] > 500.0,
         "numbers": lambda row: row["km"] / 10.0 + len(row["sky"]),

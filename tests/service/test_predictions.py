@@ -17,7 +17,7 @@ from support.examples import random_examples
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models.served import ServedVersion
-from streamiter.service.predictions import ROWS_MAX, predict
+from streamiter.service.predictions import predict
 from streamiter.service.problems import Problem
 
 CLOCK = ManualClock()
@@ -169,7 +169,7 @@ def test_a_predictor_of_ones_own_is_served() -> None:
         ({"rows": {"km": 3}}, 422, "wrong-rows", "/rows"),
         ({"rows": 3}, 422, "wrong-rows", "/rows"),
         ({"rows": [], "partial": True}, 422, "wrong-rows", ""),
-        ({"rows": [{}] * (ROWS_MAX + 1)}, 413, "too-many-rows", None),
+        ({"rows": [{}] * 1_001}, 413, "too-many-rows", None),
         ({f"name{n}": None for n in range(500)}, 422, "wrong-rows", ""),
         ({"rows": [{f"name{n}": None} for n in range(500)]}, 422, "wrong-rows", "/rows"),
     ],

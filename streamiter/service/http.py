@@ -1,0 +1,484 @@
+"""The HTTP server of a service, in the event loop of its job: :func:`serving`.
+
+Every request passes the :class:`Gate`: who may ask, how many may ask at once, how long an answer may take, and errors
+as documents. :class:`Routes` has the answers. The server computes in the loop of the job, so that no answer may take
+long: predictions of many rows yield to the job, a drawing is made by another thread, and topics are read for one
+request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import functools
+import hmac
+import logging
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from streamiter.errors import ConfigurationError, TopicError
+from streamiter.flow.drawing import draw
+from streamiter.flow.drawing.picture import picture_of
+from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
+from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
+from streamiter.service.observations import Observations
+from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
+from streamiter.service.predictions import predict
+from streamiter.service.problems import CONTENT_TYPE, Problem
+from streamiter.service.settings import HttpSettings
+
+try:
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route, Router
+    from starlette.types import Message, Receive, Scope, Send
+    from uvicorn import Config
+
+    from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
+except ImportError as error:
+    raise ConfigurationError(
+        f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
+    ) from error
+
+_log = logging.getLogger("streamiter.service.http")
+
+# An answer that is under way when the service stops may take so long.
+_GRACE_S: Final = 2.0
+# A body that is too large is read up to this size, because a client that still writes does not see the answer.
+_READ_ON_BYTES: Final = 16 << 20
+_VERSIONS_MAX: Final = 100
+
+# Health is asked without a token, and answered whatever the load.
+_PROBES: Final = frozenset({"/livez", "/readyz"})
+_RETRY_SOON: Final = {"Retry-After": "1"}
+
+
+@contextlib.asynccontextmanager
+async def serving(observations: Observations, settings: HttpSettings) -> AsyncIterator[str]:
+    """Serve until the ``async with`` ends, with the address of the server, such as ``http://127.0.0.1:8080``.
+
+    A failure of the server cancels the body. At the end answers that are under way have 2 s. Raises ConfigurationError
+    for an address that is in use, and for a token or a certificate that cannot be read.
+    """
+    token, context = _secret(settings, "token"), _tls_context(settings)
+    listener = _listening(settings)
+    host, port = listener.getsockname()[:2]
+    address = f"{'http' if context is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+    refused = functools.partial(observations.requested, "none")
+    config = Config(
+        Gate(Routes(observations, settings).router(), observations, settings, token),
+        http=functools.partial(Connection, settings.timeout_s, refused),  # type: ignore[arg-type]
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        headers=[("x-content-type-options", "nosniff")],
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_context_factory=None if context is None else lambda *_: context,
+    )
+    server = EmbeddedServer(config)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.serve([listener]), name="HTTP server")
+        _log.info("HTTP at %s", address)
+        try:
+            yield address
+        finally:
+            await server.stop(running, _GRACE_S)
+
+
+def _listening(settings: HttpSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
+    except OSError as error:
+        raise ConfigurationError(
+            f"http.address: expected an address of this machine with a free port, given {settings.address} "
+            f"({error.strerror or error}); choose another port, or end the program that uses it"
+        ) from error
+
+
+def _tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    password = _secret(settings, "tls_key_password")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password or b"")
+    except OSError as error:
+        raise ConfigurationError(
+            f"http.tls_certificate, http.tls_key: expected a certificate and its key in PEM, given "
+            f"{settings.tls_certificate} and {settings.tls_key}: {error.strerror or error}"
+        ) from error
+    return context
+
+
+def _secret(settings: HttpSettings, name: str) -> bytes | None:
+    """Return a secret of the environment or of a file; None if the settings name neither."""
+    variable, file = getattr(settings, f"{name}_env"), getattr(settings, f"{name}_file")
+    try:
+        secret = os.environ.get(variable, "") if variable else Path(file).read_text("utf-8") if file else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"http.{name}_file: expected a file with the secret, given {file}: {error}") from error
+    if secret is not None and not secret.strip():
+        key, given = (
+            (f"{name}_env", f"{variable}, which is not set") if variable else (f"{name}_file", f"{file}, empty")
+        )
+        raise ConfigurationError(f"http.{key}: expected the name of a place with the secret, given {given}")
+    return None if secret is None else secret.strip().encode()
+
+
+class Gate:
+    """What each request passes, and where errors become documents; it counts all requests."""
+
+    def __init__(self, app: Router, observations: Observations, settings: HttpSettings, token: bytes | None) -> None:
+        self._app = app
+        self._observations = observations
+        self._requests_max = settings.requests_max
+        self._timeout_s = settings.timeout_s
+        self._token = token
+        # Otherwise a web page could have its own name resolved to 127.0.0.1, and read the service in a browser.
+        own_names = {b"localhost", b"127.0.0.1", b"[::1]", settings.host.encode()}
+        self._hosts = own_names if settings.is_loopback and token is None and not settings.behind_proxy else None
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope["app"] = self
+        try:
+            await self._answer(scope, receive, send_and_note)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            if status:  # The answer has begun, so that the client must see that its connection ends.
+                _log.warning("HTTP %s: the client did not read its answer in time", self._route(scope))
+                return
+            await _refusal(self._problem(error, scope))(scope, receive, send_and_note)
+        self._observations.requested(self._route(scope), status)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in _PROBES:
+            await self._app(scope, receive, send)
+            return
+        self._admit(scope)
+        if self._running >= self._requests_max:
+            raise Problem(
+                429,
+                "too-many-requests",
+                f"expected at most {self._requests_max} requests at a time; ask again, or send more rows in a request",
+                headers=_RETRY_SOON,
+            )
+        self._running += 1
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Problem(
+                408,
+                "too-slow",
+                f"expected the whole request, and its answer, within {self._timeout_s:g} s; send smaller requests",
+                headers={"Connection": "close"},
+            ) from None
+        finally:
+            self._running -= 1
+
+    def _admit(self, scope: Scope) -> None:
+        if self._hosts is None and self._token is None:
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._hosts is not None and b"host" in headers:
+            host = headers[b"host"]
+            name = host[: host.find(b"]") + 1] if host.startswith(b"[") else host.partition(b":")[0]
+            if name.lower() not in self._hosts:
+                raise Problem(
+                    421,
+                    "other-host",
+                    f"expected a request to localhost, given one to {host.decode('latin-1')!r}; a service for others "
+                    "has a token (http.token_file)",
+                )
+        if self._token is not None and not hmac.compare_digest(_token_of(headers), self._token):
+            raise Problem(
+                401,
+                "no-token",
+                "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
+                headers={"WWW-Authenticate": 'Bearer, Basic realm="streamiter"'},
+            )
+
+    def _problem(self, error: Exception, scope: Scope) -> Problem:
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            detail = f"expected one of {(error.headers or {}).get('Allow')}, given {scope['method']}"
+            return Problem(405, "wrong-method", detail, headers=error.headers)
+        if isinstance(error, HTTPException):
+            return Problem(error.status_code, "not-found", "expected a path that /openapi.json describes")
+        _log.error("HTTP %s failed", self._route(scope), exc_info=error)
+        return Problem(500, "internal-error", "a bug in streamiter, which its log describes; please report it")
+
+    @staticmethod
+    def _route(scope: Scope) -> str:
+        """Return the pattern of the path; unknown paths are one route, because metrics have few labels."""
+        return getattr(scope.get("route"), "path", "none")
+
+
+def _token_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the token of a request; a browser sends it as the password of any user."""
+    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() == b"bearer":
+        return given.strip()
+    if kind.lower() == b"basic":
+        with contextlib.suppress(binascii.Error):
+            return base64.b64decode(given, validate=True).partition(b":")[2]
+    return b""
+
+
+class Routes:
+    """The answers of the server."""
+
+    def __init__(self, observations: Observations, settings: HttpSettings) -> None:
+        self._observations = observations
+        self._settings = settings
+        self._one_reader = asyncio.Lock()
+        """Topics are read for one request at a time, and drawings are made one at a time."""
+        self._openapi = b""
+
+    def router(self) -> Router:
+        """Return the routes, those first that are asked most."""
+        return Router(
+            [
+                Route("/predict", self.predict, methods=["POST"]),
+                Route("/models/{name}/predict", self.predict, methods=["POST"]),
+                Route("/livez", self.livez),
+                Route("/readyz", self.readyz),
+                Route("/models/{name}/versions", self.versions),
+                Route("/models/{name}/compare", self.compare),
+                Route("/flow", self.flow),
+                Route("/openapi.json", self.openapi),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def livez(self, request: Request) -> Response:
+        """Answer whether the process is alive."""
+        return _of_health(liveness(facts_of(self._observations)))
+
+    async def readyz(self, request: Request) -> Response:
+        """Answer whether the service does its work now."""
+        return _of_health(readiness(facts_of(self._observations)))
+
+    async def predict(self, request: Request) -> Response:
+        """Predict the rows of the request."""
+        observations, model = self._observations, self._observations.name
+        began_s = observations.clock.monotonic_s()
+        flags = _flags(request, "partial", "explain")
+        served = self._served(request)
+        body = await _body(request, self._settings.body_bytes_max)
+        outcome, count = "refused", 1
+        try:
+            version = served.version_now()
+            rows_max = self._settings.rows_max
+            answer = await predict(version, body, observations.clock, rows_max=rows_max, **flags)
+            outcome, count = "predicted", sum("error" not in row for row in answer["predictions"])
+            if wrong := len(answer["predictions"]) - count:
+                observations.predictions[model, "refused"] += wrong
+            return _json(answer)
+        except NoModel:
+            outcome = "no_model"
+            raise self._no_model() from None
+        finally:
+            observations.predicted(model, outcome, count, observations.clock.monotonic_s() - began_s)
+
+    async def versions(self, request: Request) -> Response:
+        """List the last versions of the model, the newest first."""
+        served, (count,) = self._served(request), _numbers(request, count=20)
+        async with self._one_reader, _topic_errors(served):
+            found = await model_versions(served.topic, self._observations.name, count)
+        update = served.update
+        serving_now = None if update is None else "{}.{}".format(*update.rank)
+        listed: VersionList = {"model": self._observations.name, "serving": serving_now, "versions": found[::-1]}
+        return _json(listed)
+
+    async def compare(self, request: Request) -> Response:
+        """Compare two versions of the model; without ``new`` the newest."""
+        served, (count,) = self._served(request), _numbers(request, "old", "new", count=20)
+        if "old" not in request.query_params:
+            raise Problem(400, "wrong-parameter", "expected ?old=GENERATION.VERSION, given no version to compare with")
+        async with self._one_reader, _topic_errors(served):
+            old, new = [
+                await find_update(served.topic, self._observations.name, request.query_params.get(name))
+                for name in ("old", "new")
+            ]
+            return _json(await asyncio.to_thread(model_difference, old, new, count))
+
+    async def flow(self, request: Request) -> Response:
+        """Describe the graph with live statistics, or draw it."""
+        job = self._observations.job
+        if job is None:
+            reason = f"the flow is {self._observations.phase.phase}; ask again"
+            raise Problem(
+                503, "not-started", f"expected a flow that has been started, but {reason}", headers=_RETRY_SOON
+            )
+        statistics = job.statistics()
+        if _preferred(request.headers.get("accept", "*/*"), "application/json", "image/svg+xml") == "image/svg+xml":
+            async with self._one_reader:
+                drawing = await asyncio.to_thread(draw, job.flow, job.steps, statistics, "svg")
+            return Response(drawing, headers={"Content-Type": "image/svg+xml", **_FRESH})
+        document: FlowDocument = {
+            "flow": job.flow,
+            "graph": picture_of(job.flow, job.steps),
+            "statistics": statistics,
+            "rates": self._observations.rates,
+        }
+        return _json(document)
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe all routes."""
+        if not self._openapi:
+            self._openapi = orjson.dumps(openapi_document(self._settings))
+        return Response(self._openapi, headers={"Content-Type": "application/json"})
+
+    def _served(self, request: Request) -> ServedModel:
+        name, model = request.path_params.get("name"), self._observations.name
+        if name not in (None, model):
+            raise Problem(404, "unknown-model", f"expected the model {model!r}, given {name[:200]!r}")
+        if self._observations.served is None:
+            raise self._no_model()
+        return self._observations.served
+
+    def _no_model(self) -> Problem:
+        return Problem(
+            503,
+            "no-model",
+            f"expected a published version of the model {self._observations.name!r}, given none yet (the service is "
+            f"{self._observations.phase.phase}); ask again, and see /readyz",
+            headers=_RETRY_SOON,
+        )
+
+
+_FRESH: Final = {"Cache-Control": "no-store"}
+
+
+def _refusal(problem: Problem) -> Response:
+    return Response(problem.body(), problem.status, headers={"Content-Type": CONTENT_TYPE, **_FRESH, **problem.headers})
+
+
+def _json(document: Any, status: int = 200) -> Response:
+    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return Response(body, status, headers={"Content-Type": "application/json", **_FRESH})
+
+
+@contextlib.asynccontextmanager
+async def _topic_errors(served: ServedModel) -> AsyncIterator[None]:
+    try:
+        yield
+    except NoSuchVersion as error:
+        detail = str(error).removeprefix(f"{served.topic.url}: ")
+        raise Problem(404, "unknown-version", detail) from None
+    except TopicError as error:
+        _log.warning("HTTP: %s", error)
+        detail = "expected the topic of the model to answer, but it does not; ask again, and see the log"
+        raise Problem(503, "topic-unavailable", detail, headers=_RETRY_SOON) from None
+
+
+async def _body(request: Request, bytes_max: int) -> bytes:
+    """Return the body of the request."""
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Problem(415, "encoded-body", f"expected a body without a coding, given Content-Encoding: {coding[:40]}")
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= bytes_max:
+            parts.append(part)
+        elif size > _READ_ON_BYTES:
+            break
+    if size > bytes_max:
+        raise Problem(
+            413,
+            "body-too-large",
+            f"expected a body of at most {bytes_max:,} bytes, given more; send several requests",
+            headers={"Connection": "close"},
+        )
+    return b"".join(parts)
+
+
+def _flags(request: Request, *names: str) -> dict[str, bool]:
+    """Return the parameters of these names, each true or false."""
+    if not request.scope["query_string"]:
+        return {}
+    given = _parameters(request, *names)
+    if wrong := [name for name, value in given.items() if value not in ("true", "false")]:
+        raise Problem(400, "wrong-parameter", f"expected ?{wrong[0]}=true or false, given {given[wrong[0]][:80]!r}")
+    return {name: value == "true" for name, value in given.items()}
+
+
+def _numbers(request: Request, *others: str, **defaults: int) -> list[int]:
+    """Return parameters that are numbers of at least 1; ``others`` may be given, too."""
+    given = _parameters(request, *others, *defaults)
+    numbers = []
+    for name, default in defaults.items():
+        text = given.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= _VERSIONS_MAX):
+            detail = f"expected ?{name}= as a number from 1 to {_VERSIONS_MAX}, given {text[:80]!r}"
+            raise Problem(400, "wrong-parameter", detail)
+        numbers.append(int(text))
+    return numbers
+
+
+def _parameters(request: Request, *names: str) -> Mapping[str, str]:
+    given = request.query_params
+    if unknown := [name for name in given if name not in names]:
+        known = ", ".join(names)
+        raise Problem(400, "wrong-parameter", f"expected parameters of the names {known}, given {unknown[0][:80]!r}")
+    return given
+
+
+def _preferred(accept: str, *offered: str) -> str:
+    """Return the content type that the client prefers; of equal ones the first.
+
+    >>> _preferred("image/avif,image/svg+xml,*/*;q=0.8", "application/json", "image/svg+xml")
+    'image/svg+xml'
+    """
+    weights = {}
+    for part in accept.split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                with contextlib.suppress(ValueError):
+                    weight = float(parameter[2:])
+        weights[kind.lower()] = weight
+    for_each = {
+        kind: weights.get(kind, weights.get(f"{kind.partition('/')[0]}/*", weights.get("*/*", 0.0))) for kind in offered
+    }
+    best = max(for_each, key=for_each.__getitem__)
+    if not for_each[best] > 0.0:
+        raise Problem(406, "not-acceptable", f"expected an Accept header with {' or '.join(offered)}")
+    return best
+
+
+def _of_health(problems: tuple[HealthProblem, ...]) -> Response:
+    document: HealthDocument = {"status": "failing" if problems else "ok", "problems": problems}
+    return _json(document, 503 if problems else 200)

@@ -1,0 +1,344 @@
+"""The HTTP server: its answers, its limits, its token and TLS, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import orjson
+import pytest
+from service.http_case import case, problem_of, received, request, status_of
+from service.service_models import trips
+from support.certificates import Authority, need_openssl
+
+from streamiter.errors import ConfigurationError
+from streamiter.service.http import serving
+from streamiter.service.observations import Observations
+from streamiter.service.settings import HttpSettings
+
+
+async def test_rows_are_predicted_by_one_version() -> None:
+    """A client could not tell by which version a row was predicted."""
+    async with case(versions=2) as service:
+        answers = [
+            await service.client.post("/predict", json={"rows": trips(3)}),
+            await service.client.post("/models/late/predict?explain=true", json=trips(1)[0]),
+        ]
+        for answer, count in zip(answers, (3, 1), strict=True):
+            document = answer.json()
+            assert answer.status_code == 200
+            assert (document["model"], document["generation"], document["version"]) == ("late", 2, 2)
+            assert len(document["predictions"]) == count
+        assert "contributions" in answers[1].json()["predictions"][0]
+        refused = await service.client.post("/predict", json={"rows": [{"km": "far"}, {"km": 1.0}]})
+        assert problem_of(refused)["errors"][0]["path"] == "/rows/0/km"
+        partial = await service.client.post("/predict?partial=true", json={"rows": [{"km": "far"}, {"km": 1.0}]})
+        assert ["error" in row for row in partial.json()["predictions"]] == [True, False]
+        counts = dict(service.observations.predictions)
+        assert counts == {("late", "predicted"): 5, ("late", "refused"): 2}
+        assert service.observations.requests["/predict", 200] == 2
+        assert service.observations.requests["/models/{name}/predict", 200] == 1
+
+
+async def test_before_the_first_model_clients_are_asked_to_come_again() -> None:
+    """A client took the error before the first model for one of its own, and gave up."""
+    async with case(versions=0) as service:
+        answer = await service.client.post("/predict", json={"km": 3})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "the service is starting" in problem_of(answer)["detail"]
+        assert service.observations.predictions == {("late", "no_model"): 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/", 404, "not-found"),
+        ("GET", "/predict/", 404, "not-found"),
+        ("GET", "/predict", 405, "wrong-method"),
+        ("DELETE", "/models/late/versions", 405, "wrong-method"),
+        ("POST", "/models/early/predict", 404, "unknown-model"),
+        ("GET", "/models/early/versions", 404, "unknown-model"),
+        ("POST", "/predict?partail=true", 400, "wrong-parameter"),
+        ("POST", "/predict?partial=1", 400, "wrong-parameter"),
+        ("GET", "/models/late/versions?count=0", 400, "wrong-parameter"),
+        ("GET", "/models/late/versions?count=%EF%BC%91", 400, "wrong-parameter"),
+        ("GET", "/models/late/compare", 400, "wrong-parameter"),
+        ("GET", "/models/late/compare?old=7.7", 404, "unknown-version"),
+        ("GET", "/models/late/compare?old=last", 404, "unknown-version"),
+        ("GET", "/flow", 503, "not-started"),
+    ],
+)
+async def test_wrong_requests_get_a_problem_document(method: str, path: str, status: int, kind: str) -> None:
+    """A client showed its users "Not Found" in plain text, because it could not read the answer."""
+    async with case() as service:
+        answer = await service.client.request(method, path)
+        assert answer.status_code == status
+        assert problem_of(answer)["type"] == f"urn:streamiter:problem:{kind}"
+        assert "memory:" not in answer.text
+
+
+async def test_versions_are_listed_and_compared() -> None:
+    """To see why a model had become worse, one had to read its topic with a program."""
+    async with case(versions=3) as service:
+        listed = (await service.client.get("/models/late/versions?count=2")).json()
+        assert (listed["model"], listed["serving"]) == ("late", "2.3")
+        assert [version["version"] for version in listed["versions"]] == [3, 2]
+        compared = (await service.client.get("/models/late/compare?old=2.1&count=1")).json()
+        assert (compared["old"]["version"], compared["new"]["version"]) == (1, 3)
+        assert compared["metrics"]["log_loss"] == [1.0, pytest.approx(1 / 3)]
+        assert len(compared["weights"]) == 1
+
+
+async def test_the_flow_is_a_document_and_a_drawing() -> None:
+    """An image of the flow in a page showed its JSON."""
+    async with case(flow=True) as service:
+        for accept in ("*/*", "application/json", "text/html, */*;q=0.8", "image/svg+xml;q=0.5, application/json"):
+            document = (await service.client.get("/flow", headers={"Accept": accept})).json()
+            assert [node["name"] for node in document["graph"]["nodes"]] == ["items", "add", "collect"]
+            assert document["statistics"]["state"] == "finished"
+        for accept in ("image/svg+xml", "image/avif,image/svg+xml,image/*,*/*;q=0.8"):
+            answer = await service.client.get("/flow", headers={"Accept": accept})
+            assert answer.headers["content-type"] == "image/svg+xml"
+            assert ElementTree.fromstring(answer.text).tag.endswith("svg")
+        refused = await service.client.get("/flow", headers={"Accept": "text/csv"})
+        assert (refused.status_code, problem_of(refused)["title"]) == (406, "Not acceptable")
+
+
+# -- limits
+
+
+async def test_bodies_and_rows_have_a_limit() -> None:
+    """One request of a gigabyte took the memory of the job."""
+    async with case(body_bytes_max=100_000, rows_max=10) as service:
+        many = await service.client.post("/predict", json={"rows": [{"km": 1.0}] * 11})
+        assert (many.status_code, problem_of(many)["title"]) == (413, "Too many rows")
+        for size in (100_001, 5_000_000):
+            large = await service.client.post("/predict", content=b" " * size)
+            assert (large.status_code, problem_of(large)["title"]) == (413, "Body too large")
+
+        async def endless() -> Any:
+            while True:
+                yield b" " * 65_536
+
+        with contextlib.suppress(httpx.TransportError):  # The connection ends while the client writes.
+            assert (await service.client.post("/predict", content=endless())).status_code == 413
+        assert service.observations.requests["/predict", 413] == 4
+        assert await service.is_well()
+
+
+async def test_more_requests_at_a_time_are_refused_but_probes_are_answered() -> None:
+    """Under an overload the probe was refused, too, and the service was restarted in the middle of the overload."""
+    async with case(requests_max=2) as service:
+        slow = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(request("/predict", b"{}")[:-1])
+        for reader, writer in slow:  # Its answer says that the server has read the two before.
+            await writer.drain()
+            del reader
+        while (refused := await service.client.post("/predict", json={"km": 1.0})).status_code == 200:
+            await asyncio.sleep(0)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        problem_of(refused)
+        assert (await service.client.get("/livez")).status_code == 200
+        for reader, writer in slow:
+            writer.write(b"}")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert await service.is_well()
+
+
+async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
+    """A few clients that sent one byte a minute held all requests that a service allows."""
+    async with case(timeout_s=0.3, requests_max=8) as service:
+        head, body = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n", b"Content-Length: 10\r\n\r\n{"
+        sent = {b"": b"", b"P": b"408", head: b"408", head + body: b"408"}
+        slow = [service.raw(bytes_sent, closes=False) for bytes_sent in sent for _ in range(2)]
+        waiting = asyncio.gather(*slow)
+        while not waiting.done():
+            assert await service.is_well()
+        answers = await waiting
+        for answer, status in zip(answers, [status for status in sent.values() for _ in range(2)], strict=True):
+            assert answer.split(b" ")[1:2] == ([status] if status else [])
+        assert service.observations.requests["none", 408] == 4
+        assert service.observations.requests["/predict", 408] == 2
+
+
+async def test_a_client_that_does_not_read_holds_its_connection_only() -> None:
+    """A client that asked a thousand times and never read took the memory of the server, one answer at a time."""
+    async with case(timeout_s=0.5) as service:
+        asked = request("/predict", orjson.dumps({"rows": trips(200)}))
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=1)
+        writer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+        async def ask() -> None:
+            while True:
+                writer.write(asked)
+                await writer.drain()
+
+        asking = asyncio.create_task(ask())
+        until = asyncio.get_running_loop().time() + 1.5
+        while asyncio.get_running_loop().time() < until and not asking.done():
+            assert await service.is_well()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert service.observations.requests["/predict", 200] > 1
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET /" + b"a" * 300_000, id="an endless path"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 50_000, id="endless headers"),
+        pytest.param(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+            + b"X: y\r\n" * 50_000,
+            id="endless trailers",
+        ),
+    ],
+)
+async def test_heads_have_a_limit(sent: bytes) -> None:
+    """Headers without an end took the memory of the job, because only bodies had a limit."""
+    async with case() as service:
+        answer = await service.raw(sent, closes=False)
+        assert not answer or status_of(answer) == 431
+        assert service.observations.requests["none", 431] == 1
+        assert await service.is_well()
+
+
+async def test_requests_in_a_pipeline_are_answered_in_order() -> None:
+    """A client that sent two requests at once got one answer."""
+    async with case() as service:
+        sent = (
+            request("/predict", b'{"km": 1}')
+            + request("/livez", method="GET")
+            + request("/no", b"", "Connection: close")
+        )
+        answer = await service.raw(sent, closes=False)
+        assert [int(part.split(b" ")[1]) for part in answer.split(b"HTTP/1.1")[1:]] == [200, 200, 404]
+
+
+# -- who may ask
+
+
+async def test_other_hosts_are_refused_on_loopback() -> None:
+    """A page on the web had its name resolved to 127.0.0.1, and read the service in the browser of a developer."""
+    async with case() as service:
+        for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "[::2]"):
+            answer = await service.client.get("/openapi.json", headers={"Host": host})
+            assert (answer.status_code, problem_of(answer)["title"]) == (421, "Other host")
+            assert (await service.client.get("/livez", headers={"Host": host})).status_code == 200
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8080"):
+            assert (await service.client.get("/openapi.json", headers={"Host": host})).status_code == 200
+
+
+async def test_a_token_is_needed_by_all_but_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe without a token restarted the service, and metrics with the names of topics were open to all."""
+    file = tmp_path / "token"
+    file.write_text("s3cret-ü\n", "utf-8")
+    token = "s3cret-ü".encode()
+    async with case(token_file=str(file)) as service:
+        for given in (
+            None,
+            b"Bearer",
+            b"Bearer s3cret",
+            b"Bearer " + token + b"x",
+            b"Basic " + token,
+            b"Digest " + token,
+        ):
+            answer = await service.client.get("/metrics", headers={} if given is None else {b"Authorization": given})
+            assert (answer.status_code, problem_of(answer)["title"]) == (401, "No token")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        allowed: list[dict[Any, Any]] = [
+            {b"Authorization": b"Bearer " + token},
+            {b"Authorization": b"bearer  " + token},
+            {b"Authorization": httpx.BasicAuth(b"anyone", token)._auth_header.encode(), b"Host": b"other.example"},
+        ]
+        for headers in allowed:
+            assert (await service.client.get("/openapi.json", headers=headers)).status_code == 200
+        assert (await service.client.get("/livez")).status_code == 200
+    monkeypatch.setenv("SERVICE_TOKEN", "other")
+    async with case(token_env="SERVICE_TOKEN") as service:
+        assert (await service.client.get("/openapi.json")).status_code == 401
+        assert (await service.client.get("/openapi.json", headers={"Authorization": "Bearer other"})).status_code == 200
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """A token was sent in the clear through a network of others."""
+    need_openssl()
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("service", "IP:127.0.0.1")
+    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    settings = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    async with case(client={"verify": trusting}, **settings) as service:
+        assert service.address.startswith("https://")
+        assert await service.is_well()
+        assert b"200" not in await service.raw(request("/livez", method="GET"))
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            await httpx.AsyncClient(trust_env=False).get(f"{service.address}/livez")
+        assert await service.is_well()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"address": "192.0.2.1:0"}, "http.address: expected an address of this machine with a free port"),
+        ({"token_file": "missing"}, "http.token_file: expected a file with the secret, given missing"),
+        ({"token_env": "NO_SUCH_TOKEN"}, "given NO_SUCH_TOKEN, which is not set"),
+        ({"tls_certificate": "missing.pem", "tls_key": "missing.key"}, "given missing.pem and missing.key"),
+    ],
+)
+async def test_wrong_settings_are_told_before_the_job_starts(settings: dict[str, str], message: str) -> None:
+    """A service without its token served everyone."""
+    with pytest.raises(ConfigurationError, match=message):
+        async with serving(Observations("late"), HttpSettings(**settings)):
+            raise AssertionError
+
+
+async def test_an_address_in_use_is_told() -> None:
+    """A second service on a port ended with a trace of the server's own exit."""
+    async with case() as service:
+        with pytest.raises(ConfigurationError, match=f"given 127.0.0.1:{service.port} .*in use"):
+            async with serving(Observations("late"), HttpSettings(f"127.0.0.1:{service.port}")):
+                raise AssertionError
+        assert await service.is_well()
+
+
+# -- the end
+
+
+async def test_an_answer_under_way_is_ended_and_the_port_is_free() -> None:
+    """A service that was restarted lost the requests it was answering, and then did not find its port free."""
+    async with case() as service:
+        port = service.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        idle = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("/predict", b'{"km": 1}')[:-1])
+        await writer.drain()
+        assert await service.is_well()
+        asyncio.get_running_loop().call_later(0.05, writer.write, b"}")
+    assert status_of(await received(reader)) == 200
+    assert await received(idle[0]) == b""
+    for _, each in ((reader, writer), idle):
+        each.close()
+    async with serving(Observations("late"), HttpSettings(f"127.0.0.1:{port}")):
+        pass
+
+
+async def test_no_signal_handler_and_no_descriptor_is_left() -> None:
+    """Ctrl-C ended the server, and the job ran on without it."""
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    async with case() as service:
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+        assert await service.is_well()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
