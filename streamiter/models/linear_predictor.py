@@ -70,8 +70,7 @@ class LinearPredictor:
     *Standardized* parameters are those of an ``AdaptiveLinearModel``. Rows have named fields: a dict gives one float,
     and a list of dicts, ``Columns`` or a table an array of n numbers. Missing and unknown fields count as the mean. A
     model of classes gives an array of probabilities for a row, and an array of shape ``(n, probabilities)`` for n rows.
-    A model that has learned from a matrix or from ``SparseRows`` takes these, and rows of them; ``NamedRows`` are rows
-    that were read before.
+    A model that has learned from a matrix or from ``SparseRows`` takes these, and rows of them.
 
     Raises :class:`~streamiter.errors.ModelError` for parameters and rows that it cannot use.
 
@@ -459,8 +458,6 @@ class _StandardizedModel:
 
     def _rows(self, x: Any) -> tuple[NamedRows | SparseRows, bool]:
         """Return the rows, and whether a single row was given."""
-        if isinstance(x, NamedRows):
-            return x, False
         if self._width is not None:
             rows, is_single = rows_to_predict(self._subject, x, self._width)
             return (rows if isinstance(rows, SparseRows) else SparseRows.from_dense(rows)), is_single

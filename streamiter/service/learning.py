@@ -250,15 +250,15 @@ class FeatureRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Typed:
+class _FieldValues:
     noun: str
     takes: Callable[[Any], bool]
 
 
-_TYPED: Final[Mapping[str, _Typed]] = {
-    "number": _Typed("a number", is_number),
-    "category": _Typed("a text or a number", lambda value: isinstance(value, str) or is_number(value)),
-    "text": _Typed("a text", lambda value: isinstance(value, str)),
+_TYPED: Final[Mapping[str, _FieldValues]] = {
+    "number": _FieldValues("a number", is_number),
+    "category": _FieldValues("a text or a number", lambda value: isinstance(value, str) or is_number(value)),
+    "text": _FieldValues("a text", lambda value: isinstance(value, str)),
 }
 _WORD: Final = re.compile(r"\w+")
 # A text of more different words is a document, of which the first ones in alphabetic order count.
