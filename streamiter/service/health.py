@@ -1,15 +1,15 @@
 """Health: whether the process works (``/livez``), and whether it does its job now (``/readyz``).
 
-:func:`facts_of` takes from the observations what counts; the problems are pure functions of these facts. A topic that
-does not answer makes the service not ready, never not alive: a restart of the process would not help. A step that is
-*held*, by an epoch, a staleness bound or a label that has not come, is neither.
+:func:`facts_of` takes from the observations what counts; :func:`liveness` and :func:`readiness` are pure functions of
+these facts. A topic that does not answer makes the service not ready, never not alive: a restart of the process would
+not help. A step that is *held*, by an epoch, a staleness bound or a label that has not come, is neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from streamiter.runtime.statistics import StalledTask
 from streamiter.service.observations import Observations, Phase
@@ -97,36 +97,22 @@ def _missing_model(observations: Observations) -> str | None:
     return observations.served.statistics().last_error or "none was published"
 
 
-def liveness(observations: Observations) -> tuple[bool, dict[str, Any]]:
-    """Return whether the process is alive, and the document of ``/livez``."""
-    return _answer(problems_of_life(facts_of(observations)))
-
-
-def readiness(observations: Observations) -> tuple[bool, dict[str, Any]]:
-    """Return whether the service is ready, and the document of ``/readyz``."""
-    return _answer(problems_of_work(facts_of(observations)))
-
-
-def _answer(problems: Sequence[HealthProblem]) -> tuple[bool, dict[str, Any]]:
-    return not problems, {"status": "failing" if problems else "ok", "problems": [asdict(each) for each in problems]}
-
-
-def problems_of_life(facts: HealthFacts) -> tuple[HealthProblem, ...]:
+def liveness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
     """Return the problems for which the process should be started again; none if it is alive.
 
     >>> limits = HealthSettings(loop_limit_s=10)
     >>> facts = HealthFacts(limits, "running", None, 60.0, loop_blocked_s=12.5, at_work="train[0]")
-    >>> [problem.detail for problem in problems_of_life(facts)]
+    >>> [problem.detail for problem in liveness(facts)]
     ['the event loop has been blocked for 12.5 s; at work is train[0]']
     """
     return tuple(_loop_problems(facts)) + tuple(_end_problems(facts)) + tuple(_stalls(facts, "step"))
 
 
-def problems_of_work(facts: HealthFacts) -> tuple[HealthProblem, ...]:
+def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
     """Return the conditions that do not hold; none if the service is ready.
 
     >>> facts = HealthFacts(HealthSettings(), "restoring", "checkpoint 812", 4.2, 0.0, None)
-    >>> [problem.detail for problem in problems_of_work(facts)]
+    >>> [problem.detail for problem in readiness(facts)]
     ['restoring, 4.2 s, checkpoint 812']
     """
     problems = list(_loop_problems(facts))
