@@ -8,6 +8,7 @@ of columns far from 0 is nearly the sum of both. If one of the two is missing, s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Sequence
 from typing import Any, Final
 
@@ -69,11 +70,10 @@ def crossed(
     ``numbers`` are the standardized numbers of :func:`crossed_fields`, clipped here. ``known`` are the fields
     that the model knows; None: all.
     """
-    texts = {
-        field: rows.places[:, column]
-        for column, field in enumerate(rows.text_fields)
-        if known is None or field in known
-    }
+    texts: dict[str, list[Indices]] = {}
+    for column, field in enumerate(rows.text_fields):
+        if known is None or field in known:
+            texts.setdefault(field, []).append(rows.places[:, column])
     clipped = np.clip(numbers, -CROSS_LIMIT, CROSS_LIMIT)
     found = {
         field: clipped[:, column]
@@ -97,9 +97,10 @@ def crossed(
             products[name] = of_numbers[0] * of_numbers[1]
             continue
         value = of_numbers[0] if of_numbers else np.ones(len(rows))
-        there = ~np.isnan(value) & np.all([place != ABSENT for place in of_texts], axis=0)
-        places.append(np.where(there, places_of_cross(cross, of_texts, bits), ABSENT))
-        values.append(np.where(there, value, 0.0))
+        for columns in itertools.product(*of_texts):  # A field with lists of texts has several columns.
+            there = ~np.isnan(value) & np.all([column != ABSENT for column in columns], axis=0)
+            places.append(np.where(there, places_of_cross(cross, columns, bits), ABSENT))
+            values.append(np.where(there, value, 0.0))
     return NamedRows(
         (*rows.fields, *products),
         np.column_stack([rows.numbers, *products.values()]),

@@ -2,10 +2,10 @@
 
 A record needs no schema. The fields of a batch are found in its records: a field is *numeric* where its values are
 numbers or truth values, and *categorical* where they are texts. A text gives one feature of value 1, whose place is the
-hash of the field's name and the text. None, NaN, and numbers that are infinite or above 1e100 in size are *missing*:
-the learner takes the mean of the column, and one more hashed feature says that the value of this field was missing. A
-field that a record does not name is missing, too, without that feature, since records with few of many fields are
-common.
+hash of the field's name and the text; a list of texts gives a feature for each different one. None, NaN, and numbers
+that are infinite or above 1e100 in size are *missing*: the learner takes the mean of the column, and one more hashed
+feature says that the value of this field was missing. A field that a record does not name is missing, too, without that
+feature, since records with few of many fields are common.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -115,7 +115,7 @@ class NamedRows:
     numbers: Floats
     """A matrix: for each row the numbers of ``fields``, NaN where missing."""
     text_fields: tuple[str, ...]
-    """The fields with texts."""
+    """The field of each column of texts; a field with lists of texts has several columns."""
     places: Indices
     """A matrix: for each row the places of its texts, :data:`ABSENT` where a field has none. Columns behind those of
     ``text_fields`` are the features of missing values."""
@@ -259,8 +259,9 @@ class FieldReader:
                 numbers += list(of_numbers.T)
                 missing_count += np.count_nonzero(is_missing(of_numbers), axis=1)
             if of_texts is not None:
-                text_fields.append(name)
-                places.append(of_texts)
+                columns_of_texts = list(of_texts.reshape(count, -1).T) if of_texts.size else []
+                text_fields += [name] * len(columns_of_texts)
+                places += columns_of_texts
             if missing is not None and missing.any():
                 place = hash_of(name.encode("utf-8", "surrogatepass") + _IS_MISSING) & self._mask
                 flags.append(np.where(missing, place, ABSENT))
@@ -303,7 +304,7 @@ class FieldReader:
 
     def _read_mixed(self, name: str, column: Sequence[Any]) -> tuple[Floats | None, Array | None, Array | None]:
         count = len(column)
-        is_text = np.fromiter((isinstance(value, str) for value in column), np.bool_, count)
+        is_text = np.fromiter((isinstance(value, str) or are_texts(value) for value in column), np.bool_, count)
         is_none = np.fromiter((value is None for value in column), np.bool_, count)
         is_number = np.fromiter(
             (isinstance(value, (int, float, np.number, np.bool_)) for value in column), np.bool_, count
@@ -322,9 +323,15 @@ class FieldReader:
             floats = self._floats(name, given)
             missing = is_none | (is_number & is_missing(floats))
         if is_text.any():
-            texts = [value for value in column if isinstance(value, str)]
-            places = np.full(count, ABSENT, dtype=np.intp)
-            places[is_text] = self._text_places(name, texts)
+            with_texts = compress(column, is_text)
+            texts: list[list[str]] = [
+                list(dict.fromkeys(value)) if isinstance(value, list) else [str(value)] for value in with_texts
+            ]
+            lengths = list(map(len, texts))
+            rows = np.repeat(np.flatnonzero(is_text), lengths)
+            positions = np.fromiter(chain.from_iterable(map(range, lengths)), np.intp, len(rows))
+            places = np.full((count, max(lengths)), ABSENT, dtype=np.intp)
+            places[rows, positions] = self._text_places(name, list(chain.from_iterable(texts)))
         return floats, places, missing
 
     def _floats(self, name: str, column: Sequence[Any]) -> Floats:
@@ -355,6 +362,11 @@ class FieldReader:
             data = name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
             known[text] = hash_of(data) & self._mask
         return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
+
+
+def are_texts(value: object) -> bool:
+    """Whether the value is a list of texts."""
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 class _Unnamed:

@@ -48,8 +48,9 @@ def row_of(record: dict[str, Value]) -> tuple[dict[str, float], list[int], int]:
     """Return the numbers, the places and the number of missing values of one record."""
     numbers, places, missing = {}, [], 0
     for field, value in record.items():
-        if isinstance(value, str):
-            places.append(place_of(field, value))
+        if isinstance(value, (str, list)):
+            texts = {value} if isinstance(value, str) else set(value)
+            places += [place_of(field, text) for text in texts]
         elif value is None or not abs(float(value)) <= HUGE:
             places.append(place_of(field, None))
             missing += 1
@@ -74,13 +75,14 @@ VALUES: list[Value] = [
     0, 1, -3, 2**53, 2**200, True, False, 0.5, -0.0, 1e-300, 1e100, 1e101, math.nan, math.inf, -math.inf, None,
     np.float32(0.25), np.int8(-5), np.uint64(2**63), np.bool_(True), np.float64(math.nan),
     "", "Rome", "Zürich", "\ud800", "1", "nan", np.str_("Rome"),
+    [], ["Rome"], ["b", "a", "b"],
 ]  # fmt: skip
 
 
 def some_records(random: Random) -> list[dict[str, Value]]:
     names = random.sample(["a", "b", "ö", "", "a b"], random.randint(0, 5))
     is_regular = random.random() < 0.4
-    kinds = {name: random.choice([VALUES, VALUES[:12], VALUES[-7:]]) for name in names}
+    kinds = {name: random.choice([VALUES, VALUES[:12], VALUES[-10:]]) for name in names}
     records = []
     for _ in range(random.randint(0, 6)):
         fields = names if is_regular else random.sample(names, random.randint(0, len(names)))

@@ -357,7 +357,8 @@ class AdaptiveLinearModel:
     def _bad_kinds(self, named: NamedRows) -> Iterator[tuple[npt.NDArray[np.bool_], str, str, str]]:
         """Yield, for each field with values of both kinds, the rows with the wrong one, the field, and both kinds."""
         numbers = {field: position for position, field in enumerate(named.fields)}
-        texts = {field: position for position, field in enumerate(named.text_fields)}
+        # Of a field with several columns, each row has its first text in the first one.
+        texts = {field: named.text_fields.index(field) for field in named.text_fields}
         in_both = (numbers.keys() | self._columns.keys()) & (texts.keys() | self._text_fields.keys())
         none = np.zeros(len(named), dtype=np.bool_)
         for field in in_both & (numbers.keys() | texts.keys()):

@@ -18,7 +18,7 @@ import numpy as np
 from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
 from streamiter.errors import ModelError, shortened
 from streamiter.models.update import Parameters
-from streamiter.named_rows import HUGE, FieldReader, NamedRows, is_missing, named_matrix
+from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows, sums_by
@@ -291,7 +291,7 @@ class _StandardizedModel:
     def predict(self, x: object) -> Any:
         """Return the prediction for a row, or for each row."""
         is_dict = self._width is None and isinstance(x, Mapping)
-        if is_dict and self._products.isdisjoint(x):  # type: ignore[arg-type]
+        if is_dict and not self._has_crosses_of_lists(x):  # type: ignore[arg-type]
             return self._predict_one(x)  # type: ignore[arg-type]
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
@@ -302,6 +302,13 @@ class _StandardizedModel:
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
+
+    def _has_crosses_of_lists(self, row: Mapping[str, Any]) -> bool:
+        """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
+        return bool(self._crosses) and (
+            not self._products.isdisjoint(row)
+            or any(isinstance(row.get(field), list) for cross in self._crosses for field in cross)
+        )
 
     def _linked(self, scores: Floats) -> Floats:
         if self._link == "clipped":
@@ -378,6 +385,8 @@ class _StandardizedModel:
                     score = score + self._text_weight(name, value)
                 elif name in self._columns:
                     raise self._wrong_kind(name, "a number", shortened(value))
+            elif are_texts(value):
+                score = self._score_of_texts(name, value, score)
             elif _is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
@@ -425,6 +434,11 @@ class _StandardizedModel:
             found = float(self._place_limits[at]), weights if self.classes is not None else float(weights[0])
             self._limit_of_cross[key] = found
         return found
+
+    def _score_of_texts(self, name: str, texts: list[str], score: _Weight) -> _Weight:
+        for text in dict.fromkeys(texts):
+            score = self._score({name: text}, score)
+        return score
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""

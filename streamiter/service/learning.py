@@ -1,28 +1,24 @@
-"""From the settings to a training: features, labels that come in time, the learner, and when versions are published.
+"""From the settings to a training: labels that come in time, the learner, and when versions are published.
 
-``ServiceLearning`` adds the training to the flow of a service. Its features also read the rows of predictions, so that
-a field has the same kind in both.
+``ServiceLearning`` adds the training to the flow of a service, and makes the predictors of its versions.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.flow.stream import Stream
 from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
-    BadRows,
     DelayedLabels,
     LinearModel,
     LinearRegression,
@@ -31,16 +27,14 @@ from streamiter.learn import (
     PageHinkley,
     train_online,
 )
-from streamiter.learn.features import as_text
-from streamiter.models import ModelSnapshot
-from streamiter.named_rows import ABSENT, FieldReader, NamedRows, hash_of, is_missing
-from streamiter.numbers import Indices, is_number, plain_float, positive
+from streamiter.models import ModelSnapshot, Parameters
+from streamiter.numbers import is_number, plain_float, positive
 from streamiter.operators import Context, Operator, Output
 from streamiter.optimizers import Constant, Optimizer
-from streamiter.records import Batch, Columns
+from streamiter.records import Batch
+from streamiter.service.features import FeatureRows, FieldPredictor
 from streamiter.service.settings import (
     OPTIMIZERS,
-    FeatureKind,
     FieldComparison,
     InputSettings,
     LabelSettings,
@@ -48,7 +42,6 @@ from streamiter.service.settings import (
     PublishSettings,
     ServiceSettings,
 )
-from streamiter.sparse_rows import SparseRows
 from streamiter.topics import Decoder, Json, topic
 
 Record = Mapping[str, Any]
@@ -95,6 +88,10 @@ class ServiceLearning:
         )
         models = training.models.process(lambda: PublishInTime(self._schedule), name="schedule", parallelism=1)
         return replace(training, models=models)
+
+    def predictor(self, parameters: Parameters) -> FieldPredictor:
+        """Return the predictor of a version, whose rows have the fields of the events: ``ServedModel(load=…)``."""
+        return FieldPredictor(parameters, self.features, f"model {self._settings.name!r}")
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""
@@ -161,109 +158,6 @@ def decoder_of(name: str) -> Decoder:
         ) from error
     decoder: Decoder = found() if isinstance(found, type) else found
     return decoder
-
-
-# ---- features
-
-
-class FeatureRows:
-    """Reads the features of records, each field as its kind, for the training and for predictions.
-
-    ``number``: a number or a truth value. ``category``: a text, a number or a truth value, of which each different one
-    is a feature. ``text``: each word is a feature. None and absent values are missing. Without kinds all fields are
-    read, except those of the label, the key and the weight. The rows are ``NamedRows``, for other learners than the
-    default one ``SparseRows`` of the given ``width``. Raises ``BadRows`` for values of another kind.
-
-    >>> from streamiter.service.settings import LabelSettings
-    >>> learn = LearnSettings("classification", LabelSettings("late"), {"km": "number", "title": "text"})
-    >>> rows = FeatureRows(learn)([{"km": 3, "title": "Heavy rain"}])
-    >>> rows.numbers.tolist(), rows.places.shape
-    ([[3.0]], (1, 2))
-    """
-
-    def __init__(self, learn: LearnSettings) -> None:
-        label, settings = learn.label, learn.learner_settings
-        self._kinds = learn.features
-        self._scales: Mapping[str, float] = settings.get("scales", {})
-        bits = settings.get("bits", AdaptiveLinearModel().bits)
-        self.width: int = 1 << bits
-        """The number of places of hashed features."""
-        self._is_sparse = learn.learner != "default"
-        others = (label.field, learn.weight, label.key, label.time, label.event and label.event_field)
-        self._reader = FieldReader(without=list(filter(None, others)), bits=bits, refuse=BadRows, owner="[learn]")
-        self._places_of_words: dict[tuple[str, str], int] = {}
-
-    def __call__(self, records: Batch) -> NamedRows | SparseRows:
-        rows = self._reader.rows(records) if self._kinds is None else self._typed(self._kinds, records)
-        return self._sparse(rows) if self._is_sparse else rows
-
-    def _typed(self, kinds: Mapping[str, FeatureKind], records: Batch) -> NamedRows:
-        columns: dict[str, Any] = {}
-        words: list[Indices] = []
-        for name, kind in kinds.items():
-            if kind == "ignore":
-                continue
-            values = [record.get(name) for record in records]
-            read = _TYPED[kind]
-            if bad := [row for row, value in enumerate(values) if not (value is None or read.takes(value))]:
-                given = shortened(values[bad[0]])
-                raise BadRows(bad, f"[learn] features: expected {read.noun} in the field {name!r}, given {given}")
-            if kind == "number":
-                columns[name] = np.array(values, dtype=np.float64)
-            elif kind == "category":
-                columns[name] = np.array(list(map(as_text, values)), dtype=np.object_)
-            else:
-                words.append(self._words(name, values))
-        if columns:
-            rows = self._reader.rows(Columns(columns))
-        else:
-            none = np.empty((len(records), 0))
-            rows = NamedRows((), none, (), none.astype(np.intp), np.zeros(len(records), dtype=np.intp))
-        return replace(rows, places=np.hstack([rows.places, *words])) if words else rows
-
-    def _words(self, name: str, texts: Sequence[str | None]) -> Indices:
-        """Return the places of the different words of each text."""
-        found = [sorted(set(_WORD.findall((text or "").lower())))[:_WORDS_MAX] for text in texts]
-        places = np.full((len(texts), max(map(len, found), default=0)), ABSENT, dtype=np.intp)
-        for row, words in enumerate(found):
-            places[row, : len(words)] = [self._place(name, word) for word in words]
-        return places
-
-    def _place(self, name: str, word: str = "") -> int:
-        known = self._places_of_words
-        if (place := known.get((name, word))) is None:
-            if len(known) >= _CACHED_WORDS:
-                known.clear()
-            data = f"{name}\0{word}".encode("utf-8", "surrogatepass")
-            place = known[name, word] = hash_of(data) & (self.width - 1)
-        return place
-
-    def _sparse(self, rows: NamedRows) -> SparseRows:
-        """Return numbers at the places of their fields, and texts as ones."""
-        numbers = rows.numbers * np.array([self._scales.get(name, 1.0) for name in rows.fields])
-        of_fields = np.array([self._place(name) for name in rows.fields], dtype=np.intp)
-        indices = np.hstack([np.where(is_missing(numbers), ABSENT, of_fields), rows.places])
-        values = np.hstack([numbers, np.ones(rows.places.shape)])
-        is_there = indices != ABSENT
-        indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(is_there, axis=1))])
-        return SparseRows(indptr, indices[is_there], values[is_there], self.width)
-
-
-@dataclass(frozen=True, slots=True)
-class _FieldValues:
-    noun: str
-    takes: Callable[[Any], bool]
-
-
-_TYPED: Final[Mapping[str, _FieldValues]] = {
-    "number": _FieldValues("a number", is_number),
-    "category": _FieldValues("a text or a number", lambda value: isinstance(value, str) or is_number(value)),
-    "text": _FieldValues("a text", lambda value: isinstance(value, str)),
-}
-_WORD: Final = re.compile(r"\w+")
-# A text of more different words is a document, of which the first ones in alphabetic order count.
-_WORDS_MAX: Final = 200
-_CACHED_WORDS: Final = 65_536
 
 
 # ---- labels
