@@ -14,11 +14,13 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError, ProducerFenced, StreamiterError, TopicUnavailable, TransactionExpired
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
-from streamiter.learn import OnlineTraining, train_online
+from streamiter.learn import OnlineTraining
 from streamiter.models import ServedModel
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
+from streamiter.service.health import facts_of
 from streamiter.service.http import serving
+from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import ServiceSettings
 from streamiter.topics import topic
@@ -41,8 +43,8 @@ class OnlineLearningService:
 
     ``flow``, the stream ``events`` and the streams of ``training`` may get further steps before ``run``::
 
-        service = OnlineLearningService(settings)
-        service.training.predictions.sink(topic("kafka://127.0.0.1:9092/predictions"))
+        service = OnlineLearningService(read_settings("service.toml"))
+        service.training.predictions.sink(topic("kafka://127.0.0.1:9092/predictions"), name="write predictions")
         raise SystemExit(service.run())
     """
 
@@ -59,37 +61,25 @@ class OnlineLearningService:
             clock=self._clock,
         )
         """All that is known about the service."""
-        self._updates = topic(settings.publish.topic)
-        self.events: Stream = self._read_events()
-        """The decoded records of the input."""
-        self.training: OnlineTraining = self._train()
-        """The streams of the training: models, validation, predictions, drifts."""
-        self._stops: Sequence[StopMode] = ()
-        """The stops that signals have asked of the job."""
-        self._main: asyncio.Task[Any] | None = None
-        self._is_ending = False
-
-    # -- the flow ----------------------------------------------------------------------------------------
-
-    def _read_events(self) -> Stream:
-        given = self.settings.input
-        dead_letter = None if given.dead_letter is None else topic(given.dead_letter)
-        return self.flow.source(topic(given.topic), name="events", start=given.start, dead_letter=dead_letter)
-
-    def _train(self) -> OnlineTraining:
-        learn, dead_letter = self.settings.learn, self.settings.input.dead_letter
-        training = train_online(
-            self.events,
-            label=learn.label.value,
-            weight=learn.weight,
-            task="regression" if learn.kind == "regression" else "classification",
-            report_every=1_000,
-            dead_letter=None if dead_letter is None else topic(dead_letter),
+        given, self._updates = settings.input, topic(settings.publish.topic)
+        self.learning = ServiceLearning(settings)
+        self.events: Stream = self.flow.source(
+            topic(given.topic),
+            decode=decoder_of(given.decoder),
+            start=given.start,
+            name="events",
+            **rejections_of(given),
         )
-        training.models.publish_model(self._updates, model=self.name, name="publish")
-        training.validation.map(self.observations.validated, name="observe validation")
-        training.drifts.map(self.observations.drifted, name="observe drifts")
-        return training
+        """The decoded records of the input."""
+        self.training: OnlineTraining = self.learning.train(self.events)
+        """The streams of the training: models, validation, predictions, drifts."""
+        self.training.models.publish_model(self._updates, model=self.name, name="publish")
+        self.training.validation.map(self.observations.validated, name="observe validation")
+        self.training.drifts.map(self.observations.drifted, name="observe drifts")
+        self._stops: Sequence[StopMode] = ()
+        """The stops that signals have told the job."""
+        self._main: asyncio.Task[Any] | None = None
+        self._is_ending = self._is_stalled = False
 
     # -- the run -----------------------------------------------------------------------------------------
 
@@ -103,7 +93,8 @@ class OnlineLearningService:
         SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. A second
         signal aborts the job. While a topic does not answer, the job is started again and again.
 
-        Codes: 0 suspended or finished, 1 failed, 3 stalled, 4 another run has taken over, 130 aborted.
+        Codes: 0 suspended or finished, 1 failed, 3 stalled, if the settings ask for it, 4 another run has taken over,
+        130 aborted. Raises ConfigurationError for an address that is in use.
         """
         self._main = asyncio.current_task()
         try:
@@ -127,7 +118,7 @@ class OnlineLearningService:
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
         """Follow the published model; an error of it is no error of the job."""
-        served = ServedModel(self._updates, self.name, clock=self._clock)
+        served = ServedModel(self._updates, self.name, load=self.learning.predictor, clock=self._clock)
         self.observations.served = served
         try:
             async with served:
@@ -154,10 +145,20 @@ class OnlineLearningService:
 
     async def _sample(self) -> None:
         while True:
-            if self._stops:
+            if self._stops and self.observations.phase.phase == "running":
                 self.observations.enter("stopping")
             self.observations.sample()
+            if self.settings.health.exit_when_stalled:
+                await self._end_if_stalled()
             await self._clock.sleep(SAMPLE_S)
+
+    async def _end_if_stalled(self) -> None:
+        job, facts = self.observations.job, facts_of(self.observations)
+        stalled = [each for each in facts.stalled if each.cause == "step"]
+        if job is not None and stalled and not self._is_stalled:
+            self._is_stalled = True
+            _log.error("the service ends: no progress for %.0f s: %s", stalled[0].stalled_s, stalled[0].reason)
+            await job.stop("abort")
 
     async def _run_jobs(self) -> int:
         """Run the job; start it again after an outage."""
@@ -181,6 +182,8 @@ class OnlineLearningService:
             else:
                 state = statistics.state
                 self.observations.enter(state)
+                if self._is_stalled:
+                    return STALLED
                 return ABORTED if state == "aborted" else SUCCEEDED
 
     def _failed(self, error: StreamiterError) -> int:
