@@ -53,7 +53,7 @@ from streamiter.learn.training import (
     check_makes_model,
 )
 from streamiter.learn.validation import PREDICTIONS, Validate
-from streamiter.numbers import Floats, whole_number
+from streamiter.numbers import Floats, positive, whole_number
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
@@ -95,6 +95,7 @@ def train_online(
     publish_every: int | None = None,
     window: int = 10_000,
     report_every: int = 10_000,
+    report_every_s: float | None = None,
     workers: int | None = None,
     on_error: RejectionPolicy = "fail",
     dead_letter: Topic | None = None,
@@ -131,13 +132,13 @@ def train_online(
     asynchronous version of many columns waits for a quarter as many rows, or for a second. Where rows are learned one
     by one, the metrics of a version are the ``loss`` of the rows since the last one, and their ``missing_values``.
     Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
-    reports every ``report_every`` rows; it warns once, in the log ``streamiter.learn``, of a model that is far worse
-    than the mean. ``drift`` is a detector, :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for a model that
-    learns in the owner: it watches the loss of each row, and updates have the metrics ``drifts`` and
-    ``rows_since_drift``. ``on_drift="raise rates"``: after a mini-batch with a drift, the ready-made model
-    multiplies its rates of AdaGrad by almost 6. A model with a single rate has a smaller loss then; six rates follow a
-    drift without it. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front
-    of the names of the steps, for a flow with more than one training.
+    reports every ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
+    ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector,
+    :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for a model that learns in the owner: it watches the loss
+    of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
+    mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. A model with a single
+    rate has a smaller loss then; six rates follow a drift without it. Rows that are not examples follow ``on_error`` or
+    go to ``dead_letter``. ``name`` is put in front of the names of the steps, for a flow with more than one training.
 
     Raises GraphError for options that cannot be used.
 
@@ -155,6 +156,8 @@ def train_online(
         publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
+    if report_every_s is not None:
+        report_every_s = positive("train_online(report_every_s=)", report_every_s)
     synchronous = mode == "synchronous"
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
@@ -215,7 +218,7 @@ def train_online(
         start = initial.process(_OneStart, name=named("initial"), parallelism=1)
     models, predictions, drifts = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
-        lambda: Validate(window=window, report_every=report_every),
+        lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
         name=named("validate"),
         parallelism=1,
     )

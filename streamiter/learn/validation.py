@@ -189,8 +189,9 @@ class ProgressiveValidation:
     - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0, for
       classification only,
 
-    and the same metrics of the window as ``window_…``. A metric that is not defined (yet) is left out, such as ``auc``
-    before both targets have arrived.
+    and the same metrics of the window as ``window_…``; and, unless ``kind="classes"``, ``window_baseline_loss``: the
+    loss of predicting the mean target of the window for each of its rows. A metric that is not defined (yet) is left
+    out, such as ``auc`` before both targets have arrived.
 
     All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is mostly below 2e-4.
     Sums are taken row by row, so the metrics do not depend on how the rows are cut into batches. Memory does not grow:
@@ -250,6 +251,10 @@ class ProgressiveValidation:
         area = area_under_curve(*rows) if self._scores else None
         calibration = _calibration_of(rows) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
+        if rows.shape[1] and self.kind != "classes":
+            _, targets, weights = rows
+            mean = np.full(rows.shape[1], np.average(targets, weights=weights))
+            window["baseline_loss"] = self._loss.total(mean, targets, weights) / window["weight"]
         return metrics | {f"window_{name}": value for name, value in window.items()}
 
     def calibration(self, *, window: bool = False) -> list[CalibrationBin]:
@@ -533,20 +538,23 @@ def _added(first: Floats, second: Floats) -> Floats:
 class Validate(Operator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
-    The last metrics are emitted at the end of the input. A model that is much worse than the mean of its targets is
-    told once, as a warning of the logger ``streamiter.learn``.
+    With ``report_every_s`` it emits them so many seconds after the first new row instead. The last metrics are emitted
+    at the end of the input. A model that is much worse than the mean of its targets is told once, as a warning of the
+    logger ``streamiter.learn``.
     """
 
-    def __init__(self, *, window: int, report_every: int) -> None:
+    def __init__(self, *, window: int, report_every: int, report_every_s: float | None = None) -> None:
         self._window = window
         self._report_every = report_every
+        self._report_every_s = report_every_s
+        self._has_timer = False
         self._since_report = 0
         self._validation: ProgressiveValidation | None = None
         """None before the first predictions, which say what they are."""
         self._comparison = MeanComparison()
 
     def open(self, context: Context) -> None:
-        self._name = context.name
+        self._context, self._name = context, context.name
 
     def process(self, rows: PredictedRows, out: Output) -> None:
         """Count the predictions of one mini-batch."""
@@ -565,8 +573,17 @@ class Validate(Operator):
                 *found,
             )
         self._since_report += len(rows["predictions"])
-        if self._since_report >= self._report_every:
-            self._report(out)
+        if self._report_every_s is None:
+            if self._since_report >= self._report_every:
+                self._report(out)
+        elif not self._has_timer:
+            self._has_timer = True
+            self._context.set_timer(self._report_every_s)
+
+    def on_timer(self, payload: object, out: Output) -> None:
+        """Emit the metrics that are due."""
+        self._has_timer = False
+        self._report(out)
 
     def _report(self, out: Output) -> None:
         if self._validation is not None and self._since_report:
@@ -580,6 +597,7 @@ class Validate(Operator):
         return {
             "validation": None if self._validation is None else self._validation.state(),
             "since report": self._since_report,
+            "timer": self._has_timer,
             "comparison": self._comparison.state(),
         }
 
@@ -588,4 +606,5 @@ class Validate(Operator):
             self._validation = ProgressiveValidation(window=self._window, kind=validation["kind"])
             self._validation.restore(validation)
         self._since_report = state["since report"]
+        self._has_timer = state.get("timer", False)
         self._comparison.restore(state["comparison"])

@@ -48,7 +48,7 @@ Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
 
 # Each report is a point of the page's charts.
-_REPORT_EVERY: Final = 1_000
+_REPORT_EVERY_S: Final = 1.0
 
 
 class ServiceLearning:
@@ -82,7 +82,7 @@ class ServiceLearning:
             self._make_model(),
             mini_batch=learn.learner_settings.get("mini_batch"),
             drift=detectors[learn.drift]() if learn.drift else None,
-            report_every=_REPORT_EVERY,
+            report_every_s=_REPORT_EVERY_S,
             **options,
             **rejections,
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handler
 from streamiter.service.health import facts_of
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
+from streamiter.service.logs import log_figures, logging_to
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import ServiceSettings
 from streamiter.topics import topic
@@ -85,7 +87,8 @@ class OnlineLearningService:
 
     def run(self) -> int:
         """Run the service in an event loop of its own; return the exit code of the process, see :meth:`serve`."""
-        return run_in_own_loop(self.serve())
+        with logging_to(sys.stderr, self.settings):
+            return run_in_own_loop(self.serve())
 
     async def serve(self) -> int:
         """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
@@ -132,6 +135,7 @@ class OnlineLearningService:
             watching = [
                 group.create_task(self.observations.loop_lag.run(self._warn_of_block), name="lag of the event loop"),
                 group.create_task(self._sample(), name="samples"),
+                group.create_task(self._log_figures(), name="figures in the log"),
             ]
             try:
                 yield
@@ -151,6 +155,12 @@ class OnlineLearningService:
             if self.settings.health.exit_when_stalled:
                 await self._end_if_stalled()
             await self._clock.sleep(SAMPLE_S)
+
+    async def _log_figures(self) -> None:
+        while True:
+            every_s = self.settings.log.every_s
+            await self._clock.sleep(every_s)
+            log_figures(self.observations, every_s)
 
     async def _end_if_stalled(self) -> None:
         job, facts = self.observations.job, facts_of(self.observations)

@@ -98,7 +98,10 @@ def test_metrics_equal_their_definitions(rows):
         assert metrics == {"count": 0, "weight": 0.0, "window_count": 0, "window_weight": 0.0}
         return
     expected = defined(predictions, targets, weights)
-    assert metrics == pytest.approx(expected | {f"window_{name}": value for name, value in expected.items()}, abs=1e-9)
+    mean = [sum(w * y for y, w in zip(targets, weights, strict=True)) / sum(weights)] * len(targets)
+    of_window = {f"window_{name}": value for name, value in expected.items()}
+    of_window["window_baseline_loss"] = defined(mean, targets, weights)["loss"]
+    assert metrics == pytest.approx(expected | of_window, abs=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
@@ -228,6 +231,8 @@ def test_regression_has_its_own_metrics():
             "window_squared_error": 6.0,
             "window_rmse": math.sqrt(6.0),
             "window_mae": 2.0,
+            # The mean of the targets -2, of weight 2, and 3 is -1/3.
+            "window_baseline_loss": (2 * (5 / 3) ** 2 + (10 / 3) ** 2) / 2 / 3,
         }
     )
 

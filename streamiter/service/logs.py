@@ -1,0 +1,122 @@
+"""The log of a service: JSON lines off a terminal, and a line of figures every half minute.
+
+A line has ``time`` (UTC), ``level``, ``logger`` and ``message``, for errors ``traceback``, and a line of figures has
+the figures. The secrets of the settings are replaced by an ellipsis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Any, TextIO
+
+import orjson
+
+from streamiter.service.observations import Observations
+from streamiter.service.settings import LogSettings, ServiceSettings
+from streamiter.topics.urls import hide, secrets_in
+
+_log = logging.getLogger("streamiter.service")
+
+
+@contextlib.contextmanager
+def logging_to(stream: TextIO, settings: ServiceSettings) -> Iterator[None]:
+    """Write the log of the process to ``stream`` in this block, as ``settings.log`` says.
+
+    Of other packages only warnings and errors are written.
+    """
+    form = settings.log.format
+    as_json = form == "json" or (form == "auto" and not stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Lines(secrets_of(settings), as_json=as_json))
+    root, own = logging.getLogger(), logging.getLogger("streamiter")
+    level = own.level
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    apply_level(settings.log)
+    try:
+        yield
+    finally:
+        own.setLevel(level)
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
+
+
+def apply_level(settings: LogSettings) -> None:
+    """Write records of this level and above; may be called while the service runs."""
+    logging.getLogger("streamiter").setLevel(settings.level.upper())
+
+
+def secrets_of(settings: ServiceSettings) -> set[str]:
+    """Return the texts that must not be in the log: secrets in URLs, and those of the environment."""
+    urls = (settings.input.topic, settings.input.dead_letter, settings.publish.topic)
+    named = {secret for url in urls if url is not None for secret in secrets_in(url)}
+    variables = {*named, settings.http.token_env, settings.http.tls_key_password_env}
+    return named | {os.environ[name] for name in variables if name is not None and name in os.environ}
+
+
+class _Lines(logging.Formatter):
+    """Formats a record as one line of JSON, or as text."""
+
+    def __init__(self, secrets: Collection[str], *, as_json: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        self._secrets = secrets
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._as_json:
+            return self._shown(super().format(record))
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self._shown(record.getMessage()),
+            **getattr(record, "figures", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self._shown(self.formatException(record.exc_info))
+        return orjson.dumps(line, default=str).decode()
+
+    def _shown(self, text: str) -> str:
+        # Half of a surrogate pair, as in a key of JSON, has no form in UTF-8.
+        return hide(text, self._secrets).encode(errors="replace").decode()
+
+
+def figures_of(observations: Observations, seconds: float) -> dict[str, float | str | None]:
+    """Return the figures of the log, with the mean rate of the last ``seconds``; None where a figure is not known."""
+    since_ms = observations.clock.now_ms() - 1000 * seconds
+    rates = [
+        sample.events_per_s
+        for sample in observations.samples
+        if sample.at_ms >= since_ms and sample.events_per_s is not None
+    ]
+    last = observations.samples[-1] if observations.samples else None
+    metrics = observations.validation[-1].metrics if observations.validation else {}
+    model = observations.model
+    return {
+        "phase": observations.phase.phase,
+        "events_per_s": round(fmean(rates), 1) if rates else None,
+        "lag_records": None if last is None else last.lag_records,
+        "lag_s": None if last is None else last.lag_s,
+        "version": None if model is None else f"{model.generation}.{model.version}",
+        "age_s": None if model is None else model.age_s(observations.clock),
+        "loss": metrics.get("window_loss"),
+        "baseline_loss": metrics.get("window_baseline_loss"),
+    }
+
+
+def log_figures(observations: Observations, seconds: float) -> None:
+    """Write a line with the figures."""
+    figures = figures_of(observations, seconds)
+    _log.info(
+        "%s: %s events/s, lag %s records (%s s), version %s (%s s old), loss %s (baseline %s)",
+        *(
+            "–" if figure is None else f"{figure:,.4g}" if isinstance(figure, float) else figure
+            for figure in figures.values()
+        ),
+        extra={"figures": figures},
+    )
