@@ -153,9 +153,9 @@ def _loops(statistics: JobStatistics) -> Iterator[Metric]:
 
 def _sources(statistics: JobStatistics) -> Iterator[Metric]:
     sources = [
-        (task, task.steps[0].step, task.source, task.source.topic or "")
+        (task, task.steps[0].step, task.source, task.source.topic)
         for task in statistics.tasks
-        if task.source is not None
+        if task.source is not None and task.source.topic is not None
     ]
     labels = ("step", "topic", "partition")
     records = (((step, topic, part), left) for task, step, _, topic in sources for part, left in task.lag.items())

@@ -78,6 +78,8 @@ class OnlineLearningService:
         self.training.models.publish_model(self._updates, model=self.name, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
         self.training.drifts.map(self.observations.drifted, name="observe drifts")
+        self.address: str | None = None
+        """The address of the HTTP server, such as ``http://127.0.0.1:8080``; None before it listens."""
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
         self._main: asyncio.Task[Any] | None = None
@@ -102,7 +104,11 @@ class OnlineLearningService:
         self._main = asyncio.current_task()
         try:
             with signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM):
-                async with self._following(), serving(self.observations, self.settings.http), self._watching():
+                async with (
+                    self._following(),
+                    serving(self.observations, self.settings.http) as self.address,
+                    self._watching(),
+                ):
                     return await self._run_jobs()
         except asyncio.CancelledError:
             if not self._is_ending:

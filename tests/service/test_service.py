@@ -1,0 +1,200 @@
+"""A whole service on a real broker: health while the topic is idle and while the broker is away, and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from support.kafka_server import KafkaServer
+
+from streamiter import Operator
+from streamiter.operators import Output
+from streamiter.service.service import FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
+from streamiter.service.settings import (
+    CheckpointSettings,
+    HealthSettings,
+    HttpSettings,
+    InputSettings,
+    LabelSettings,
+    LearnSettings,
+    PublishSettings,
+    ServiceSettings,
+)
+from streamiter.topics import OutgoingBatch, topic
+
+# Far above any duration here: a longer wait is a hang.
+PATIENCE_S = 60.0
+
+ROWS = [{"km": float(n % 7), "late": n % 7 > 3} for n in range(500)]
+
+
+class Setting:
+    """Two topics on a broker, and the folder of the checkpoints of a service between them."""
+
+    def __init__(self, broker: KafkaServer, prefix: str, folder: Path, options: str = "") -> None:
+        self.flights = f"kafka://{broker.bootstrap}/{prefix}flights{options}"
+        self.updates = f"kafka://{broker.bootstrap}/{prefix}updates{options}"
+        self.name = f"{prefix}late-flights"
+        self.folder = folder
+
+    def service(self, **health: Any) -> OnlineLearningService:
+        settings = ServiceSettings(
+            self.name,
+            InputSettings(self.flights),
+            LearnSettings("classification", LabelSettings("late")),
+            PublishSettings(self.updates, every_s=0.1),
+            checkpoints=CheckpointSettings(str(self.folder), interval_s=0.2),
+            http=HttpSettings("127.0.0.1:0"),
+            health=HealthSettings(**health),
+        )
+        return OnlineLearningService(settings)
+
+    async def create(self) -> None:
+        for url in (self.flights, self.updates):
+            await topic(url).create()
+
+    async def write(self, rows: list[Any]) -> None:
+        writer = await topic(self.flights).open_writer()
+        await writer.write(OutgoingBatch([row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]))
+        await writer.flush()
+        await writer.close()
+
+
+@pytest.fixture
+async def setting(kafka_broker: KafkaServer, topic_prefix: str, tmp_path: Path) -> Setting:
+    made = Setting(kafka_broker, topic_prefix, tmp_path)
+    await made.create()
+    return made
+
+
+@asynccontextmanager
+async def running(service: OnlineLearningService) -> AsyncIterator[asyncio.Task[int]]:
+    """Run the service, and end it with the block."""
+    task = asyncio.create_task(service.serve())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for the condition; a service that hangs fails the test by its time limit."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def answers(service: OnlineLearningService, path: str) -> tuple[int, str]:
+    async with httpx.AsyncClient(base_url=service.address or "") as client:
+        answer = await client.get(path)
+        return answer.status_code, answer.text
+
+
+async def until_ready(service: OnlineLearningService) -> None:
+    await until(lambda: service.address)
+    async with asyncio.timeout(PATIENCE_S):
+        while (await answers(service, "/readyz"))[0] != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_service_on_an_idle_topic_is_ready(setting: Setting) -> None:
+    """A readiness probe failed at night, when no events came, and the service was taken out of use."""
+    await setting.write(ROWS)
+    service = setting.service(source_limit_s=1.0)
+    async with running(service) as task:
+        await until_ready(service)
+        ready_s = service.observations.clock.monotonic_s()
+        # Longer than the limit of sources, and than five intervals, without an event.
+        await until(lambda: service.observations.clock.monotonic_s() > ready_s + 1.5)
+        assert (await answers(service, "/readyz"))[0] == (await answers(service, "/livez"))[0] == 200
+        statistics = service.observations.statistics()
+        assert statistics is not None
+        [source] = [each.source for each in statistics.tasks if each.source and each.source.topic]
+        assert source.unanswered_s < 1.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await task == SUCCEEDED
+    assert service.observations.phase.phase == "suspended"
+
+
+async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
+    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A liveness probe restarted healthy processes again and again, because the broker was being updated."""
+    setting = Setting(breakable_broker, topic_prefix, tmp_path, "?give_up_after_s=2&request_timeout_s=0.5")
+    await setting.create()
+    await setting.write(ROWS)
+    service = setting.service(source_limit_s=1.0, stall_limit_s=0.5)
+    async with running(service) as task:
+        await until_ready(service)
+        breakable_broker.stop()
+        phases, seen = [], []
+        async with asyncio.timeout(PATIENCE_S):
+            while "waiting" not in phases:  # Until the connector gives up, and the job has failed.
+                assert (await answers(service, "/livez"))[0] == 200, await answers(service, "/livez")
+                seen.append(await answers(service, "/readyz"))
+                phases.append(service.observations.phase.phase)
+                await asyncio.sleep(0.1)
+        assert seen[-1][0] == 503
+        assert any("no answer of the topic" in text for code, text in seen if code == 503)
+        assert (await answers(service, "/livez"))[0] == 200
+        breakable_broker.start()
+        await until_ready(service)
+        records = service.observations.model.records  # type: ignore[union-attr]
+        assert records == len(ROWS)
+        await setting.write(ROWS)
+        await until(lambda: service.observations.model.records == 2 * len(ROWS))  # type: ignore[union-attr]
+        assert not task.done()
+
+
+async def test_a_record_that_cannot_be_read_ends_the_service_with_code_1(setting: Setting) -> None:
+    """A process that had failed ended with code 0, so its supervisor did not start it again."""
+    await setting.write([*ROWS, b"not JSON"])
+    service = setting.service()
+    async with running(service) as task:
+        assert await task == FAILED
+    assert service.observations.phase.phase == "failed"
+    assert "not JSON" in (service.observations.phase.reason or "")
+
+
+async def test_a_second_run_takes_over_and_the_first_ends_with_code_4(setting: Setting) -> None:
+    """Two replicas took the flow from each other forever, because each was started again when it lost."""
+    await setting.write(ROWS)
+    first, second = setting.service(), setting.service()
+    async with running(first) as ending:
+        await until_ready(first)
+        async with running(second) as staying:
+            assert await asyncio.wait_for(ending, PATIENCE_S) == TAKEN_OVER
+            await until_ready(second)
+            job = second.observations.job
+            assert job is not None
+            await job.stop()
+            assert await staying == SUCCEEDED
+
+
+class Hang(Operator):
+    """Handles one record, and never the next."""
+
+    async def process(self, record: Any, out: Output) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(setting: Setting) -> None:
+    """A consumer was stuck for twenty days while every check was green."""
+    await setting.write(ROWS)
+    service = setting.service(stall_limit_s=0.5, exit_when_stalled=False)
+    service.events.process(Hang, name="hang")
+    async with running(service) as task:
+        await until(lambda: (statistics := service.observations.statistics()) and statistics.stalled)
+        code, text = await answers(service, "/livez")
+        assert (code, "hang[0] is at work on a batch" in text) == (503, True)
+        object.__setattr__(service.settings.health, "exit_when_stalled", True)
+        assert await asyncio.wait_for(task, PATIENCE_S) == STALLED
