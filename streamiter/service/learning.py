@@ -34,7 +34,6 @@ from streamiter.optimizers import Constant, Optimizer
 from streamiter.records import Batch
 from streamiter.service.features import FeatureRows, FieldPredictor
 from streamiter.service.settings import (
-    OPTIMIZERS,
     FieldComparison,
     InputSettings,
     LabelSettings,
@@ -42,6 +41,7 @@ from streamiter.service.settings import (
     PublishSettings,
     ServiceSettings,
 )
+from streamiter.service.settings_file import OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
 
 Record = Mapping[str, Any]

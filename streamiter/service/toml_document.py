@@ -114,6 +114,11 @@ class TomlDocument:
         """Whether the document has a value at this path."""
         return _MISSING is not self._value(path)
 
+    def names(self, path: KeyPath) -> frozenset[str]:
+        """Return the keys of a table."""
+        table = self._value(path)
+        return frozenset(table if isinstance(table, Mapping) else ())
+
     def _value(self, path: KeyPath) -> object:
         value: object = self._content
         for name in path:
@@ -280,6 +285,11 @@ class _Scanner:
         for end in range(1, len(names) + 1):
             self.found.setdefault((*table, *names[:end]), (key_place, value_place))
         self._value((*table, *names))
+
+    def names(self, path: KeyPath) -> frozenset[str]:
+        """Return the keys of a table."""
+        table = self._value(path)
+        return frozenset(table if isinstance(table, Mapping) else ())
 
     def _value(self, path: KeyPath) -> None:
         opening = self._text[self._at]

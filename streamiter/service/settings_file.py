@@ -1,0 +1,523 @@
+"""The file of a service: ``read_settings`` returns its settings, or raises all its errors at once.
+
+``changed`` compares two versions of the file, and says which settings apply while the service runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from streamiter.errors import ConfigurationError
+from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
+from streamiter.service.settings import (
+    CheckpointSettings,
+    FeatureKind,
+    FieldComparison,
+    HealthSettings,
+    HttpSettings,
+    InputSettings,
+    LabelSettings,
+    LearnSettings,
+    LogSettings,
+    PublishSettings,
+    ServiceSettings,
+)
+from streamiter.service.toml_document import (
+    Key,
+    Parser,
+    TomlDocument,
+    WrongValue,
+    choice_of,
+    duration_of,
+    flag_of,
+    shown_value,
+    size_of,
+    text_of,
+    whole_of,
+)
+from streamiter.topics.urls import connector_for, shown_url
+
+OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
+    {
+        "ftrl": FTRL,
+        "sgd": SGD,
+        "adam": Adam,
+        "adagrad": AdaGrad,
+        "adadelta": AdaDelta,
+        "rmsprop": RMSProp,
+        "momentum": Momentum,
+    }
+)
+"""The learners besides ``default``: a linear model with this optimizer."""
+
+
+# ---- the values of keys
+
+
+def _topic_of(value: Any) -> str:
+    url = text_of(value)
+    place, _, query = url.partition("?")
+    if "@" in place:
+        raise WrongValue(
+            "a URL without a user and a password",
+            "write ?sasl_username=…&sasl_password_env=VARIABLE, or …&sasl_password_file=FILE",
+            given="one with a user before the host (not shown)",
+        )
+    for option in query.split("&"):
+        name = option.partition("=")[0]
+        if _SECRET_OPTION.fullmatch(name):
+            raise WrongValue(
+                "a URL without a password",
+                f"write {name}_env=VARIABLE or {name}_file=FILE",
+                given=f"one with {name} (not shown)",
+            )
+    try:
+        connector_for(url)
+    except ConfigurationError as error:
+        shown = shown_url(url)
+        raise WrongValue(
+            "the URL of a topic, as kafka://127.0.0.1:9092/clicks",
+            str(error).removeprefix(f"topic {shown!r}: "),
+            given=f'"{shown}"',
+        ) from None
+    return url
+
+
+_SECRET_OPTION: Final = re.compile(r"\w*(?:pass|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    raise WrongValue("a name of at most 100 letters, digits, '.', '_' and '-'", 'write it in quotes, as "late-flights"')
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _variable_of(value: Any) -> str:
+    if isinstance(value, str) and _VARIABLE.fullmatch(value):
+        return value
+    raise WrongValue(
+        "the name of an environment variable, as SERVICE_TOKEN",
+        "the secret itself is set outside of the file",
+        given="another value (not shown, since it may be the secret)",
+    )
+
+
+_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+def _address_of(value: Any) -> str:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[2]) > _PORT_MAX:
+        raise WrongValue('an address with its port, as "127.0.0.1:8080" or "[::1]:8080"')
+    return match[0]
+
+
+_ADDRESS: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
+_PORT_MAX: Final = 65_535
+
+
+def _decoder_of(value: Any) -> str:
+    if isinstance(value, str) and (value == "json" or _DECODER.fullmatch(value)):
+        return value
+    raise WrongValue('"json", or a decoder of one\'s own as "module:name"')
+
+
+_DECODER: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _features_of(value: Any) -> dict[str, FeatureKind] | None:
+    if value == "all":
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise WrongValue('"all", or a table with a kind for each field', 'write { km = "number", town = "category" }')
+    for name, kind in value.items():
+        try:
+            _feature_kind_of(kind)
+        except WrongValue as wrong:
+            raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
+    if set(value.values()) == {"ignore"}:
+        raise WrongValue("a field to learn from", "give one of them another kind", given='"ignore" for all fields')
+    return dict(value)
+
+
+_feature_kind_of: Final = choice_of("number", "category", "text", "ignore")
+
+
+def _table_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise WrongValue("a table", "write [learn.settings] above its keys")
+
+
+def _value_of_label(value: Any) -> str | FieldComparison:
+    text = text_of(value)
+    if comparison := FieldComparison.of(text):
+        return comparison
+    if _FIELD.fullmatch(text):
+        return text
+    raise WrongValue(
+        "a field, or a field compared with a number or a text",
+        'write "delay > 15" or "outcome == \'click\'"; the operators are > >= < <= == !=',
+    )
+
+
+_FIELD: Final = re.compile(r"[^<>=!'\"]+")
+
+
+def _key(parse: Parser, setting: str = "") -> Key:
+    return Key(parse, setting)
+
+
+def _required(parse: Parser) -> Key:
+    return Key(parse, is_required=True)
+
+
+_LABEL_KEYS: Final[Mapping[str, Key]] = {
+    "field": _key(text_of),
+    "value": _key(_value_of_label),
+    "event": _key(text_of),
+    "event_field": _key(text_of),
+    "key": _key(text_of),
+    "within": _key(duration_of, "within_s"),
+    "otherwise": _key(lambda value: value),
+    "question": _key(text_of),
+    "time": _key(text_of),
+}
+
+TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyType(
+    {
+        "service": (ServiceSettings, {"name": _required(_name_of)}),
+        "input": (
+            InputSettings,
+            {
+                "topic": _required(_topic_of),
+                "start": _key(choice_of("earliest", "latest")),
+                "decoder": _key(_decoder_of),
+                "on_error": _key(choice_of("fail", "skip")),
+                "dead_letter": _key(_topic_of),
+            },
+        ),
+        "learn": (
+            LearnSettings,
+            {
+                "kind": _required(choice_of("classification", "regression", "multiclass")),
+                "label": _required(lambda value: value),
+                "features": _key(_features_of),
+                "weight": _key(text_of),
+                "learner": _key(choice_of("default", *OPTIMIZERS)),
+                "settings": _key(_table_of, "learner_settings"),
+                "drift": _key(choice_of("adwin", "page-hinkley")),
+            },
+        ),
+        "publish": (
+            PublishSettings,
+            {
+                "topic": _required(_topic_of),
+                "every": _key(duration_of, "every_s"),
+                "records": _key(whole_of(1)),
+            },
+        ),
+        "checkpoints": (
+            CheckpointSettings,
+            {"store": _key(text_of), "interval": _key(duration_of, "interval_s"), "keep": _key(whole_of(1))},
+        ),
+        "http": (
+            HttpSettings,
+            {
+                "address": _key(_address_of),
+                "token_env": _key(_variable_of),
+                "token_file": _key(text_of),
+                "tls_certificate": _key(text_of),
+                "tls_key": _key(text_of),
+                "tls_key_password_env": _key(_variable_of),
+                "tls_key_password_file": _key(text_of),
+                "behind_proxy": _key(flag_of),
+                "body_max": _key(size_of, "body_bytes_max"),
+                "rows_max": _key(whole_of(1)),
+                "requests_max": _key(whole_of(1)),
+                "timeout": _key(duration_of, "timeout_s"),
+            },
+        ),
+        "health": (
+            HealthSettings,
+            {
+                "loop_limit": _key(duration_of, "loop_limit_s"),
+                "stall_limit": _key(duration_of, "stall_limit_s"),
+                "source_limit": _key(duration_of, "source_limit_s"),
+                "exit_when_stalled": _key(flag_of),
+            },
+        ),
+        "log": (
+            LogSettings,
+            {
+                "level": _key(choice_of("debug", "info", "warning", "error")),
+                "format": _key(choice_of("auto", "json", "text")),
+                "every": _key(duration_of, "every_s"),
+            },
+        ),
+    }
+)
+"""The tables of the file: the class of each, and its keys."""
+
+
+# ---- the whole file
+
+
+def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> ServiceSettings:
+    """Return the settings of a file, of a TOML text, or of a dict with the same tables.
+
+    A text with a line end is TOML, any other text is a path. Raises :class:`SettingsError` with all errors of the file,
+    each with its line and column, and ``ConfigurationError`` for a file that cannot be read.
+
+    >>> settings = read_settings('''
+    ... service.name = "late-flights"
+    ... input.topic = "memory://flights"
+    ... learn = { kind = "classification", label = { field = "late" } }
+    ... publish = { topic = "memory://model-updates", every = "500ms" }
+    ... ''')
+    >>> settings.publish.every_s, settings.http.address
+    (0.5, '127.0.0.1:8080')
+    """
+    document = _document(given)
+    document.table((), {name: Key(lambda value: value) for name in TABLES})
+    tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
+    _check_learn(document, tables["learn"])
+    _check_publish(document, tables["publish"])
+    _check_http(document, tables["http"])
+    _check_topics(document, tables)
+    document.check()
+    made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
+    return ServiceSettings(**tables["service"], **made, source=document.source)
+
+
+def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocument:
+    if isinstance(given, Mapping):
+        return TomlDocument("settings", None, given)
+    if isinstance(given, str) and "\n" in given:
+        return TomlDocument("settings", given)
+    path = Path(given)
+    expected = f"{str(path)!r}: expected a file of settings (TOML)"
+    try:
+        content = path.read_bytes()
+        return TomlDocument(str(path), content.decode().replace("\r\n", "\n"))
+    except OSError as error:
+        remedy = "streamiter serve --init TOPIC -o FILE writes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
+
+
+def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
+    if "label" in learn:
+        learn["label"] = _label(document, learn["label"], learn.get("kind"))
+    label, learner = learn.get("label"), learn.get("learner", "default")
+    if label is not None and label.event is not None and "weight" in learn:
+        wrong = WrongValue("no weight with label.event", "leave one of them out")
+        document.refuse_value(("learn", "weight"), wrong)
+    if learner == "default":
+        learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
+        return
+    _check_optimizer(document, learner)
+    refusals = {
+        "learner": ("default for multiclass", learn.get("kind") == "multiclass", 'write "default"'),
+        "features": (
+            f'a table of fields for "{learner}"',
+            learn.get("features") is None,
+            'write the kind of each field, or learner = "default"',
+        ),
+        "drift": (f'no detector with "{learner}"', "drift" in learn, 'leave it out, or write learner = "default"'),
+    }
+    for key, (expected, is_refused, remedy) in refusals.items():
+        if is_refused and not document.is_wrong(("learn", key)):
+            document.refuse_value(("learn", key), WrongValue(expected, remedy))
+
+
+def _check_optimizer(document: TomlDocument, learner: str) -> None:
+    """Make the optimizer, whose error names the setting."""
+    kind = OPTIMIZERS[learner]
+    names = signature(kind).parameters
+    parsers = {"bits": whole_of(1, _BITS_MAX), "scales": _scales_of, "mini_batch": whole_of(1)}
+    settings = document.table(_SETTINGS, {name: Key(lambda value: value) for name in (*names, *parsers)})
+    for name, value in settings.items():
+        try:
+            parsers[name](value) if name in parsers else kind(**{name: value})
+        except WrongValue as wrong:
+            document.refuse_value((*_SETTINGS, name), wrong)
+        except ConfigurationError as error:
+            expected = str(error).partition("expected ")[2].partition(", given ")[0]
+            document.refuse_value((*_SETTINGS, name), WrongValue(expected))
+
+
+_SETTINGS: Final = ("learn", "settings")
+_BITS_MAX: Final = 28
+
+
+def _scales_of(value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping) and all(type(scale) in (int, float) and scale > 0 for scale in value.values()):
+        return dict(value)
+    raise WrongValue("a table of fields with a scale above 0 for each", "write { distance = 0.001 }")
+
+
+def _crosses_of(value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair) for pair in value
+    ):
+        return [(first, second) for first, second in value]
+    raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
+
+
+_DEFAULT_KEYS: Final = {
+    "mini_batch": _key(whole_of(1)),
+    "crosses": _key(_crosses_of),
+    "bits": _key(whole_of(1, _BITS_MAX)),
+}
+
+
+def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSettings | None:
+    """Return the settings of the label; None if it has problems."""
+    path = ("learn", "label")
+    if not isinstance(given, Mapping):
+        document.refuse_value(path, WrongValue("a table", 'write { field = "late" }, or { value = "delay > 15" }'))
+        return None
+    label = document.table(path, _LABEL_KEYS)
+    if len([name for name in ("field", "value") if name in given]) != 1:
+        both = "both" if "field" in given else "none"
+        document.refuse_value(path, WrongValue("field or value", 'write { field = "late" }', given=both))
+    if kind == "regression" and isinstance(label.get("value"), FieldComparison):
+        expected = "a field for a regression"
+        document.refuse_value((*path, "value"), WrongValue(expected, 'write kind = "classification", or the field'))
+    if ("event" in given) != ("key" in given):
+        missing = "event" if "key" in given else "key"
+        remedy = "event says which records are answers, and key which field they share with their question"
+        document.refuse_value((*path, missing), WrongValue("event and key together", remedy, given=f"no {missing}"))
+    needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
+    for name, needed in needs.items():
+        if name in given and needed not in given:
+            wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")
+            document.refuse_value((*path, name), wrong)
+    if "otherwise" in label and kind is not None and not _fits(kind, label["otherwise"]):
+        document.refuse_value((*path, "otherwise"), WrongValue(f"a label of a {kind}", "write false, without quotes"))
+    if "field" in label:
+        label["value"] = label.pop("field")
+    return LabelSettings(**label) if "value" in label else None
+
+
+def _fits(kind: str, label: object) -> bool:
+    """Whether a label that the file gives fits the kind."""
+    if kind == "classification":
+        return isinstance(label, bool)
+    return type(label) in ((int, float) if kind == "regression" else (int, str))
+
+
+def _check_publish(document: TomlDocument, publish: dict[str, Any]) -> None:
+    if "records" in publish:
+        if document.has(("publish", "every")):
+            document.refuse_value(("publish", "records"), WrongValue("every or records", "leave one out", given="both"))
+        publish["every_s"] = None
+
+
+def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
+    settings = HttpSettings(**http)
+    for name in ("token", "tls_key_password"):
+        if f"{name}_env" in http and f"{name}_file" in http:
+            wrong = WrongValue(f"{name}_env or {name}_file", "leave one out", given="both")
+            document.refuse_value(("http", f"{name}_file"), wrong)
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        given = "tls_key" if settings.tls_certificate is None else "tls_certificate"
+        wrong = WrongValue("tls_certificate and tls_key together", "add the other", given=f"{given} alone")
+        document.refuse_value(("http", given), wrong)
+    if settings.is_loopback or document.is_wrong(("http", "address")):
+        return
+    given = document.names(("http",))
+    if given.isdisjoint({"token", "token_env", "token_file"}):
+        remedy = "add token_file or token_env, or write 127.0.0.1"
+        document.refuse_value(("http", "address"), WrongValue("a token for an address that others reach", remedy))
+    if given.isdisjoint({"tls_certificate", "tls_key"}) and not settings.behind_proxy:
+        remedy = "add tls_certificate and tls_key, or behind_proxy = true where a proxy adds TLS"
+        document.refuse_value(("http", "address"), WrongValue("TLS for an address that others reach", remedy))
+
+
+def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+    """Refuse to write to the topic that is read."""
+    read = given["input"].get("topic")
+    written = {("publish", "topic"): given["publish"].get("topic")}
+    written["input", "dead_letter"] = given["input"].get("dead_letter")
+    for path, topic in written.items():
+        if topic is not None and topic == read:
+            wrong = WrongValue("another topic than input.topic", "choose one of its own", given="the same")
+            document.refuse_value(path, wrong)
+
+
+# ---- changes
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that differs between two versions of a file."""
+
+    key: str
+    """The key with the tables above it: ``publish.every``."""
+    needs: str | None
+    """Why the service must be started again for it, and how; None: it applies at once."""
+
+
+def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChange]:
+    """Return the settings that differ, in the order of the tables, and which of them apply while the service runs.
+
+    >>> import dataclasses
+    >>> before = read_settings({
+    ...     "service": {"name": "late-flights"},
+    ...     "input": {"topic": "memory://flights"},
+    ...     "learn": {"kind": "regression", "label": {"field": "delay"}},
+    ...     "publish": {"topic": "memory://model-updates"},
+    ... })
+    >>> after = dataclasses.replace(before, publish=PublishSettings("memory://model-updates", every_s=5.0))
+    >>> changed(before, after)
+    [SettingChange(key='publish.every', needs=None)]
+    """
+    old, new = _by_key(before), _by_key(after)
+    return [
+        SettingChange(key, None if key in _AT_ONCE else _NEEDS.get(key, _RESTART))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _by_key(settings: ServiceSettings) -> dict[str, object]:
+    """Return the value of each key of the file; those of ``[learn.settings]`` one by one."""
+    values: dict[str, object] = {"service.name": settings.name}
+    for table, (_, keys) in TABLES.items():
+        if table != "service":
+            of_table = getattr(settings, table)
+            values |= {f"{table}.{name}": getattr(of_table, key.setting or name) for name, key in keys.items()}
+    of_learner: Mapping[str, object] = settings.learn.learner_settings
+    del values["learn.settings"]
+    return values | {f"learn.settings.{name}": value for name, value in of_learner.items()}
+
+
+_AT_ONCE: Final = frozenset(
+    {"publish.every", "publish.records", "learn.settings.learning_rate", "log.level", "log.every"}
+    | {f"health.{name}" for name in TABLES["health"][1]}
+)
+_RESTART: Final = "it applies after a restart, which resumes from the last checkpoint"
+_NEW_STATE: Final = (
+    "the state in the checkpoints is of the old setting; stop the service, choose another checkpoints.store, and start "
+    "it: it learns from the beginning"
+)
+_NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("input.topic", "learn.kind", "learn.learner", "learn.settings.bits", "learn.settings.crosses"), _NEW_STATE
+) | {
+    "service.name": "the flow, its checkpoints and its model have this name; with another one it is another service",
+    "input.start": "it counts in the first run only, and later runs resume from their checkpoint",
+}
