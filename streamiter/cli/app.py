@@ -17,6 +17,7 @@ from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.figures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.run import draw, examples, run
+from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
 from streamiter.runtime.running import Interruption
@@ -80,6 +81,7 @@ app = typer.Typer(
     epilog=examples(
         "streamiter demo                          learn from a year of flights, no server needed",
         "streamiter run clicks.py:flow            run the Flow called flow in clicks.py",
+        "streamiter serve service.toml            run an online-learning service from a file",
         "streamiter topics create URL             create a topic",
         "streamiter topics tail URL --follow      print the records that arrive",
         "streamiter models tail URL -m ctr -f     print the updates of a model",
@@ -105,6 +107,13 @@ app.command(
         "streamiter run loop.py:flow --on-interrupt drain",
     )
 )(run)
+app.command(
+    epilog=examples(
+        "streamiter serve --init kafka://127.0.0.1:9092/clicks",
+        "streamiter serve --check service.toml",
+        "streamiter serve service.toml",
+    )
+)(serve)
 app.command(epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg"))(draw)
 app.command(
     epilog=examples(

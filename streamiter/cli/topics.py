@@ -207,10 +207,10 @@ def list_topics(
 async def _descriptions(url: str) -> _Found:
     connector = connector_for(url)
     names = sorted(await connector.list_topics(url, {}))
-    return [(name, await connector.topic(_with_topic(url, name), {}).describe()) for name in names]
+    return [(name, await connector.topic(with_topic(url, name), {}).describe()) for name in names]
 
 
-def _with_topic(url: str, name: str) -> str:
+def with_topic(url: str, name: str) -> str:
     """Return the URL of the topic with this name on the server, in the file, or in the folder of ``url``."""
     if url.lower().startswith("sqlite:"):
         return f"{url.partition('?')[0]}?topic={name}"

@@ -78,8 +78,8 @@ class InputSettings:
     """The URL of the topic."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where the first run begins to read; later runs resume from their checkpoint."""
-    decoder: str = "json"
-    """``json``, or a decoder of one's own as ``module:name``."""
+    decoder: str = "default"
+    """``default``: JSON, or the format of the topic, such as CSV; ``json``; or your own decoder, as ``module:name``."""
     on_error: Literal["fail", "skip"] = "fail"
     """The effect of a record that cannot be read or learned from, if there is no ``dead_letter``."""
     dead_letter: str | None = None

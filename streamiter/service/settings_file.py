@@ -61,7 +61,8 @@ OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
 # ---- the values of keys
 
 
-def _topic_of(value: Any) -> str:
+def topic_url_of(value: Any) -> str:
+    """Parse the URL of a topic; refuse one with a password in it."""
     url = text_of(value)
     place, _, query = url.partition("?")
     if "@" in place:
@@ -127,9 +128,9 @@ _PORT_MAX: Final = 65_535
 
 
 def _decoder_of(value: Any) -> str:
-    if isinstance(value, str) and (value == "json" or _DECODER.fullmatch(value)):
+    if isinstance(value, str) and (value in ("default", "json") or _DECODER.fullmatch(value)):
         return value
-    raise WrongValue('"json", or a decoder of one\'s own as "module:name"')
+    raise WrongValue('"default", "json", or a decoder of your own as "module:name"')
 
 
 _DECODER: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -200,11 +201,11 @@ TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyT
         "input": (
             InputSettings,
             {
-                "topic": _required(_topic_of),
+                "topic": _required(topic_url_of),
                 "start": _key(choice_of("earliest", "latest")),
                 "decoder": _key(_decoder_of),
                 "on_error": _key(choice_of("fail", "skip")),
-                "dead_letter": _key(_topic_of),
+                "dead_letter": _key(topic_url_of),
             },
         ),
         "learn": (
@@ -222,7 +223,7 @@ TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyT
         "publish": (
             PublishSettings,
             {
-                "topic": _required(_topic_of),
+                "topic": _required(topic_url_of),
                 "every": _key(duration_of, "every_s"),
                 "records": _key(whole_of(1)),
             },
@@ -288,6 +289,11 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
     >>> settings.publish.every_s, settings.http.address
     (0.5, '127.0.0.1:8080')
     """
+    return read_document(given)[0]
+
+
+def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, TomlDocument]:
+    """Do the same, and return also the document, which knows the places of all keys."""
     document = _document(given)
     document.table((), {name: Key(lambda value: value) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
@@ -297,7 +303,7 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
     _check_topics(document, tables)
     document.check()
     made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
-    return ServiceSettings(**tables["service"], **made, source=document.source)
+    return ServiceSettings(**tables["service"], **made, source=document.source), document
 
 
 def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocument:
@@ -311,7 +317,7 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
         content = path.read_bytes()
         return TomlDocument(str(path), content.decode().replace("\r\n", "\n"))
     except OSError as error:
-        remedy = "streamiter serve --init TOPIC -o FILE writes one" if isinstance(error, FileNotFoundError) else ""
+        remedy = f"streamiter serve {path} --init URL writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -439,11 +445,11 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
         document.refuse_value(("http", given), wrong)
     if settings.is_loopback or document.is_wrong(("http", "address")):
         return
-    given = document.names(("http",))
-    if given.isdisjoint({"token", "token_env", "token_file"}):
+    keys = document.names(("http",))
+    if keys.isdisjoint({"token", "token_env", "token_file"}):
         remedy = "add token_file or token_env, or write 127.0.0.1"
         document.refuse_value(("http", "address"), WrongValue("a token for an address that others reach", remedy))
-    if given.isdisjoint({"tls_certificate", "tls_key"}) and not settings.behind_proxy:
+    if keys.isdisjoint({"tls_certificate", "tls_key"}) and not settings.behind_proxy:
         remedy = "add tls_certificate and tls_key, or behind_proxy = true where a proxy adds TLS"
         document.refuse_value(("http", "address"), WrongValue("TLS for an address that others reach", remedy))
 

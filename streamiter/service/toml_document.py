@@ -286,11 +286,6 @@ class _Scanner:
             self.found.setdefault((*table, *names[:end]), (key_place, value_place))
         self._value((*table, *names))
 
-    def names(self, path: KeyPath) -> frozenset[str]:
-        """Return the keys of a table."""
-        table = self._value(path)
-        return frozenset(table if isinstance(table, Mapping) else ())
-
     def _value(self, path: KeyPath) -> None:
         opening = self._text[self._at]
         if opening in "[{":

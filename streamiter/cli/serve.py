@@ -1,0 +1,121 @@
+"""The command ``serve``: it runs the service of a file, checks the file, or writes one for a topic."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from streamiter.cli.figures import errors_of_output, print_fields, say
+from streamiter.cli.topics import lasting_topic, with_topic
+from streamiter.errors import ConfigurationError
+from streamiter.runtime.running import run_in_own_loop
+
+if TYPE_CHECKING:
+    from streamiter.service.service import OnlineLearningService
+    from streamiter.service.settings import ServiceSettings
+
+
+def serve(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of the service.")] = Path("service.toml"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the file, its topics and their newest records; start nothing.")
+    ] = False,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            "--init",
+            metavar="URL",
+            help="Write FILE for this topic, with what its newest records tell.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run an online-learning service from a file: it reads a topic, learns, publishes its model, and answers by HTTP.
+
+    Ctrl-C or SIGTERM suspends the service: it commits a last checkpoint, and the next start resumes there. SIGHUP reads
+    the file again, and applies what may change while it runs. Exit codes: 0 suspended or finished, 1 failed, 3 stalled
+    (with exit_when_stalled = true), 4 another run has taken over, 130 aborted.
+    """
+    if check and init is not None:
+        raise typer.BadParameter("expected one of --check and --init, given both", param_hint="'--init'")
+    if init is not None:
+        _init(file, init)
+    elif check:
+        _check(file)
+    else:
+        from streamiter.service.settings_file import read_settings
+
+        code = _service(read_settings(file)).run()
+        if code:
+            raise typer.Exit(code)
+
+
+# The modules of the extra [service].
+_EXTRA: Final = ("httptools", "prometheus_client", "starlette", "uvicorn")
+
+
+def _service(settings: ServiceSettings) -> OnlineLearningService:
+    try:
+        # Imports the HTTP server, which is an extra.
+        from streamiter.service.service import OnlineLearningService
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise ConfigurationError(
+            f"serve: expected the package {error.name}, which is not installed; install it with: "
+            "pip install 'streamiter[service]'"
+        ) from error
+    return OnlineLearningService(settings)
+
+
+def _check(file: Path) -> None:
+    from streamiter.service.checks import SettingsCheck
+    from streamiter.service.settings_file import read_document
+
+    found = run_in_own_loop(SettingsCheck(*read_document(file)).run())
+    print_fields(found.items())
+    say(f"{file} is right; start it with: streamiter serve {shlex.quote(str(file))}", err=True)
+
+
+def _init(file: Path, url: str) -> None:
+    from streamiter.service.proposal import proposal_of, sample_of
+    from streamiter.service.settings_file import read_settings, topic_url_of
+    from streamiter.service.toml_document import WrongValue
+
+    if file.exists():
+        raise ConfigurationError(
+            f"--init: expected a new file, given {str(file)!r}, which exists; name another: streamiter serve "
+            "OTHER.toml --init URL"
+        )
+    try:
+        topic_url_of(url)
+    except WrongValue as wrong:
+        raise ConfigurationError(f"--init: expected {wrong.expected}, given {wrong.given}; {wrong.remedy}") from None
+    source = lasting_topic(url)
+    sample = run_in_own_loop(sample_of(source))
+    proposal = proposal_of(
+        sample,
+        name=_NO_NAME.sub("-", source.name).strip("-._")[:_NAME_CHARACTERS] or "service",
+        topic=url,
+        updates=with_topic(url, f"{source.name}-model-updates"),
+        dead_letters=with_topic(url, f"{source.name}-dead-letters"),
+    )
+    read_settings(proposal.text)  # A proposal is never a file with errors.
+    with errors_of_output("--init", file):
+        file.write_text(proposal.text, encoding="utf-8")
+    say(f"Wrote {file} from {len(sample.records):,} records of {source.url}. Read it, and correct it:")
+    for note in proposal.notes:
+        say(f"- {note}", hanging=2)
+    settings = read_settings(file)
+    typer.echo("Then create its topics, and check it:")
+    for created in (settings.publish.topic, settings.input.dead_letter):
+        typer.echo(f"  streamiter topics create {shlex.quote(str(created))}")
+    typer.echo(f"  streamiter serve --check {shlex.quote(str(file))}")
+
+
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_CHARACTERS: Final = 60

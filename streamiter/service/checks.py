@@ -1,0 +1,185 @@
+"""The check of a file against its surroundings: topics, secrets, folders, and the newest records of the input."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
+from streamiter.learn import BadRows
+from streamiter.service.features import FeatureRows
+from streamiter.service.labels import label_of
+from streamiter.service.learning import decoder_of
+from streamiter.service.proposal import TopicSample, sample_of
+from streamiter.service.settings import HttpSettings, LearnSettings, ServiceSettings
+from streamiter.service.toml_document import KeyPath, TomlDocument
+from streamiter.topics import topic
+from streamiter.topics.urls import with_secrets
+
+Findings = dict[str, str]
+"""What was found, by the key that it is about."""
+
+
+class SettingsCheck:
+    """Checks settings against topics and files. Each problem is told with its place in the file.
+
+    :meth:`run` returns what was found; it raises ``SettingsError`` with all problems.
+    """
+
+    def __init__(self, settings: ServiceSettings, document: TomlDocument) -> None:
+        self._settings = settings
+        self._document = document
+        self._found: Findings = {}
+
+    async def run(self) -> Findings:
+        """Check everything, and return what was found."""
+        settings = self._settings
+        is_there = await self._check_topic(("input", "topic"), settings.input.topic)
+        if settings.input.dead_letter is not None:
+            await self._check_topic(("input", "dead_letter"), settings.input.dead_letter)
+        await self._check_topic(("publish", "topic"), settings.publish.topic)
+        self._try(("checkpoints", "store"), lambda: checked_folder(settings.checkpoints.store))
+        self._check_http(settings.http)
+        self._try(("input", "decoder"), partial(decoder_of, settings.input.decoder))
+        if is_there and not self._document.is_wrong(("input", "decoder")):
+            self._check_records(await sample_of(topic(settings.input.topic), decoder_of(settings.input.decoder)))
+        self._document.check()
+        return self._found
+
+    def _try(self, path: KeyPath, check: Callable[[], Any]) -> Any:
+        """Return the result of a check; a text is what was found."""
+        try:
+            result = check()
+        except (StreamiterError, OSError, ssl.SSLError) as error:
+            self._document.refuse(path, str(error).removeprefix(f"{'.'.join(path)}: "))
+            return None
+        if isinstance(result, str):
+            self._found[".".join(path)] = result
+        return result
+
+    async def _check_topic(self, path: KeyPath, url: str) -> bool:
+        try:
+            found = topic(url)
+            description = await found.describe()
+        except TopicNotFound:
+            create = f"streamiter topics create '{url}'"
+            self._document.refuse(path, f"expected a topic that exists, given {found.url}, which does not; {create}")
+            return False
+        except StreamiterError as error:
+            self._document.refuse(path, str(error))
+            return False
+        records = sum(end - first for first, end in description.offsets.values())
+        partitions = "1 partition" if description.partitions == 1 else f"{description.partitions} partitions"
+        self._found[".".join(path)] = f"{found.url}: {partitions}, {records:,} records"
+        return True
+
+    def _check_http(self, http: HttpSettings) -> None:
+        for secret in ("token", "tls_key_password"):
+            given = {f"{secret}{end}": getattr(http, f"{secret}{end}") for end in ("_env", "_file")}
+            for name in [name for name, value in given.items() if value is not None]:
+                self._try(("http", name), partial(with_secrets, given, [secret], "[http]"))
+        if http.tls_certificate is not None:
+            path = Path(http.tls_certificate)
+            self._try(("http", "tls_certificate"), lambda: _check_certificate(path))
+        self._found["http.address"] = f"http{'s' if http.tls_certificate else ''}://{http.address}"
+
+    # ---- records
+
+    def _check_records(self, sample: TopicSample) -> None:
+        records = [record for record in sample.records if isinstance(record, Mapping)]
+        bad = sum(sample.unreadable.values()) + len(sample.records) - len(records)
+        if not records:
+            self._found["learn"] = "no record to look at: whether label and features fit is not known"
+            if bad:
+                self._document.refuse(
+                    ("input", "decoder"), f"expected records with fields, given {bad:,} that have none"
+                )
+            return
+        if bad:
+            self._found["input.decoder"] = f"{bad:,} of the newest {bad + len(records):,} records cannot be read"
+        learn = self._settings.learn
+        label = learn.label
+        if label.event is None:
+            self._check_labels(learn, records, "records")
+            self._check_features(learn, records)
+            return
+        answers = [record for record in records if record.get(label.event_field) == label.event]
+        wanted = label.question
+        questions = [
+            record
+            for record in records
+            if (kind := record.get(label.event_field)) != label.event and (wanted is None or kind == wanted)
+        ]
+        for part, events in (("event", answers), ("question", questions)):
+            if not events:
+                kinds = sorted({str(record.get(label.event_field)) for record in records})[:10]
+                given = f"the field {label.event_field!r} has {', '.join(kinds)}"
+                self._document.refuse(("learn", "label", part), f"expected such events among the newest, and {given}")
+        if answers:
+            self._check_labels(learn, [row for row in answers if row.get(label.field, 0) is not None], "answers")
+        if questions:
+            self._check_features(learn, questions)
+
+    def _check_labels(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]], noun: str) -> None:
+        read, reasons, labels = label_of(learn), [], []
+        for record in records:
+            try:
+                labels.append(read(record))
+            except KeyError as error:
+                reasons.append(f"no field {error}{did_you_mean(learn.label.field, record)}")
+            except (TypeError, ValueError) as error:
+                reasons.append(described(str(error)))
+        if reasons and not labels:
+            self._document.refuse(("learn", "label"), f"expected a label in the newest {noun}, given {reasons[0]}")
+            return
+        found = f"{len(labels):,} labels in the newest {len(records):,} {noun}"
+        if reasons:
+            found += f"; {len(reasons):,} have none ({reasons[0]})"
+        if learn.kind == "classification" and labels:
+            found += f", {sum(labels) / len(labels):.1%} are true"
+        self._found["learn.label"] = found
+
+    def _check_features(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> None:
+        features = FeatureRows(learn)
+        known = {name for record in records for name in record}
+        for name in sorted((features.fields or frozenset()) - known):
+            meant = did_you_mean(name, known) or f"; the fields are {', '.join(sorted(known))}"
+            self._document.refuse(
+                ("learn", "features", name), f"expected a field of the newest records, given none{meant}"
+            )
+        refused = 0
+        try:
+            features(list(records))
+        except BadRows as bad:
+            refused = len(bad.rows)
+            if refused == len(records):
+                self._document.refuse(("learn", "features"), bad.reason.removeprefix("[learn] features: "))
+                return
+        except ModelError as error:
+            self._document.refuse(("learn", "features"), str(error))
+            return
+        names = sorted(features.fields or known)
+        ending = f"; {refused:,} of {len(records):,} records are refused" if refused else ""
+        self._found["learn.features"] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
+
+
+_NAMES_SHOWN = 10
+
+
+def checked_folder(store: str) -> str:
+    """Return what is known of the folder of the checkpoints; raise ConfigurationError where none can be written."""
+    folder = Path(store)
+    above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ConfigurationError(f"expected a folder to write to, given {str(above)!r}, which is none; choose another")
+    return f"{store} is there" if folder.exists() else f"{store} will be made"
+
+
+def _check_certificate(path: Path) -> None:
+    with path.open("rb") as file:
+        if b"BEGIN CERTIFICATE" not in file.read(1 << 20):
+            raise ConfigurationError(f"expected a certificate (PEM), given {str(path)!r}, which is none")

@@ -1,0 +1,421 @@
+"""The proposal of a file: the newest records of a topic are looked at, and a commented file describes them.
+
+``sample_of`` reads the records, ``Proposal`` finds the label and the kinds of the fields, and ``text`` is the file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from streamiter.errors import DecodeError
+from streamiter.numbers import is_number
+from streamiter.service.labels import milliseconds_of
+from streamiter.service.settings import FeatureKind, LearningKind
+from streamiter.topics import Decoder, Json, ReadRequest, Topic
+
+SAMPLE: Final = 2_000
+"""The number of records that are looked at."""
+
+
+@dataclass(frozen=True)
+class TopicSample:
+    """The newest records of a topic."""
+
+    records: list[Any]
+    """The decoded records of all partitions, in the order of their time stamps."""
+    times_ms: list[int]
+    """The time stamp of each record."""
+    unreadable: dict[str, int] = field(default_factory=dict)
+    """How many records could not be decoded, by reason."""
+
+
+async def sample_of(source: Topic, decoder: Decoder | None = None, records: int = SAMPLE) -> TopicSample:
+    """Read the newest records of a topic, about the same number of each partition."""
+    decoder = decoder or source.default_decoder() or Json()
+    offsets = (await source.describe()).offsets
+    share = math.ceil(records / max(len(offsets), 1))
+    start = {partition: max(first, end - share) for partition, (first, end) in offsets.items()}
+    reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
+    found: list[tuple[int, Any]] = []
+    unreadable: Counter[str] = Counter()
+    try:
+        while (batch := await reader.read()) is not None:
+            for at in range(len(batch)):
+                one = batch[at : at + 1]
+                try:
+                    found.append((one.timestamps_ms[0], next(iter(decoder.decode(one)))))
+                except DecodeError as error:
+                    unreadable[next(iter(error.failures.values()))] += 1
+    finally:
+        await reader.close()
+    found.sort(key=lambda each: each[0])
+    return TopicSample([record for _, record in found], [time_ms for time_ms, _ in found], dict(unreadable))
+
+
+# ---- fields
+
+
+@dataclass
+class FieldProfile:
+    """The values of one field in the sample."""
+
+    name: str
+    values: list[Any]
+    """The values that are not None."""
+
+    @property
+    def distinct(self) -> int:
+        """The number of different values; lists and objects count as one."""
+        return len({value for value in self.values if isinstance(value, (str, int, float))})
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether all values are numbers or truth values."""
+        return bool(self.values) and all(map(is_number, self.values))
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether all values are texts."""
+        return bool(self.values) and all(isinstance(value, str) for value in self.values)
+
+    @property
+    def are_truths(self) -> bool:
+        """Whether all values are true, false, 1 or 0, and both occur."""
+        return self.are_numbers and set(self.values) == {0, 1}
+
+    @property
+    def are_times(self) -> bool:
+        """Whether all values look like times: ISO 8601, or seconds or milliseconds of this century."""
+        return bool(self.values) and all(map(_is_time, self.values))
+
+    def kind(self) -> tuple[FeatureKind, str]:
+        """Return the proposed kind, and the reason."""
+        if not self.values:
+            return "ignore", "no value in the sample"
+        if self.are_times:
+            return "ignore", "a time"
+        count = len(self.values)
+        if self.are_numbers:
+            if self.distinct == 1:
+                return "number", f"always {_shown(self.values[0])} so far"
+            is_counted = self.distinct == count > _FEW and all(isinstance(value, int) for value in self.values)
+            if is_counted and (self.name.endswith("id") or sorted(self.values) == self.values):
+                return "ignore", "a different number in each record"
+            return "number", f"from {_shown(min(self.values))} to {_shown(max(self.values))}"
+        if not self.are_texts:
+            kinds = sorted({_noun(value) for value in self.values})
+            return "ignore", f"values of a kind that is not learned from: {', '.join(kinds)}"
+        if self.distinct == 1:
+            return "category", f"always {_shown(self.values[0])} so far"
+        words = sum(len(value.split()) for value in self.values) / count
+        if words >= _WORDS_OF_A_TEXT:
+            return "text", f"about {words:.0f} words"
+        if self.distinct > _FEW and self.distinct > count / 2:
+            return "ignore", f"{self.distinct:,} different texts in {count:,} records"
+        common = Counter(self.values).most_common(1)[0][0]
+        return "category", f"{self.distinct:,} different texts, mostly {_shown(common)}"
+
+
+_ISO: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)")
+# 2000-01-01 to 2100-01-01.
+_CENTURY_MS: Final = (946_684_800_000, 4_102_444_800_000)
+# Shorter texts are names and ids.
+_WORDS_OF_A_TEXT: Final = 5
+_FEW: Final = 20
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, str) and not _ISO.match(value):
+        return False
+    try:
+        return _CENTURY_MS[0] <= milliseconds_of(value) <= _CENTURY_MS[1]
+    except (OverflowError, ValueError):
+        return False
+
+
+def _noun(value: object) -> str:
+    nouns = {bool: "truth values", int: "numbers", float: "numbers", str: "texts", list: "lists", dict: "objects"}
+    return nouns.get(type(value), type(value).__name__)
+
+
+def _shown(value: object) -> str:
+    """Return a value for a comment: one line, cut."""
+    shown = f"{value:g}" if is_number(value) and not isinstance(value, bool) else _toml(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+_SHOWN: Final = 30
+
+
+def _profiles(records: Iterable[Mapping[str, Any]]) -> dict[str, FieldProfile]:
+    profiles: dict[str, FieldProfile] = {}
+    for record in records:
+        for name, value in record.items():
+            profile = profiles.setdefault(name, FieldProfile(name, []))
+            if value is not None:
+                profile.values.append(value)
+    return profiles
+
+
+# ---- the label
+
+
+class DelayedLabelFound(NamedTuple):
+    """Questions and answers that were found in the sample."""
+
+    event_field: str
+    answer: str
+    question: str
+    key: str
+    value: str
+    time: str | None
+    """The field with the time of an event; None: only the time stamps of the records tell it."""
+    longest_s: float
+    """The longest time from a question to its answer."""
+
+
+def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
+    """Find two kinds of events of which the later one has the key of the earlier one, and a field more."""
+    rows = [
+        (time_ms, row) for time_ms, row in zip(sample.times_ms, sample.records, strict=True) if isinstance(row, dict)
+    ]
+    profiles = _profiles(row for _, row in rows)
+    for event_field, profile in profiles.items():
+        if not profile.are_texts or len(profile.values) < len(rows) or not 2 <= profile.distinct <= _EVENTS_MAX:
+            continue
+        by_event: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for time_ms, row in rows:
+            by_event.setdefault(row[event_field], []).append((time_ms, row))
+        found = [
+            match
+            for answer in by_event
+            for question in by_event
+            if answer != question and (match := _match(event_field, answer, question, by_event))
+        ]
+        if found:
+            return max(found, key=lambda each: each[0])[1]
+    return None
+
+
+_EVENTS_MAX: Final = 20
+# Fewer answers match by chance.
+_MATCHES_MIN: Final = 3
+_MATCHING_SHARE: Final = 0.2
+
+
+def _match(
+    event_field: str, answer: str, question: str, by_event: Mapping[str, Sequence[tuple[int, dict[str, Any]]]]
+) -> tuple[int, DelayedLabelFound] | None:
+    """Return how many answers have a question before them, and what was found."""
+    of_answers = _profiles(row for _, row in by_event[answer])
+    of_questions = _profiles(row for _, row in by_event[question])
+    label = next((each for each in _label_candidates(of_answers) if each.name not in of_questions), None)
+    keys = [
+        profile
+        for name, profile in of_answers.items()
+        if name in of_questions and name != event_field and not profile.are_times
+        if profile.distinct > len(profile.values) / 2
+    ]
+    if label is None:
+        return None
+    times = [name for name, profile in of_answers.items() if profile.are_times and name in of_questions]
+    time = times[0] if times and of_questions[times[0]].are_times else None
+    best: tuple[int, DelayedLabelFound] | None = None
+    for key in keys:
+        asked = {str(row.get(key.name)): (at_ms, row) for at_ms, row in reversed(by_event[question])}
+        waits = [
+            _milliseconds(answered, time) - _milliseconds(asked[text], time)
+            for answered in by_event[answer]
+            if (text := str(answered[1].get(key.name))) in asked and answered[0] >= asked[text][0]
+        ]
+        enough = max(_MATCHES_MIN, _MATCHING_SHARE * len(by_event[answer]))
+        if len(waits) >= enough and (best is None or len(waits) > best[0]):
+            found = DelayedLabelFound(event_field, answer, question, key.name, label.name, time, max(waits) / 1000)
+            best = len(waits), found
+    return best
+
+
+def _milliseconds(event: tuple[int, Mapping[str, Any]], time: str | None) -> int:
+    stamp_ms, row = event
+    return stamp_ms if time is None or row.get(time) is None else milliseconds_of(row[time])
+
+
+_LABEL_NAME: Final = re.compile(
+    r"(?:^|_)(?:label|target|y|outcome|result|click(?:ed)?|convert(?:ed)?|churn(?:ed)?|fraud|late|delay|price|rating|won|"
+    r"success|is_\w+)$",
+    re.IGNORECASE,
+)
+
+
+def _label_candidates(profiles: Mapping[str, FieldProfile]) -> list[FieldProfile]:
+    """Return the fields that may be labels, the likeliest first."""
+
+    def rank(profile: FieldProfile) -> tuple[bool, bool, bool]:
+        is_class = profile.are_texts and profile.distinct <= _EVENTS_MAX
+        return not _LABEL_NAME.search(profile.name), not profile.are_truths, is_class
+
+    possible = [
+        profile
+        for profile in profiles.values()
+        if not profile.are_times
+        and (profile.are_numbers or (profile.are_texts and 2 <= profile.distinct <= _EVENTS_MAX))
+    ]
+    return sorted(possible, key=rank)
+
+
+# ---- the file
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The proposed file, and what the sample does not tell."""
+
+    text: str
+    notes: list[str]
+
+
+def proposal_of(sample: TopicSample, name: str, topic: str, updates: str, dead_letters: str) -> Proposal:
+    """Return a file for the topic ``topic``, whose other topics are ``updates`` and ``dead_letters``; all are URLs."""
+    rows = [row for row in sample.records if isinstance(row, dict)]
+    notes = [f"{count:,} records are not read: {reason}" for reason, count in sample.unreadable.items()]
+    if len(rows) < len(sample.records):
+        notes.append(f"{len(sample.records) - len(rows):,} records are no JSON objects, and are not learned from")
+    if not rows:
+        notes.append("the topic has no record to look at: label and features are examples")
+    delayed = find_delayed_label(sample)
+    questions = rows if delayed is None else [row for row in rows if row.get(delayed.event_field) == delayed.question]
+    profiles = _profiles(questions)
+    if delayed is None:
+        kind, label, not_features = _label_of_each(profiles, notes)
+    else:
+        kind, label, not_features = _delayed_label(delayed, rows, notes)
+    features = [profile for each, profile in profiles.items() if each not in not_features]
+    text = _FILE.format(
+        name=_toml(name),
+        records=f"{len(rows):,}",
+        topic=_toml(topic),
+        updates=_toml(updates),
+        dead_letters=_toml(dead_letters),
+        kind=_toml(kind),
+        label=label,
+        features=_features(features),
+    )
+    return Proposal(text, notes)
+
+
+def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tuple[LearningKind, str, set[str]]:
+    """Return kind and label where each record has its label."""
+    candidates = _label_candidates(profiles)
+    if not candidates:
+        if profiles:
+            notes.append("no field looks like a label: correct the key label")
+        return "classification", '{ field = "label" }', {"label"}
+    best, *others = candidates
+    if not _LABEL_NAME.search(best.name) and not best.are_truths:
+        notes.append(f"{best.name!r} is only a guess of the label, as good as {len(others):,} other fields; see label")
+    kind: LearningKind = "multiclass" if best.are_texts else "classification" if best.are_truths else "regression"
+    also = f" # or: {', '.join(_toml(each.name) for each in others[:_OTHERS_SHOWN])}" if others else ""
+    return kind, f"{{ field = {_toml(best.name)} }}{also}", {best.name}
+
+
+_OTHERS_SHOWN: Final = 5
+
+
+def _delayed_label(
+    found: DelayedLabelFound, rows: Sequence[Mapping[str, Any]], notes: list[str]
+) -> tuple[LearningKind, str, set[str]]:
+    """Return kind and label where the label comes in an answer."""
+    values = _profiles(row for row in rows if row.get(found.event_field) == found.answer)[found.value]
+    events = {row.get(found.event_field) for row in rows}
+    keys = {"event": found.answer, "key": found.key, "value": found.value}
+    if found.event_field != "event":
+        keys["event_field"] = found.event_field
+    if len(events) > 2:
+        keys["question"] = found.question
+    keys["within"] = _within(max(found.longest_s * 2, _WITHIN_MIN_S))
+    if found.time is not None:
+        keys["time"] = found.time
+    kind: LearningKind = "multiclass" if values.are_texts else "classification" if values.are_truths else "regression"
+    label = f"{{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
+    if kind == "regression":
+        middle = sorted(values.values)[len(values.values) // 2]
+        label += f' # a class, with kind = "classification": value = {_toml(f"{found.value} > {middle:g}")}'
+    longest = _within(found.longest_s)
+    notes.append(f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count")
+    return kind, label, {found.event_field, found.key, found.value}
+
+
+_WITHIN_UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
+# The time stamps of records that were written together say little about the time between events.
+_WITHIN_MIN_S: Final = 3_600
+
+
+def _within(seconds: float) -> str:
+    """Return a duration, rounded up.
+
+    >>> _within(80_000)
+    '23h'
+    """
+    unit = next(unit for unit, unit_s in _WITHIN_UNITS.items() if seconds >= 3 * unit_s or unit == "s")
+    return f"{max(math.ceil(seconds / _WITHIN_UNITS[unit]), 1)}{unit}"
+
+
+def _features(profiles: Sequence[FieldProfile]) -> str:
+    proposed = [(profile.name, *profile.kind()) for profile in profiles]
+    if all(kind == "ignore" for _, kind, _ in proposed):
+        return '# No field looks like a feature.\nfeatures = "all"'
+    lines = [f"{_toml_key(name)} = {_toml(kind):{_KIND_WIDTH}} # {reason}" for name, kind, reason in proposed]
+    return "\n".join(["[learn.features]", *lines])
+
+
+_KIND_WIDTH: Final = len('"category"')
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _toml(name)
+
+
+def _toml(value: object) -> str:
+    """Return a text or a truth value as TOML; JSON writes these the same way, except for one control character."""
+    return orjson.dumps(value, default=str).decode().replace("\x7f", "\\u007f")
+
+
+_FILE: Final = """\
+# A service of streamiter. All keys: docs/service.md of streamiter. Times and sizes have units: "250ms", "36h", "1 MiB".
+
+[service]
+name = {name} # the name of the model, of its flow and its checkpoints
+
+[input]
+topic = {topic}
+start = "earliest" # or "latest"; it counts in the first run only
+dead_letter = {dead_letters} # for records that cannot be learned from
+
+# From {records} records of the topic. Correct what is wrong here.
+[learn]
+kind = {kind} # "classification" (true or false), "multiclass" or "regression"
+label = {label}
+learner = "default" # it needs no settings
+
+# The kind of each field: "number", "category" (each different value counts), "text" (its words count), "ignore".
+{features}
+
+[publish]
+topic = {updates}
+every = "1s" # or records = 1000
+
+[checkpoints]
+store = "checkpoints" # a folder on a disk that lasts
+interval = "1s"
+
+[http]
+address = "127.0.0.1:8080" # another host needs token_file, and tls_certificate and tls_key or behind_proxy = true
+"""
