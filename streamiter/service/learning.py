@@ -233,6 +233,7 @@ class PublishInTime(Operator):
             "held": self._held,
             "records": self._records,
             "published records": self._published_records,
+            "published ago": self._context.clock.monotonic_s() - self._published_at_s,
             "since published": (self._loss, self._missing),
             "timer": self._has_timer,
         }
@@ -240,6 +241,7 @@ class PublishInTime(Operator):
     def restore(self, state: dict[str, Any]) -> None:
         self._held, self._records, self._published_records = state["held"], state["records"], state["published records"]
         self._loss, self._missing = state["since published"]
+        self._published_at_s = self._context.clock.monotonic_s() - state["published ago"]
         self._has_timer = state["timer"]
 
 

@@ -1,0 +1,337 @@
+"""The training of a service: labels in time, features by kind, versions in time, settings that change."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.small_flows import Fed
+
+from streamiter import Flow
+from streamiter.errors import ConfigurationError, JobFailed, ModelError
+from streamiter.learn import BadRows
+from streamiter.models import ModelSnapshot
+from streamiter.service.features import FeatureRows
+from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of, milliseconds_of
+from streamiter.service.learning import PublishInTime, PublishSchedule, ServiceLearning, decoder_of
+from streamiter.service.settings import (
+    FieldComparison,
+    InputSettings,
+    LabelSettings,
+    LearnSettings,
+    PublishSettings,
+    ServiceSettings,
+)
+from streamiter.testing import VirtualClock, check_restore
+
+LATE = FieldComparison("delay", ">", 15.0)
+BY_CLOCK = LabelSettings(LATE, event="arrival", key="flight", within_s=100.0)
+BY_EVENTS = LabelSettings(LATE, event="arrival", key="flight", within_s=100.0, time="at")
+CLICKS = LabelSettings(
+    FieldComparison("event", "==", "click"),
+    event="click",
+    key="view",
+    within_s=60.0,
+    time="at",
+    otherwise=False,
+    question="view",
+)
+START_S = 1_700_000_000
+
+
+def question(flight: str, at: int = 0, **more: Any) -> dict[str, Any]:
+    return {"event": "departure", "flight": flight, "at": START_S + at, **more}
+
+
+def answer(flight: str, delay: Any = 20, at: int = 0) -> dict[str, Any]:
+    return {"event": "arrival", "flight": flight, "delay": delay, "at": START_S + at}
+
+
+class Matched:
+    """The records that ``MatchAnswers`` passes on and refuses."""
+
+    def __init__(self, label: LabelSettings, **options: Any) -> None:
+        self.flow, self.given, self.clock = Flow("f"), Fed(), VirtualClock()
+        step = self.flow.from_source(lambda: self.given).process(
+            lambda: MatchAnswers(label, **options), on_error="skip", name="match"
+        )
+        self.passed = step.collect()
+        self._labels = delayed_labels_of(LearnSettings("classification", label), None)
+
+    async def __aenter__(self) -> Matched:
+        self.job = await self.flow.start(clock=self.clock)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.job.stop("abort")
+
+    @property
+    def refused(self) -> int:
+        return self.job.statistics().step("match").rejected
+
+    def seen(self) -> list[tuple[Any, Any]]:
+        """Return the key of each record that was passed on, with the label of an answer."""
+        labels = self._labels
+        return [
+            (labels.key_of(event), labels.target_of(event) if labels.is_answer(event) else "?")
+            for event in self.passed.items
+        ]
+
+
+async def test_an_answer_without_a_question_ends_no_service() -> None:
+    """A service that began in the middle of a topic failed at the first arrival of an older departure."""
+    async with Matched(BY_CLOCK, is_strict=True) as matched:
+        matched.given.give(answer("old"), question("a"), answer("a"), answer("a"), answer("b"))
+        await matched.clock.advance(0)
+        assert matched.seen() == [("a", "?"), ("a", True)]
+        assert matched.refused == 3
+
+
+async def test_a_question_that_waits_for_too_long_is_forgotten() -> None:
+    """Cancelled flights were never answered, and filled the memory."""
+    async with Matched(BY_CLOCK) as matched:
+        matched.given.give(question("a"))
+        await matched.clock.advance(60)
+        matched.given.give(question("b"), question("a"))  # Asked again: the wait begins again.
+        await matched.clock.advance(99)
+        assert matched.seen()[3:] == []
+        await matched.clock.advance(2)
+        assert matched.seen()[3:] == [("b", None), ("a", None)]
+        matched.given.give(answer("a"))
+        await matched.clock.advance(0)
+        assert matched.refused == 1
+
+
+async def test_too_many_questions_are_forgotten_from_the_oldest_on() -> None:
+    """The learner forgot a question, its answer still came, and the service failed."""
+    async with Matched(BY_CLOCK, waiting_max=2) as matched:
+        matched.given.give(question("a"), question("b"), question("c"), answer("a"), answer("b"))
+        await matched.clock.advance(0)
+        assert matched.seen() == [("a", "?"), ("b", "?"), ("a", None), ("c", "?"), ("b", True)]
+        assert matched.refused == 1
+
+
+async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
+    """A view without a click was no example, so that each view in the training had a click."""
+    async with Matched(CLICKS) as matched:
+        views = [{"event": "view", "view": n, "at": START_S + n} for n in range(3)]
+        matched.given.give(
+            *views,
+            {"event": "scroll"},
+            {"event": "click", "view": 1, "at": START_S + 50},
+            {**views[0], "at": START_S + 62},
+        )
+        await matched.clock.advance(0)
+        # Question 2 waits until the events are 60 s after it.
+        assert matched.seen() == [(0, "?"), (1, "?"), (2, "?"), (1, True), (0, False), (2, False), (0, "?")]
+        assert matched.refused == 0
+
+
+@pytest.mark.parametrize(
+    "record", [7, None, {"event": "departure"}, question("a", time=1) | {"at": "soon"}, question("a") | {"flight": [1]}]
+)
+async def test_a_record_that_is_no_event_follows_the_policy(record: Any) -> None:
+    """One damaged record ended the service, or was left out without a trace."""
+    async with Matched(BY_EVENTS) as matched:
+        matched.given.give(record, question("b"))
+        await matched.clock.advance(0)
+        assert matched.seen() == [("b", "?")]
+        assert matched.refused == 1
+    flow = Flow("f")
+    flow.from_items([record]).process(lambda: MatchAnswers(BY_EVENTS, is_strict=True), on_error="skip")
+    with pytest.raises(JobFailed):
+        await (await flow.start()).wait()
+
+
+def strict_match() -> MatchAnswers:
+    return MatchAnswers(BY_EVENTS)
+
+
+def test_waiting_questions_are_restored() -> None:
+    """After a restart no answer had a question, and a day of labels was lost."""
+    events = [question("a"), question("b", 5), answer("a", 1, 50), question("c", 104), question("d", 106), answer("c")]
+    check_restore(strict_match, events, fresh_process=False)
+    check_restore(partial(MatchAnswers, BY_CLOCK), events, interval_s=40.0, fresh_process=False)
+
+
+def test_times_of_all_forms_are_read() -> None:
+    """Seconds were taken for milliseconds, and each question was too old."""
+    assert milliseconds_of("2023-11-14T22:13:20Z") == milliseconds_of("2023-11-15T00:13:20+02:00") == START_S * 1000
+    assert milliseconds_of(START_S) == milliseconds_of(START_S * 1000.0) == START_S * 1000
+    for wrong in (True, None, float("nan"), [1]):
+        with pytest.raises(ValueError, match="expected a time as ISO 8601"):
+            milliseconds_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("classification", {0: False, True: True}, ["yes", 2, None, 0.5, [1]]),
+        ("regression", {3: 3, -0.5: -0.5}, ["3", None, float("nan"), float("inf")]),
+        ("multiclass", {"red": "red", 3: 3}, [None, 0.5, ["red"]]),
+    ],
+)
+def test_labels_fit_their_kind(kind: Any, good: dict[Any, Any], bad: list[Any]) -> None:
+    """The text "false" was a label, and counted as true."""
+    read = label_of(LearnSettings(kind, LabelSettings("late")))
+    assert [read({"late": given}) for given in good] == list(good.values())
+    for given in bad:
+        with pytest.raises(ValueError, match=r"expected .* in the field 'late', given"):
+            read({"late": given})
+
+
+# ---- features
+
+KINDS: dict[str, Any] = {"km": "number", "hour": "category", "title": "text", "id": "ignore"}
+
+
+def features(**more: Any) -> FeatureRows:
+    return FeatureRows(LearnSettings("classification", LabelSettings("late"), KINDS, **more))
+
+
+def test_each_field_is_read_as_its_kind() -> None:
+    """Hour 5 was a number in training and a text in predictions."""
+    rows = features()([{"km": 3, "hour": 5, "title": "Heavy  RAIN, heavy", "id": 1}, {"km": None, "hour": "5"}])
+    assert rows.fields == ("km",)
+    assert rows.text_fields == ("hour", "title", "title")
+    assert rows.places[0, 0] == rows.places[1, 0]
+    assert (rows.places[1, 1:3] == -1).all()
+    with pytest.raises(BadRows, match=r"expected a number in the field 'km', given '3'") as bad:
+        features()([{"km": 3}, {"km": "3"}, 7])
+    assert bad.value.rows == (1, 2)
+
+
+def test_without_kinds_the_label_is_no_feature() -> None:
+    """The label was among the features, and the model was perfect until it was used."""
+    label = LabelSettings(LATE, event="arrival", key="flight", time="at", within_s=1.0)
+    rows = FeatureRows(LearnSettings("classification", label))([{**question("a"), "km": 1, "delay": 20}])
+    assert (rows.fields, rows.text_fields) == (("km",), ())
+
+
+def learned(learn: LearnSettings, records: list[dict[str, Any]]) -> tuple[ServiceLearning, list[ModelSnapshot]]:
+    settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out", None, 1))
+    learning, flow = ServiceLearning(settings), Flow("s")
+    models = learning.train(flow.from_items(records)).models.collect()
+    assert flow.run().state == "finished"
+    return learning, models.items
+
+
+ROWS = [
+    {"km": float(n % 7), "hour": n % 3, "title": "heavy rain" if n % 2 else "the sun", "id": n, "late": n % 2}
+    for n in range(1200)
+]
+
+
+@pytest.mark.parametrize(
+    ("learner", "settings"),
+    [
+        ("default", {}),
+        ("ftrl", {"alpha": 1.0, "mini_batch": 20}),
+        ("adam", {"learning_rate": 0.1, "scales": {"km": 0.1}, "bits": 10}),
+    ],
+)
+def test_a_model_predicts_rows_as_they_are_in_the_topic(learner: str, settings: dict[str, Any]) -> None:
+    """A published model could be used only by code that repeated the features of the training."""
+    learn = LearnSettings("classification", LabelSettings("late"), KINDS, learner=learner, learner_settings=settings)
+    learning, models = learned(learn, ROWS)
+    predict = learning.predictor(models[-1].parameters)
+    rain, sun = {"km": 3, "hour": 1, "title": "Rain!"}, {"km": 3, "hour": "1", "title": "sun"}
+    assert predict(rain) > 0.6 > 0.4 > predict(sun)
+    assert predict([rain, sun]).tolist() == pytest.approx([predict(rain), predict(sun)])
+    assert predict({}) == pytest.approx(0.5, abs=0.3)
+    explained = predict.explain(rain)
+    assert max(explained.contributions, key=lambda name: float(explained.contributions[name])) == "title"
+    assert 1 / (1 + np.exp(-explained.score)) == pytest.approx(predict(rain))
+    with pytest.raises(ModelError, match="expected a text in the field 'title', given 3"):
+        predict([{"title": 3}])
+
+
+@pytest.mark.parametrize(("kind", "field"), [("regression", "km"), ("multiclass", "title")])
+def test_numbers_and_classes_are_learned(kind: Any, field: str) -> None:
+    """A multiclass model was trained as two classes."""
+    learning, models = learned(LearnSettings(kind, LabelSettings(field)), ROWS)
+    predicted = learning.predictor(models[-1].parameters)([{"hour": 1}])
+    assert predicted.shape == ((1,) if kind == "regression" else (1, 3))
+
+
+def test_a_learning_rate_changes_while_the_training_runs() -> None:
+    """A new learning rate needed a restart."""
+    learn = LearnSettings(
+        "classification", LabelSettings("late"), KINDS, learner="sgd", learner_settings={"learning_rate": 0.5}
+    )
+    settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out"))
+    learning = ServiceLearning(settings)
+    model: Any = learning._make_model()()
+    slow = LearnSettings(
+        "classification", LabelSettings("late"), learner="sgd", learner_settings={"learning_rate": 0.1}
+    )
+    learning.apply(ServiceSettings("s", settings.input, slow, settings.publish))
+    assert model.optimizer.learning_rate.at(1) == 0.1
+
+
+def test_a_decoder_of_ones_own_is_found_or_named() -> None:
+    """A misspelt decoder was an AttributeError in the middle of the start."""
+    assert decoder_of("default") is None
+    assert decoder_of("streamiter.topics:Text") is not None
+    for name in ("nowhere:Decoder", "streamiter.topics:Nothing"):
+        with pytest.raises(ConfigurationError, match=f"given '{name}', which cannot be imported"):
+            decoder_of(name)
+
+
+# ---- versions in time
+
+
+def version(records: int, loss: float, missing: float = 1.0) -> ModelSnapshot:
+    return ModelSnapshot([float(records)], records, {"loss": loss, "missing_values": missing})
+
+
+async def test_versions_are_published_in_time_with_the_loss_of_all_their_records() -> None:
+    """A model of a quiet night was published in the morning; the loss was that of its last mini-batch."""
+    schedule, given, clock = PublishSchedule(PublishSettings("memory://out", 10.0)), Fed(), VirtualClock()
+    flow = Flow("f")
+    seen = flow.from_source(lambda: given).process(lambda: PublishInTime(schedule)).collect()
+    job = await flow.start(clock=clock)
+    given.give(version(10, 0.5))
+    await clock.advance(1)
+    assert [model.records for model in seen.items] == [10]
+    given.give(version(20, 0.4), version(50, 0.8))
+    await clock.advance(8)
+    assert len(seen.items) == 1
+    await clock.advance(2)
+    assert [model.records for model in seen.items] == [10, 50]
+    assert seen.items[-1].metrics == {"loss": pytest.approx(0.7), "missing_values": 2.0}
+    schedule.settings = PublishSettings("memory://out", None, 100)  # As after SIGHUP.
+    given.give(version(140, 0.1), version(150, 0.1))
+    await clock.advance(60)
+    assert [model.records for model in seen.items] == [10, 50, 150]
+    await job.stop("abort")
+
+
+def by_records() -> PublishInTime:
+    return PublishInTime(PublishSchedule(PublishSettings("memory://out", None, 30)))
+
+
+def in_time() -> PublishInTime:
+    return PublishInTime(PublishSchedule(PublishSettings("memory://out", 2.5)))
+
+
+@pytest.mark.parametrize("make", [by_records, in_time])
+def test_a_version_that_waits_is_restored(make: Any) -> None:
+    """The last version before a restart was never published."""
+    models = [version(10 * n, 1 / n) for n in range(1, 9)]
+    check_restore(make, models, structs=[ModelSnapshot], fresh_process=False)
+
+
+def test_a_training_with_late_labels_ends_with_all_its_answers() -> None:
+    """The step that matches answers left out or doubled examples of the training."""
+    events = []
+    for n in range(900):
+        events.append({"event": "departure", "flight": n, "km": n % 5, "at": START_S + n})
+        if n >= 40 and n % 10:
+            events.append(answer(n - 40, 30 if (n - 40) % 5 > 2 else 0, at=n))  # type: ignore[arg-type]
+    learn = LearnSettings("classification", BY_EVENTS, {"km": "number"})
+    learning, models = learned(learn, events)
+    assert models[-1].records == 860 - 86
+    assert float(learning.predictor(models[-1].parameters)({"km": 4})) > 0.8
