@@ -158,6 +158,8 @@ def _profiles(records: Iterable[Mapping[str, Any]]) -> dict[str, FieldProfile]:
     profiles: dict[str, FieldProfile] = {}
     for record in records:
         for name, value in record.items():
+            if not name.strip():
+                continue  # No file can name it.
             profile = profiles.setdefault(name, FieldProfile(name, []))
             if value is not None:
                 profile.values.append(value)
@@ -316,13 +318,14 @@ def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tu
     if not candidates:
         if profiles:
             notes.append("no field looks like a label: correct the key label")
-        return "classification", '{ field = "label" }', {"label"}
+        return "classification", 'label = { field = "label" }', {"label"}
     best, *others = candidates
     if not _LABEL_NAME.search(best.name) and not best.are_truths:
         notes.append(f"{best.name!r} is only a guess of the label, as good as {len(others):,} other fields; see label")
     kind: LearningKind = "multiclass" if best.are_texts else "classification" if best.are_truths else "regression"
-    also = f" # or: {', '.join(_toml(each.name) for each in others[:_OTHERS_SHOWN])}" if others else ""
-    return kind, f"{{ field = {_toml(best.name)} }}{also}", {best.name}
+    names = ", ".join(_toml(each.name) for each in others[:_OTHERS_SHOWN])
+    also = f"# Other fields that may be the label: {names}\n" if others else ""
+    return kind, f"{also}label = {{ field = {_toml(best.name)} }}", {best.name}
 
 
 _OTHERS_SHOWN: Final = 5
@@ -343,10 +346,10 @@ def _delayed_label(
     if found.time is not None:
         keys["time"] = found.time
     kind: LearningKind = "multiclass" if values.are_texts else "classification" if values.are_truths else "regression"
-    label = f"{{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
+    label = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
     if kind == "regression":
-        middle = sorted(values.values)[len(values.values) // 2]
-        label += f' # a class, with kind = "classification": value = {_toml(f"{found.value} > {middle:g}")}'
+        middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
+        label = f'# For a class: kind = "classification" and value = {_toml(middle)}\n{label}'
     longest = _within(found.longest_s)
     notes.append(f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count")
     return kind, label, {found.event_field, found.key, found.value}
@@ -370,12 +373,13 @@ def _within(seconds: float) -> str:
 def _features(profiles: Sequence[FieldProfile]) -> str:
     proposed = [(profile.name, *profile.kind()) for profile in profiles]
     if all(kind == "ignore" for _, kind, _ in proposed):
-        return '# No field looks like a feature.\nfeatures = "all"'
-    lines = [f"{_toml_key(name)} = {_toml(kind):{_KIND_WIDTH}} # {reason}" for name, kind, reason in proposed]
-    return "\n".join(["[learn.features]", *lines])
+        return '# No field looks like a feature, so all of them are.\nfeatures = "all"'
+    lines = [(f"{_toml_key(name)} = {_toml(kind)}", reason) for name, kind, reason in proposed]
+    width = min(max(len(line) for line, _ in lines), _ALIGNED)
+    return "\n".join(["[learn.features]", *(f"{line:{width}} # {reason}" for line, reason in lines)])
 
 
-_KIND_WIDTH: Final = len('"category"')
+_ALIGNED: Final = 40
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -402,7 +406,7 @@ dead_letter = {dead_letters} # for records that cannot be learned from
 # From {records} records of the topic. Correct what is wrong here.
 [learn]
 kind = {kind} # "classification" (true or false), "multiclass" or "regression"
-label = {label}
+{label}
 learner = "default" # it needs no settings
 
 # The kind of each field: "number", "category" (each different value counts), "text" (its words count), "ignore".

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +43,7 @@ from streamiter.service.toml_document import (
     text_of,
     whole_of,
 )
-from streamiter.topics.urls import connector_for, shown_url
+from streamiter.topics.urls import connector_for, known_schemes, shown_url
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
@@ -79,6 +80,8 @@ def topic_url_of(value: Any) -> str:
                 f"write {name}_env=VARIABLE or {name}_file=FILE",
                 given=f"one with {name} (not shown)",
             )
+    if url.partition(":")[0].lower() in _schemes():
+        return url
     try:
         connector_for(url)
     except ConfigurationError as error:
@@ -89,6 +92,12 @@ def topic_url_of(value: Any) -> str:
             given=f'"{shown}"',
         ) from None
     return url
+
+
+@cache
+def _schemes() -> frozenset[str]:
+    """Return the schemes of the installed connectors; to look them up takes some milliseconds."""
+    return frozenset(known_schemes())
 
 
 _SECRET_OPTION: Final = re.compile(r"\w*(?:pass|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)

@@ -1,0 +1,136 @@
+"""A file is proposed from the newest records of a topic: label, kinds of fields, and what the records do not tell."""
+
+from __future__ import annotations
+
+import tomllib
+from random import Random
+from typing import Any
+
+import pytest
+from support.examples import random_examples
+
+from streamiter.learn.flights import FlightEvents
+from streamiter.service.proposal import Proposal, TopicSample, proposal_of, sample_of
+from streamiter.service.settings import LabelSettings
+from streamiter.service.settings_file import read_settings
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+
+def proposed(records: list[Any], times_ms: list[int] | None = None) -> tuple[dict[str, Any], Proposal]:
+    """Return the table ``[learn]`` of the proposed file, and the proposal."""
+    sample = TopicSample(records, times_ms or [1_000 * n for n in range(len(records))])
+    proposal = proposal_of(sample, "clicks", "memory://clicks", "memory://updates", "memory://dead-letters")
+    read_settings(proposal.text)
+    return tomllib.loads(proposal.text)["learn"], proposal
+
+
+async def test_questions_and_answers_are_found_in_real_flights() -> None:
+    """A user had to know of event, key, value and within before the first start."""
+    topic = MemoryBroker().topic("flights")
+    await topic.create()
+    writer = await topic.open_writer()
+    for batch in FlightEvents("delayed", 3_000).batches():
+        await writer.write(batch)
+    await writer.write(OutgoingBatch([b"{", None, b"7"]))
+    await writer.close()
+    sample = await sample_of(topic)
+    proposal = proposal_of(sample, "flights", "memory://flights", "memory://updates", "memory://dead-letters")
+    learn = read_settings(proposal.text).learn
+    assert learn.kind == "regression"
+    assert learn.label == LabelSettings("delay", "arrival", key="flight", within_s=23 * 3600.0, time="time")
+    assert learn.features is not None
+    kinds = {"time": "ignore"} | dict.fromkeys(("carrier", "origin", "dest"), "category")
+    assert learn.features == kinds | dict.fromkeys(("hour", "weekday", "month", "distance"), "number")
+    assert proposal.notes[1:] == [
+        "2 records are no JSON objects, and are not learned from",
+        "the longest wait for an answer was 12h; a later answer than 23h does not count",
+    ]
+    assert "1 records are not read" in proposal.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "kind", "reason"),
+    [
+        ("km", [1, 2.5, None], "number", "from 1 to 2.5"),
+        ("sky", ["rain", "sun"], "category", '2 different texts, mostly "rain"'),
+        ("title", ["a long text of six words", "and one more text here, too"], "text", "about 6 words"),
+        ("user", [f"u{n}" for n in range(40)], "ignore", "40 different texts in 40 records"),
+        ("id", list(range(40)), "ignore", "a different number in each record"),
+        ("at", ["2013-01-01T10:15Z", "2013-01-02"], "ignore", "a time"),
+        ("at", [1_700_000_000, 1_700_000_000.5], "ignore", "a time"),
+        ("none", [None], "ignore", "no value in the sample"),
+        ("tags", [["a"], {"b": 1}], "ignore", "values of a kind that is not learned from: lists, objects"),
+        ("month", [1, 1], "number", "always 1 so far"),
+        ('a "b"\n.c', ["\x7f\u2028", "y"], "category", "2 different texts, mostly"),
+        ("9999-99-99", ["9999-99-99", "9999-99-98"], "category", "2 different texts"),
+    ],
+)
+def test_the_kind_of_a_field_has_its_reason(field: str, values: list[Any], kind: str, reason: str) -> None:
+    """A kind was proposed without its reason, so that nobody could correct it."""
+    records = [{field: values[n % len(values)], "late": n % 2, "x": n % 3} for n in range(max(len(values), 4))]
+    learn, proposal = proposed(records)
+    assert learn["features"][field] == kind
+    assert f"# {reason}" in proposal.text
+    assert (learn["kind"], learn["label"]) == ("classification", {"field": "late"})
+
+
+@pytest.mark.parametrize(
+    ("records", "kind", "label", "note"),
+    [
+        ([], "classification", {"field": "label"}, "the topic has no record to look at"),
+        ([7, "x"], "classification", {"field": "label"}, "2 records are no JSON objects"),
+        ([{"at": "2013-01-01"}], "classification", {"field": "label"}, "no field looks like a label"),
+        ([{"a": 1.5}, {"a": 2.5, "b": 3}], "regression", {"field": "a"}, "'a' is only a guess of the label"),
+        ([{"color": "red"}, {"color": "blue"}], "multiclass", {"field": "color"}, "only a guess"),
+    ],
+)
+def test_what_is_not_known_is_told(records: list[Any], kind: str, label: dict[str, str], note: str) -> None:
+    """A guess looked like a fact."""
+    learn, proposal = proposed(records)
+    assert (learn["kind"], learn["label"]) == (kind, label)
+    assert any(note in said for said in proposal.notes)
+
+
+def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> None:
+    """Events of a third kind were questions without an answer."""
+    records: list[Any] = []
+    for n in range(60):
+        records.append({"type": "view", "view": f"v{n}", "price": n % 7})
+        records.append({"type": "login", "user": n % 3})
+        if n % 2:
+            records.append({"type": "purchase", "view": f"v{n}", "rating": n % 5})
+    learn, _ = proposed(records)
+    assert learn["label"] == {
+        "event": "purchase",
+        "event_field": "type",
+        "key": "view",
+        "value": "rating",
+        "question": "view",
+        "within": "60min",
+    }
+    assert learn["features"] == {"price": "number"}
+
+
+NAMES = ["a", "", "event", "ö b", 'x"y', "type", "late", "\n", "id", "time"]
+VALUES: list[Any] = [
+    0, 1, -1.5, 10**30, 1e308, True, None, "", "a", "b c d e f g", "2013-01-01", "2013-13-45",
+    "\x00\x7f\u2028'\"\\", 1_700_000_000,
+    [], ["a"], {"x": 1}, {},
+]  # fmt: skip
+
+
+def some_records(random: Random) -> list[Any]:
+    names = random.choices(NAMES, k=random.randint(0, 4))
+    values = [random.choice(VALUES) for _ in range(random.randint(1, 5))]
+    return [
+        random.choice([7, None, []])
+        if random.random() < 0.05
+        else {name: random.choice(values) for name in names if random.random() < 0.8}
+        for _ in range(random.randint(0, 12))
+    ]
+
+
+@random_examples(some_records)
+def test_a_proposal_is_a_file_without_errors(records: list[Any]) -> None:
+    """A topic with strange names or values ended --init with a traceback, or with a file that serve refused."""
+    proposed(records)
