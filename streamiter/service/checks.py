@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
@@ -156,8 +156,9 @@ class SettingsCheck:
             features(list(records))
         except BadRows as bad:
             refused = len(bad.rows)
-            if refused == len(records):
-                self._document.refuse(("learn", "features"), bad.reason.removeprefix("[learn] features: "))
+            if refused > _REFUSED_SHARE * len(records):
+                reason = f"{bad.reason.removeprefix('[learn] features: ')} ({refused:,} of {len(records):,} records)"
+                self._document.refuse(("learn", "features"), reason)
                 return
         except ModelError as error:
             self._document.refuse(("learn", "features"), str(error))
@@ -167,7 +168,9 @@ class SettingsCheck:
         self._found["learn.features"] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
 
 
-_NAMES_SHOWN = 10
+_NAMES_SHOWN: Final = 10
+# More records than these are refused because of the file, and not because they are damaged.
+_REFUSED_SHARE: Final = 0.1
 
 
 def checked_folder(store: str) -> str:

@@ -183,18 +183,32 @@ class DelayedLabelFound(NamedTuple):
     """The longest time from a question to its answer."""
 
 
+class SampledEvent(NamedTuple):
+    """A record with fields: its number in the sample, the time stamp of the record, and the fields."""
+
+    number: int
+    time_ms: int
+    row: dict[str, Any]
+
+    def milliseconds(self, time: str | None) -> int:
+        """Return the time in the field ``time``, or the time stamp."""
+        return self.time_ms if time is None or self.row.get(time) is None else milliseconds_of(self.row[time])
+
+
 def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
     """Find two kinds of events of which the later one has the key of the earlier one, and a field more."""
     rows = [
-        (time_ms, row) for time_ms, row in zip(sample.times_ms, sample.records, strict=True) if isinstance(row, dict)
+        SampledEvent(number, time_ms, row)
+        for number, (time_ms, row) in enumerate(zip(sample.times_ms, sample.records, strict=True))
+        if isinstance(row, dict)
     ]
-    profiles = _profiles(row for _, row in rows)
+    profiles = _profiles(event.row for event in rows)
     for event_field, profile in profiles.items():
         if not profile.are_texts or len(profile.values) < len(rows) or not 2 <= profile.distinct <= _EVENTS_MAX:
             continue
-        by_event: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-        for time_ms, row in rows:
-            by_event.setdefault(row[event_field], []).append((time_ms, row))
+        by_event: dict[str, list[SampledEvent]] = {}
+        for event in rows:
+            by_event.setdefault(event.row[event_field], []).append(event)
         found = [
             match
             for answer in by_event
@@ -213,11 +227,11 @@ _MATCHING_SHARE: Final = 0.2
 
 
 def _match(
-    event_field: str, answer: str, question: str, by_event: Mapping[str, Sequence[tuple[int, dict[str, Any]]]]
+    event_field: str, answer: str, question: str, by_event: Mapping[str, Sequence[SampledEvent]]
 ) -> tuple[int, DelayedLabelFound] | None:
     """Return how many answers have a question before them, and what was found."""
-    of_answers = _profiles(row for _, row in by_event[answer])
-    of_questions = _profiles(row for _, row in by_event[question])
+    of_answers = _profiles(event.row for event in by_event[answer])
+    of_questions = _profiles(event.row for event in by_event[question])
     label = next((each for each in _label_candidates(of_answers) if each.name not in of_questions), None)
     keys = [
         profile
@@ -231,22 +245,18 @@ def _match(
     time = times[0] if times and of_questions[times[0]].are_times else None
     best: tuple[int, DelayedLabelFound] | None = None
     for key in keys:
-        asked = {str(row.get(key.name)): (at_ms, row) for at_ms, row in reversed(by_event[question])}
+        asked = {str(event.row.get(key.name)): event for event in reversed(by_event[question])}
         waits = [
-            _milliseconds(answered, time) - _milliseconds(asked[text], time)
-            for answered in by_event[answer]
-            if (text := str(answered[1].get(key.name))) in asked and answered[0] >= asked[text][0]
+            event.milliseconds(time) - asked[text].milliseconds(time)
+            for event in by_event[answer]
+            if (text := str(event.row.get(key.name))) in asked and event.number > asked[text].number
         ]
+        waits = [wait_ms for wait_ms in waits if wait_ms >= 0]
         enough = max(_MATCHES_MIN, _MATCHING_SHARE * len(by_event[answer]))
         if len(waits) >= enough and (best is None or len(waits) > best[0]):
             found = DelayedLabelFound(event_field, answer, question, key.name, label.name, time, max(waits) / 1000)
             best = len(waits), found
     return best
-
-
-def _milliseconds(event: tuple[int, Mapping[str, Any]], time: str | None) -> int:
-    stamp_ms, row = event
-    return stamp_ms if time is None or row.get(time) is None else milliseconds_of(row[time])
 
 
 _LABEL_NAME: Final = re.compile(
