@@ -1,1 +1,53 @@
 """The online-learning service: a flow that learns and publishes, with health, metrics, predictions and a page."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamiter.service.service import OnlineLearningService
+    from streamiter.service.settings import (
+        CheckpointSettings,
+        FieldComparison,
+        HealthSettings,
+        HttpSettings,
+        InputSettings,
+        LabelSettings,
+        LearnSettings,
+        LogSettings,
+        PublishSettings,
+        ServiceSettings,
+    )
+    from streamiter.service.settings_file import SettingChange, changed, read_settings
+    from streamiter.service.toml_document import SettingProblem, SettingsError
+else:
+    from streamiter.lazy import lazy_names
+
+    # The file is read, checked and proposed without the HTTP server, which is an extra.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.service.service": "OnlineLearningService",
+            "streamiter.service.settings": "CheckpointSettings FieldComparison HealthSettings HttpSettings InputSettings "
+            "LabelSettings LearnSettings LogSettings PublishSettings ServiceSettings",
+            "streamiter.service.settings_file": "SettingChange changed read_settings",
+            "streamiter.service.toml_document": "SettingProblem SettingsError",
+        },
+    )
+
+__all__ = [
+    "CheckpointSettings",
+    "FieldComparison",
+    "HealthSettings",
+    "HttpSettings",
+    "InputSettings",
+    "LabelSettings",
+    "LearnSettings",
+    "LogSettings",
+    "OnlineLearningService",
+    "PublishSettings",
+    "ServiceSettings",
+    "SettingChange",
+    "SettingProblem",
+    "SettingsError",
+    "changed",
+    "read_settings",
+]
