@@ -422,6 +422,10 @@ class Job:
 
     # -- statistics ------------------------------------------------------------------------------------
 
+    def stall_after(self, seconds: float) -> None:
+        """Set the seconds without progress after which a step is stalled, from the next look of the watchdog on."""
+        self._watchdog.stall_after_s = seconds
+
     def statistics(self) -> JobStatistics:
         """Return the statistics of the job now."""
         elapsed_s = self._elapsed_s

@@ -43,7 +43,7 @@ class Watchdog:
     def __init__(self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S) -> None:
         self._watched = [_Watched(task) for task in tasks]
         self._clock = clock
-        self._stall_after_s = stall_after_s
+        self.stall_after_s = stall_after_s
         self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports}
         self._stalled: list[StalledTask] = []
         """The tasks without progress at the last look."""
@@ -51,7 +51,7 @@ class Watchdog:
     async def run(self) -> None:
         self._look()
         while True:
-            await self._clock.sleep(self._stall_after_s / _LOOKS)
+            await self._clock.sleep(self.stall_after_s / _LOOKS)
             self._look()
             self._report()
 

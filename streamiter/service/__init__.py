@@ -26,8 +26,8 @@ else:
         __name__,
         {
             "streamiter.service.service": "OnlineLearningService",
-            "streamiter.service.settings": "CheckpointSettings FieldComparison HealthSettings HttpSettings InputSettings "
-            "LabelSettings LearnSettings LogSettings PublishSettings ServiceSettings",
+            "streamiter.service.settings": "CheckpointSettings FieldComparison HealthSettings HttpSettings "
+            "InputSettings LabelSettings LearnSettings LogSettings PublishSettings ServiceSettings",
             "streamiter.service.settings_file": "SettingChange changed read_settings",
             "streamiter.service.toml_document": "SettingProblem SettingsError",
         },

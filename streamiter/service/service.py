@@ -8,11 +8,19 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ModelError, ProducerFenced, StreamiterError, TopicUnavailable, TransactionExpired
+from streamiter.errors import (
+    ConfigurationError,
+    ModelError,
+    ProducerFenced,
+    StreamiterError,
+    TopicUnavailable,
+    TransactionExpired,
+)
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
@@ -22,9 +30,11 @@ from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handler
 from streamiter.service.health import facts_of
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
-from streamiter.service.logs import log_figures, logging_to
+from streamiter.service.logs import apply_level, log_figures, logging_to
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import ServiceSettings
+from streamiter.service.settings_file import SettingChange, changed, read_settings
+from streamiter.service.tracing import Traces
 from streamiter.topics import topic
 
 _log = logging.getLogger("streamiter.service")
@@ -35,6 +45,9 @@ FAILED: Final = 1
 STALLED: Final = 3
 TAKEN_OVER: Final = 4
 ABORTED: Final = 130
+
+# Windows has no such signal.
+_HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
@@ -80,6 +93,7 @@ class OnlineLearningService:
         self.training.drifts.map(self.observations.drifted, name="observe drifts")
         self.address: str | None = None
         """The address of the HTTP server, such as ``http://127.0.0.1:8080``; None before it listens."""
+        self._traces = Traces()
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
         self._main: asyncio.Task[Any] | None = None
@@ -96,14 +110,18 @@ class OnlineLearningService:
         """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
 
         SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. A second
-        signal aborts the job. While a topic does not answer, the job is started again and again.
+        signal aborts the job. SIGHUP reads the file of the settings again. While a topic does not answer, the job is
+        started again and again.
 
         Codes: 0 suspended or finished, 1 failed, 3 stalled, if the settings ask for it, 4 another run has taken over,
         130 aborted. Raises ConfigurationError for an address that is in use.
         """
         self._main = asyncio.current_task()
         try:
-            with signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM):
+            with (
+                signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM),
+                signal_handlers(self._on_hangup, *_HANGUP),
+            ):
                 async with (
                     self._following(),
                     serving(self.observations, self.settings.http) as self.address,
@@ -115,6 +133,11 @@ class OnlineLearningService:
                 raise
             self.observations.enter("suspended")
             return SUCCEEDED
+        except ExceptionGroup as errors:  # A surface has failed.
+            for error in errors.exceptions:
+                _log.error("the service has failed: %r", error, exc_info=error)
+            self.observations.enter("failed", repr(errors.exceptions[0]))
+            return FAILED
 
     def _on_signal(self, *_: object) -> None:
         """End the service while no job runs. While one runs, ``run_jobs`` handles signals."""
@@ -123,6 +146,44 @@ class OnlineLearningService:
         self._is_ending = True
         assert self._main is not None
         self._main.get_loop().call_soon_threadsafe(self._main.cancel)
+
+    def _on_hangup(self, *_: object) -> None:
+        assert self._main is not None
+        self._main.get_loop().call_soon_threadsafe(self.reload)
+
+    def reload(self) -> None:
+        """Read the file of the settings again, and apply it; a file with errors changes nothing."""
+        try:
+            settings = read_settings(self.settings.source)
+        except ConfigurationError as error:
+            _log.error("the settings have not changed: %s", error)
+            return
+        self.apply(settings)
+
+    def apply(self, settings: ServiceSettings) -> list[SettingChange]:
+        """Apply other settings as far as a running service can; return, and log, which ones apply and which do not."""
+        changes = changed(self.settings, settings)
+        before, learner = self.settings, dict(self.settings.learn.learner_settings)
+        if "learning_rate" in settings.learn.learner_settings:
+            learner["learning_rate"] = settings.learn.learner_settings["learning_rate"]
+        self.settings = replace(
+            before,
+            learn=replace(before.learn, learner_settings=learner),
+            publish=replace(settings.publish, topic=before.publish.topic),
+            log=replace(settings.log, format=before.log.format),
+            health=settings.health,
+        )
+        self.learning.apply(self.settings)
+        self.observations.limits = settings.health
+        if self.observations.job is not None:
+            self.observations.job.stall_after(settings.health.stall_limit_s)
+        apply_level(settings.log)
+        for change in changes:
+            if change.needs is None:
+                _log.info("%s has changed", change.key)
+            else:
+                _log.warning("%s has changed in the file only: %s", change.key, change.needs)
+        return changes
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
@@ -150,14 +211,17 @@ class OnlineLearningService:
                     task.cancel()
 
     def _warn_of_block(self, seconds: float) -> None:
-        at_work = self.observations.busiest_task() or "no step"
-        _log.warning("the event loop was blocked for %.1f s; at work was %s", seconds, at_work)
+        task = self.observations.busiest_task()
+        _log.warning("the event loop was blocked for %.1f s; at work was %s", seconds, task or "no step")
+        self._traces.slow_batch(self.name, task, self._clock.now_ms(), seconds)
 
     async def _sample(self) -> None:
         while True:
             if self._stops and self.observations.phase.phase == "running":
                 self.observations.enter("stopping")
             self.observations.sample()
+            if (statistics := self.observations.statistics()) is not None:
+                self._traces.checkpoint(statistics)
             if self.settings.health.exit_when_stalled:
                 await self._end_if_stalled()
             await self._clock.sleep(SAMPLE_S)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from support.kafka_server import KafkaServer
+from support.kafka_server import KafkaServer, free_ports
 
 from streamiter import Operator
 from streamiter.operators import Output
@@ -39,9 +39,9 @@ ROWS = [{"km": float(n % 7), "late": n % 7 > 3} for n in range(500)]
 class Setting:
     """Two topics on a broker, and the folder of the checkpoints of a service between them."""
 
-    def __init__(self, broker: KafkaServer, prefix: str, folder: Path, options: str = "") -> None:
-        self.flights = f"kafka://{broker.bootstrap}/{prefix}flights{options}"
-        self.updates = f"kafka://{broker.bootstrap}/{prefix}updates{options}"
+    def __init__(self, bootstrap: str, prefix: str, folder: Path, options: str = "") -> None:
+        self.flights = f"kafka://{bootstrap}/{prefix}flights{options}"
+        self.updates = f"kafka://{bootstrap}/{prefix}updates{options}"
         self.name = f"{prefix}late-flights"
         self.folder = folder
 
@@ -70,7 +70,7 @@ class Setting:
 
 @pytest.fixture
 async def setting(kafka_broker: KafkaServer, topic_prefix: str, tmp_path: Path) -> Setting:
-    made = Setting(kafka_broker, topic_prefix, tmp_path)
+    made = Setting(kafka_broker.bootstrap, topic_prefix, tmp_path)
     await made.create()
     return made
 
@@ -129,7 +129,7 @@ async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
     breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path
 ) -> None:
     """A liveness probe restarted healthy processes again and again, because the broker was being updated."""
-    setting = Setting(breakable_broker, topic_prefix, tmp_path, "?give_up_after_s=2&request_timeout_s=0.5")
+    setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?give_up_after_s=2&request_timeout_s=0.5")
     await setting.create()
     await setting.write(ROWS)
     service = setting.service(source_limit_s=1.0, stall_limit_s=0.5)
@@ -163,6 +163,33 @@ async def test_a_record_that_cannot_be_read_ends_the_service_with_code_1(setting
         assert await task == FAILED
     assert service.observations.phase.phase == "failed"
     assert "not JSON" in (service.observations.phase.reason or "")
+
+
+async def test_a_service_whose_broker_never_answers_waits_and_ends_in_order(tmp_path: Path) -> None:
+    """After a failure of power the service came back before its broker, gave up, and was never started again."""
+    [port] = free_ports(1)
+    setting = Setting(f"127.0.0.1:{port}", "away-", tmp_path, "?give_up_after_s=0.5&request_timeout_s=0.2")
+    service = setting.service()
+    async with running(service) as task:
+        await until(lambda: service.observations.phase.phase == "waiting")
+        code, text = await answers(service, "/readyz")
+        assert (code, "waiting, " in text) == (503, True)
+        assert (await answers(service, "/livez"))[0] == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, PATIENCE_S) == SUCCEEDED
+
+
+async def test_a_surface_that_breaks_suspends_the_job(setting: Setting) -> None:
+    """The samples had ended by an error, and the page showed the figures of last week."""
+    await setting.write(ROWS)
+    service = setting.service()
+    async with running(service) as task:
+        await until_ready(service)
+        service.observations.samples = None  # type: ignore[assignment]
+        assert await asyncio.wait_for(task, PATIENCE_S) == FAILED
+    statistics = service.observations.statistics()
+    assert statistics is not None
+    assert statistics.state == "suspended"
 
 
 async def test_a_second_run_takes_over_and_the_first_ends_with_code_4(setting: Setting) -> None:
