@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from uvicorn import Server
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from streamiter.service.problems import CONTENT_TYPE, Problem
 
@@ -28,59 +28,69 @@ KEEP_ALIVE_S: Final = 30
 # A client that reads nothing for so long is cut off.
 _UNREAD_S: Final = 30
 
-Refused = Callable[[int], None]
-"""Is called with the status of a request that never became one."""
+Refused = Callable[[Mapping[str, Any], int], None]
+"""Is called with the scope and the status of a request that the connection has refused; the scope may be empty."""
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of a client."""
+    """A connection of a client.
 
-    def __init__(self, head_s: float, refused: Refused, *args: Any, **options: Any) -> None:
+    A request must arrive, and be answered, within ``request_s`` from its first byte. An answer that has begun may take
+    longer, unless the client does not read it.
+    """
+
+    def __init__(self, request_s: float, refused: Refused, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._head_s = head_s
+        self._request_s = request_s
         self._refused = refused
-        self._bytes_of_head = 0
+        self._unparsed_bytes = 0
         """Bytes since the last progress: a whole head, or a part of a body."""
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._began_s: float | None = None
+        """When the request began that is not answered yet, or the connection; None between requests."""
+        self._answering: asyncio.Task[None] | None = None
         # What uvicorn logs here are faults of clients, which could fill a disk; the application logs its own errors.
         self.logger = logging.Logger("streamiter.service.connections", logging.CRITICAL)
+        self.access_log = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._began_s = self.loop.time()
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
-            return
-        self._await_head()
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
+        elif hasattr(socket, "TCP_USER_TIMEOUT"):
             with contextlib.suppress(OSError):  # The client may be gone again.
                 own = transport.get_extra_info("socket")
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_has_come()
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and self._is_between_requests:
-            self._await_head()
-        self._bytes_of_head += len(data)
+        if self._began_s is None:
+            self._began_s = self.loop.time()
+        self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._bytes_of_head > HEAD_BYTES_MAX:
-            self._refuse(
-                431, "head-too-large", f"expected a request line and headers of at most {HEAD_BYTES_MAX} bytes"
-            )
+        if self._unparsed_bytes > HEAD_BYTES_MAX:
+            detail = f"expected a request line and headers of at most {HEAD_BYTES_MAX:,} bytes"
+            self._refuse(431, "head-too-large", detail)
 
     def on_headers_complete(self) -> None:
-        self._head_has_come()
+        self._unparsed_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._bytes_of_head = 0
+        self._unparsed_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._bytes_of_head = 0
+        self._unparsed_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._began_s = self.loop.time() if self.pipeline else None
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = self.loop.create_task(cycle.run_asgi(app))
+        self._answering.add_done_callback(self.tasks.discard)
+        self.tasks.add(self._answering)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "not-http", "expected a request of HTTP/1.1, given other bytes")
@@ -89,37 +99,43 @@ class Connection(HttpToolsProtocol):
         # A client that has not read its answer until now does not get the rest.
         self.transport.abort()
 
+    def check_time(self, now_s: float) -> None:
+        """Refuse a request that takes too long. The server calls this several times a second.
+
+        A timer for each request would take as long as the parser.
+        """
+        if self._began_s is None or now_s - self._began_s < self._request_s:
+            return
+        if self._has_begun_to_answer:
+            if self.flow.write_paused:
+                self.transport.abort()
+        elif self._is_between_requests and not self._unparsed_bytes:
+            self.transport.close()
+        else:
+            self._refuse(408, "too-slow", f"expected the whole request within {self._request_s:g} s; send smaller ones")
+
     @property
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _await_head(self) -> None:
-        self._bytes_of_head = 0
-        self._head_timer = self.loop.call_later(self._head_s, self._head_is_late)
-
-    def _head_has_come(self) -> None:
-        self._bytes_of_head = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._bytes_of_head:
-            self._refuse(408, "too-slow", f"expected a request line and headers within {self._head_s:g} s")
-        else:
-            self.transport.close()
+    @property
+    def _has_begun_to_answer(self) -> bool:
+        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
 
     def _refuse(self, status: int, kind: str, detail: str) -> None:
-        """Answer what is not a request, unless the answer to an earlier request is under way, and close."""
+        """Answer in the place of the application, unless it has begun to answer, and close."""
         if self.transport.is_closing():
             return
-        self._refused(status)
-        if self._is_between_requests:
+        self._refused({} if self._is_between_requests else self.cycle.scope, status)
+        if not self._has_begun_to_answer:
             body = Problem(status, kind, detail).body()
             head = f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
         self.transport.close()
+        if self._answering is not None:
+            self._answering.cancel()
 
 
 class EmbeddedServer(Server):
@@ -129,6 +145,13 @@ class EmbeddedServer(Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the job."""
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Check the time of all requests, ten times a second."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            connection.check_time(now_s)  # type: ignore[union-attr]
+        return await super().on_tick(counter)
 
     async def stop(self, running: asyncio.Task[None], grace_s: float) -> None:
         """Take no more connections, wait for answers that are under way, and cut off clients that do not end."""

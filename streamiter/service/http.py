@@ -40,7 +40,7 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route, Router
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn import Config
 
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
@@ -73,7 +73,10 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
     listener = _listening(settings)
     host, port = listener.getsockname()[:2]
     address = f"{'http' if context is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
-    refused = functools.partial(observations.requested, "none")
+
+    def refused(scope: Mapping[str, Any], status: int) -> None:
+        observations.requested(route_of(scope), status)
+
     config = Config(
         Gate(Routes(observations, settings).router(), observations, settings, token),
         http=functools.partial(Connection, settings.timeout_s, refused),  # type: ignore[arg-type]
@@ -144,11 +147,14 @@ def _secret(settings: HttpSettings, name: str) -> bytes | None:
 class Gate:
     """What each request passes, and where errors become documents; it counts all requests."""
 
-    def __init__(self, app: Router, observations: Observations, settings: HttpSettings, token: bytes | None) -> None:
-        self._app = app
+    def __init__(self, router: Router, observations: Observations, settings: HttpSettings, token: bytes | None) -> None:
+        self._router = router
+        # Starlette searches a route by regular expressions, one after the other.
+        self._exact = {
+            route.path: route for route in router.routes if isinstance(route, Route) and "{" not in route.path
+        }
         self._observations = observations
         self._requests_max = settings.requests_max
-        self._timeout_s = settings.timeout_s
         self._token = token
         # Otherwise a web page could have its own name resolved to 127.0.0.1, and read the service in a browser.
         own_names = {b"localhost", b"127.0.0.1", b"[::1]", settings.host.encode()}
@@ -164,49 +170,35 @@ class Gate:
                 status = message["status"]
             await send(message)
 
-        scope["app"] = self
+        scope["app"] = self  # Then Starlette raises errors, and does not answer them.
         try:
-            await self._answer(scope, receive, send_and_note)
+            if scope["path"] in _PROBES:
+                await self._answer(scope, receive, send_and_note)
+            else:
+                self._admit(scope)
+                self._running += 1
+                try:
+                    await self._answer(scope, receive, send_and_note)
+                finally:
+                    self._running -= 1
         except ClientDisconnect:
             return
         except Exception as error:
-            if status:  # The answer has begun, so that the client must see that its connection ends.
-                _log.warning("HTTP %s: the client did not read its answer in time", self._route(scope))
-                return
-            await _refusal(self._problem(error, scope))(scope, receive, send_and_note)
-        self._observations.requested(self._route(scope), status)
+            problem = self._problem(error, scope)
+            if status:
+                raise  # The server cuts the connection, so that the client does not take this for the whole answer.
+            await _refusal(problem)(scope, receive, send_and_note)
+        self._observations.requested(route_of(scope), status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in _PROBES:
-            await self._app(scope, receive, send)
-            return
-        self._admit(scope)
-        if self._running >= self._requests_max:
-            raise Problem(
-                429,
-                "too-many-requests",
-                f"expected at most {self._requests_max} requests at a time; ask again, or send more rows in a request",
-                headers=_RETRY_SOON,
-            )
-        self._running += 1
-        try:
-            async with asyncio.timeout(self._timeout_s) as limit:
-                await self._app(scope, receive, send)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise Problem(
-                408,
-                "too-slow",
-                f"expected the whole request, and its answer, within {self._timeout_s:g} s; send smaller requests",
-                headers={"Connection": "close"},
-            ) from None
-        finally:
-            self._running -= 1
+        route = self._exact.get(scope["path"])
+        if route is None:
+            await self._router(scope, receive, send)
+        else:
+            scope["route"], scope["path_params"] = route, {}
+            await route.handle(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        if self._hosts is None and self._token is None:
-            return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._hosts is not None and b"host" in headers:
             host = headers[b"host"]
@@ -225,6 +217,13 @@ class Gate:
                 "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
                 headers={"WWW-Authenticate": 'Bearer, Basic realm="streamiter"'},
             )
+        if self._running >= self._requests_max:
+            raise Problem(
+                429,
+                "too-many-requests",
+                f"expected at most {self._requests_max} requests at a time; ask again, or send more rows in a request",
+                headers=_RETRY_SOON,
+            )
 
     def _problem(self, error: Exception, scope: Scope) -> Problem:
         if isinstance(error, Problem):
@@ -234,13 +233,13 @@ class Gate:
             return Problem(405, "wrong-method", detail, headers=error.headers)
         if isinstance(error, HTTPException):
             return Problem(error.status_code, "not-found", "expected a path that /openapi.json describes")
-        _log.error("HTTP %s failed", self._route(scope), exc_info=error)
+        _log.error("HTTP %s failed", route_of(scope), exc_info=error)
         return Problem(500, "internal-error", "a bug in streamiter, which its log describes; please report it")
 
-    @staticmethod
-    def _route(scope: Scope) -> str:
-        """Return the pattern of the path; unknown paths are one route, because metrics have few labels."""
-        return getattr(scope.get("route"), "path", "none")
+
+def route_of(scope: Mapping[str, Any]) -> str:
+    """Return the pattern of a request's path; unknown paths are one route, because metrics have few labels."""
+    return getattr(scope.get("route"), "path", "none")
 
 
 def _token_of(headers: Mapping[bytes, bytes]) -> bytes:
@@ -254,6 +253,16 @@ def _token_of(headers: Mapping[bytes, bytes]) -> bytes:
     return b""
 
 
+class _RawEndpoint:
+    """Lets a route call a method as it would call an application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
 class Routes:
     """The answers of the server."""
 
@@ -265,11 +274,12 @@ class Routes:
         self._openapi = b""
 
     def router(self) -> Router:
-        """Return the routes, those first that are asked most."""
+        """Return the routes."""
+        predict = _RawEndpoint(self.predict)
         return Router(
             [
-                Route("/predict", self.predict, methods=["POST"]),
-                Route("/models/{name}/predict", self.predict, methods=["POST"]),
+                Route("/predict", predict, methods=["POST"]),
+                Route("/models/{name}/predict", predict, methods=["POST"]),
                 Route("/livez", self.livez),
                 Route("/readyz", self.readyz),
                 Route("/models/{name}/versions", self.versions),
@@ -288,22 +298,23 @@ class Routes:
         """Answer whether the service does its work now."""
         return _of_health(readiness(facts_of(self._observations)))
 
-    async def predict(self, request: Request) -> Response:
-        """Predict the rows of the request."""
+    async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Predict the rows of the request; without objects for request and answer, which take as long as uvicorn."""
         observations, model = self._observations, self._observations.name
         began_s = observations.clock.monotonic_s()
-        flags = _flags(request, "partial", "explain")
-        served = self._served(request)
-        body = await _body(request, self._settings.body_bytes_max)
+        flags = _flags(scope, "partial", "explain") if scope["query_string"] else {}
+        served = self._served(scope)
+        body = await _body(scope, receive, self._settings.body_bytes_max)
         outcome, count = "refused", 1
         try:
             version = served.version_now()
             rows_max = self._settings.rows_max
             answer = await predict(version, body, observations.clock, rows_max=rows_max, **flags)
-            outcome, count = "predicted", sum("error" not in row for row in answer["predictions"])
-            if wrong := len(answer["predictions"]) - count:
+            outcome, count = "predicted", len(answer["predictions"])
+            if "partial" in flags and (wrong := sum("error" in row for row in answer["predictions"])):
+                count -= wrong
                 observations.predictions[model, "refused"] += wrong
-            return _json(answer)
+            await _send_json(send, orjson.dumps(answer))
         except NoModel:
             outcome = "no_model"
             raise self._no_model() from None
@@ -312,7 +323,7 @@ class Routes:
 
     async def versions(self, request: Request) -> Response:
         """List the last versions of the model, the newest first."""
-        served, (count,) = self._served(request), _numbers(request, count=20)
+        served, (count,) = self._served(request.scope), _numbers(request, count=20)
         async with self._one_reader, _topic_errors(served):
             found = await model_versions(served.topic, self._observations.name, count)
         update = served.update
@@ -322,7 +333,7 @@ class Routes:
 
     async def compare(self, request: Request) -> Response:
         """Compare two versions of the model; without ``new`` the newest."""
-        served, (count,) = self._served(request), _numbers(request, "old", "new", count=20)
+        served, (count,) = self._served(request.scope), _numbers(request, "old", "new", count=20)
         if "old" not in request.query_params:
             raise Problem(400, "wrong-parameter", "expected ?old=GENERATION.VERSION, given no version to compare with")
         async with self._one_reader, _topic_errors(served):
@@ -359,8 +370,8 @@ class Routes:
             self._openapi = orjson.dumps(openapi_document(self._settings))
         return Response(self._openapi, headers={"Content-Type": "application/json"})
 
-    def _served(self, request: Request) -> ServedModel:
-        name, model = request.path_params.get("name"), self._observations.name
+    def _served(self, scope: Scope) -> ServedModel:
+        name, model = scope["path_params"].get("name"), self._observations.name
         if name not in (None, model):
             raise Problem(404, "unknown-model", f"expected the model {model!r}, given {name[:200]!r}")
         if self._observations.served is None:
@@ -402,16 +413,28 @@ async def _topic_errors(served: ServedModel) -> AsyncIterator[None]:
         raise Problem(503, "topic-unavailable", detail, headers=_RETRY_SOON) from None
 
 
-async def _body(request: Request, bytes_max: int) -> bytes:
+async def _send_json(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     """Return the body of the request."""
-    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise Problem(415, "encoded-body", f"expected a body without a coding, given Content-Encoding: {coding[:40]}")
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value != b"identity":
+            coding = value[:40].decode("latin-1")
+            raise Problem(415, "encoded-body", f"expected a body without a coding, given Content-Encoding: {coding}")
     parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
+    size, is_more = 0, True
+    while is_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        size += len(message["body"])
+        is_more = message["more_body"]
         if size <= bytes_max:
-            parts.append(part)
+            parts.append(message["body"])
         elif size > _READ_ON_BYTES:
             break
     if size > bytes_max:
@@ -424,11 +447,9 @@ async def _body(request: Request, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-def _flags(request: Request, *names: str) -> dict[str, bool]:
+def _flags(scope: Scope, *names: str) -> dict[str, bool]:
     """Return the parameters of these names, each true or false."""
-    if not request.scope["query_string"]:
-        return {}
-    given = _parameters(request, *names)
+    given = _parameters(Request(scope), *names)
     if wrong := [name for name, value in given.items() if value not in ("true", "false")]:
         raise Problem(400, "wrong-parameter", f"expected ?{wrong[0]}=true or false, given {given[wrong[0]][:80]!r}")
     return {name: value == "true" for name, value in given.items()}

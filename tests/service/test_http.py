@@ -209,7 +209,7 @@ async def test_heads_have_a_limit(sent: bytes) -> None:
     async with case() as service:
         answer = await service.raw(sent, closes=False)
         assert not answer or status_of(answer) == 431
-        assert service.observations.requests["none", 431] == 1
+        assert [code for _, code in service.observations.requests] == [431]
         assert await service.is_well()
 
 
