@@ -34,6 +34,7 @@ from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.row_steps import row_steps
 from benchmarks.session import PROJECT, Session
+from benchmarks.service_http import service_http
 from benchmarks.snapshot_pause import snapshot_pause
 
 __all__ = ["BENCHMARKS", "main"]
@@ -63,6 +64,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "latency-of-updates": latency_of_updates,
         "checkpoint-cost": checkpoint_cost,
         "snapshot-pause": snapshot_pause,
+        "service-http": service_http,
         "recovery": recovery,
         "memory": memory,
         "slow-learner": slow_learner,

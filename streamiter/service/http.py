@@ -29,6 +29,7 @@ from streamiter.flow.drawing import draw
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
+from streamiter.service.metrics import exposition
 from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
 from streamiter.service.predictions import predict
@@ -282,6 +283,7 @@ class Routes:
                 Route("/models/{name}/predict", predict, methods=["POST"]),
                 Route("/livez", self.livez),
                 Route("/readyz", self.readyz),
+                Route("/metrics", self.metrics),
                 Route("/models/{name}/versions", self.versions),
                 Route("/models/{name}/compare", self.compare),
                 Route("/flow", self.flow),
@@ -320,6 +322,11 @@ class Routes:
             raise self._no_model() from None
         finally:
             observations.predicted(model, outcome, count, observations.clock.monotonic_s() - began_s)
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer with all metrics."""
+        body, content_type = exposition(self._observations, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type, **_FRESH})
 
     async def versions(self, request: Request) -> Response:
         """List the last versions of the model, the newest first."""

@@ -266,8 +266,8 @@ async def test_a_token_is_needed_by_all_but_probes(tmp_path: Path, monkeypatch: 
         assert (await service.client.get("/livez")).status_code == 200
     monkeypatch.setenv("SERVICE_TOKEN", "other")
     async with case(token_env="SERVICE_TOKEN") as service:
-        assert (await service.client.get("/openapi.json")).status_code == 401
-        assert (await service.client.get("/openapi.json", headers={"Authorization": "Bearer other"})).status_code == 200
+        assert (await service.client.get("/metrics")).status_code == 401
+        assert (await service.client.get("/metrics", headers={"Authorization": "Bearer other"})).status_code == 200
 
 
 async def test_tls(tmp_path: Path) -> None:
