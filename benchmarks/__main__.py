@@ -33,8 +33,8 @@ from benchmarks.predicting import predicting
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.row_steps import row_steps
-from benchmarks.session import PROJECT, Session
 from benchmarks.service_http import service_http
+from benchmarks.session import PROJECT, Session
 from benchmarks.snapshot_pause import snapshot_pause
 
 __all__ = ["BENCHMARKS", "main"]

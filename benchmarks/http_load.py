@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["Load", "send"]
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 @dataclass

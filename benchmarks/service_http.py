@@ -168,7 +168,9 @@ def _service(session: Session, events: Topic) -> Iterator[_Service]:
             "checkpoints": {"store": folder},
             "http": {"address": f"127.0.0.1:{port}"},
         }
-        with running([sys.executable, "-m", "benchmarks.service_http", "serve", json.dumps(settings)], limit_s=_LIMIT_S):
+        with running(
+            [sys.executable, "-m", "benchmarks.service_http", "serve", json.dumps(settings)], limit_s=_LIMIT_S
+        ):
             service = _Service(port)
             service.wait_for_model()
             yield service
