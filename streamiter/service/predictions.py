@@ -239,7 +239,8 @@ class _Rows:
 
     def _without_subject(self, error: ModelError) -> str:
         """Return the message without the model and its topic, which clients need not know."""
-        return str(error).removeprefix(f"{self._version.subject}: ")
+        model = f"model {self._version.update.model!r}: "
+        return str(error).removeprefix(f"{self._version.subject}: ").removeprefix(model)
 
 
 def _check_kind(row: Any) -> None:
