@@ -62,12 +62,15 @@ class _Client(asyncio.Protocol):
             self._received = b""
             self._pool.answered(self, head.startswith(b"HTTP/1.1 200"), self._due_s)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+
 
 class _Pool:
     def __init__(self, request: bytes, load: Load) -> None:
         self._request = request
         self._load = load
-        self._free: list[_Client] = []
+        self._free: deque[_Client] = deque()
         self._waiting: deque[float] = deque()
         self._missing = 0
         self._none_missing = asyncio.Event()
@@ -76,19 +79,30 @@ class _Pool:
         self._missing += 1
         self._none_missing.clear()
         if self._free:
-            self._free.pop().send(self._request, due_s)
+            self._free.popleft().send(self._request, due_s)
         else:
             self._waiting.append(due_s)
 
     def answered(self, client: _Client, is_good: bool, due_s: float) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._none_missing.set()
+        self._note_answer()
         if is_good:
             self._load.seconds.append(asyncio.get_running_loop().time() - due_s)
         else:
             self._load.refused += 1
         self.free(client)
+
+    def _note_answer(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._none_missing.set()
+
+    def lost(self, client: _Client) -> None:
+        """Note a connection that the server has ended; a request on it is refused."""
+        if client in self._free:
+            self._free.remove(client)
+        else:
+            self._load.refused += 1
+            self._note_answer()
 
     async def all_answered(self) -> None:
         await self._none_missing.wait()

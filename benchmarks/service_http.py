@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import socket
 import sys
@@ -22,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -37,6 +39,7 @@ __all__ = ["service_http"]
 PREDICTIONS_PER_S = 3_000
 EVENTS_PER_S = 20_000
 RATE, P50, P99, EVENTS = "predictions/s", "ms p50", "ms p99", "events/s"
+CPU = "% of a core for the service"
 # The time for imports, compilation, and the first version.
 _PATIENCE_S = 120.0
 _LIMIT_S = 900.0
@@ -67,6 +70,8 @@ def service_http(session: Session) -> Iterator[Figure]:
     )
     yield series.figure(paced, RATE, target=Target("figure", at_least=0.99 * PREDICTIONS_PER_S))
     yield series.figure(paced, EVENTS, target=Target("figure", at_least=0.99 * EVENTS_PER_S))
+    for name in (paced, only, both, alone):
+        yield series.figure(name, CPU)
     for name in (paced, only, both):
         yield series.figure(name, P50)
         yield series.figure(name, P99, target=Target("figure", below=10.0) if name == paced else None)
@@ -97,13 +102,17 @@ def _at_full_speed(session: Session, events: Topic, seconds: float, predictions_
 
 
 def _measured(service: _Service, seconds: float, predictions_per_s: int) -> Trial:
-    began, began_s = service.learned(), time.perf_counter()
+    began, began_cpu_s, began_s = service.learned(), service.cpu_s(), time.perf_counter()
     load = service.load(seconds, predictions_per_s)
-    events = (service.learned() - began) / (time.perf_counter() - began_s)
+    elapsed_s = time.perf_counter() - began_s
+    figures = {
+        EVENTS: (service.learned() - began) / elapsed_s,
+        CPU: 100.0 * (service.cpu_s() - began_cpu_s) / elapsed_s,
+    }
     assert not load.refused, f"{load.refused} requests were refused"
-    if not load.seconds:
-        return Trial({EVENTS: events})
-    return Trial({RATE: load.rate, P50: load.milliseconds(50), P99: load.milliseconds(99), EVENTS: events})
+    if load.seconds:
+        figures |= {RATE: load.rate, P50: load.milliseconds(50), P99: load.milliseconds(99)}
+    return Trial(figures)
 
 
 @dataclass
@@ -111,6 +120,12 @@ class _Service:
     """A running service."""
 
     port: int
+    process: int
+
+    def cpu_s(self) -> float:
+        """Return the processor time that it has taken."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def learned(self) -> int:
         """Return the number of events that it has read so far."""
@@ -168,10 +183,9 @@ def _service(session: Session, events: Topic) -> Iterator[_Service]:
             "checkpoints": {"store": folder},
             "http": {"address": f"127.0.0.1:{port}"},
         }
-        with running(
-            [sys.executable, "-m", "benchmarks.service_http", "serve", json.dumps(settings)], limit_s=_LIMIT_S
-        ):
-            service = _Service(port)
+        command = [sys.executable, "-m", "benchmarks.service_http", "serve", json.dumps(settings)]
+        with running(command, limit_s=_LIMIT_S) as process:
+            service = _Service(port, process.pid)
             service.wait_for_model()
             yield service
 

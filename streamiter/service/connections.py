@@ -47,6 +47,8 @@ class Connection(HttpToolsProtocol):
         """Bytes since the last progress: a whole head, or a part of a body."""
         self._began_s: float | None = None
         """When the request began that is not answered yet, or the connection; None between requests."""
+        self._unread_since_s: float | None = None
+        """Since when the client does not read; None while it does."""
         self._answering: asyncio.Task[None] | None = None
         # What uvicorn logs here are faults of clients, which could fill a disk; the application logs its own errors.
         self.logger = logging.Logger("streamiter.service.connections", logging.CRITICAL)
@@ -95,6 +97,14 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "not-http", "expected a request of HTTP/1.1, given other bytes")
 
+    def pause_writing(self) -> None:
+        self._unread_since_s = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._unread_since_s = None
+        super().resume_writing()
+
     def timeout_keep_alive_handler(self) -> None:
         # A client that has not read its answer until now does not get the rest.
         self.transport.abort()
@@ -104,12 +114,11 @@ class Connection(HttpToolsProtocol):
 
         A timer for each request would take as long as the parser.
         """
-        if self._began_s is None or now_s - self._began_s < self._request_s:
+        if self._unread_since_s is not None and now_s - self._unread_since_s >= self._request_s:
+            self.transport.abort()
+        if self._began_s is None or self._has_begun_to_answer or now_s - self._began_s < self._request_s:
             return
-        if self._has_begun_to_answer:
-            if self.flow.write_paused:
-                self.transport.abort()
-        elif self._is_between_requests and not self._unparsed_bytes:
+        if self._is_between_requests and not self._unparsed_bytes:
             self.transport.close()
         else:
             self._refuse(408, "too-slow", f"expected the whole request within {self._request_s:g} s; send smaller ones")
