@@ -83,10 +83,14 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed_bytes = 0
+        if self._is_between_requests:
+            self._began_s = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._began_s = self.loop.time() if self.pipeline else None
+        # The rest of a body that no one wants must come in time, too.
+        is_more = bool(self.pipeline) or self.cycle.more_body
+        self._began_s = self.loop.time() if is_more else None
         super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -1,9 +1,9 @@
 """The HTTP server of a service, in the event loop of its job: :func:`serving`.
 
-Every request passes the :class:`Gate`: who may ask, how many may ask at once, how long an answer may take, and errors
-as documents. :class:`Routes` has the answers. The server computes in the loop of the job, so that no answer may take
-long: predictions of many rows yield to the job, a drawing is made by another thread, and topics are read for one
-request at a time.
+Every request passes the :class:`Admission`: who may ask, how many may ask at once, and errors as documents.
+:class:`Routes` has the answers. The server computes in the loop of the job, so no answer may compute for long:
+predictions of many rows yield to the job, another thread makes a drawing, and topics are read for one request at a
+time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
         observations.requested(route_of(scope), status)
 
     config = Config(
-        Gate(Routes(observations, settings).router(), observations, settings, token),
+        Admission(Routes(observations, settings).router(), observations, settings, token),
         http=functools.partial(Connection, settings.timeout_s, refused),  # type: ignore[arg-type]
         loop="none",
         ws="none",
@@ -145,7 +145,7 @@ def _secret(settings: HttpSettings, name: str) -> bytes | None:
     return None if secret is None else secret.strip().encode()
 
 
-class Gate:
+class Admission:
     """What each request passes, and where errors become documents; it counts all requests."""
 
     def __init__(self, router: Router, observations: Observations, settings: HttpSettings, token: bytes | None) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ import pytest
 from service.http_case import PATIENCE_S, case, problem_of, received, request, status_of
 from service.service_models import trips
 from support.certificates import Authority, need_openssl
+from support.processes import LIMIT_S, forked_run
 
 from streamiter.errors import ConfigurationError
 from streamiter.service.http import serving
@@ -159,6 +161,7 @@ async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
     async with case(timeout_s=0.3, requests_max=8) as service:
         head, body = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n", b"Content-Length: 10\r\n\r\n{"
         sent = {b"": b"", b"P": b"408", head: b"408", head + body: b"408"}
+        sent[(head + body).replace(b"predict", b"nowhere")] = b"404"
         slow = [service.raw(bytes_sent, closes=False) for bytes_sent in sent for _ in range(2)]
         waiting = asyncio.gather(*slow)
         while not waiting.done():
@@ -299,6 +302,13 @@ async def test_wrong_settings_are_told_before_the_job_starts(settings: dict[str,
     with pytest.raises(ConfigurationError, match=message):
         async with serving(Observations("late"), HttpSettings(**settings)):
             raise AssertionError
+
+
+def test_a_missing_package_is_told(tmp_path: Path) -> None:
+    """A service without its extra ended with a trace that named a package nobody had heard of."""
+    program = "import sys; sys.modules['uvicorn'] = None; import streamiter.service.http"
+    run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=LIMIT_S)
+    assert "ConfigurationError: the service needs the package 'uvicorn'; install it with: pip install" in run.stderr
 
 
 async def test_an_address_in_use_is_told() -> None:
