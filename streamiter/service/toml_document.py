@@ -347,7 +347,8 @@ def choice_of(*choices: str) -> Parser:
     def parse(value: Any) -> str:
         if isinstance(value, str) and value in choices:
             return value
-        listed = " or ".join(f'"{choice}"' for choice in choices)
+        *first, last = [f'"{choice}"' for choice in choices]
+        listed = f"{', '.join(first)} or {last}"
         meant = did_you_mean(value, choices).removeprefix("; ") if isinstance(value, str) else ""
         raise WrongValue(listed, meant or "choose one of them")
 

@@ -186,7 +186,7 @@ PLANTED = [
     Planted("requests_max = 256", 'token_env = "hush hush"', "http.token_env", "not shown"),
     Planted("behind_proxy = false", 'behind_proxy = "no"', "http.behind_proxy", "write it without quotes"),
     Planted("[health]", "[heatlh]", "heatlh", "did you mean 'health'?"),
-    Planted('level = "info"', 'level = "loud"', "log.level", 'expected "debug" or "info" or "warning" or "error"'),
+    Planted('level = "info"', 'level = "loud"', "log.level", 'expected "debug", "info", "warning" or "error"'),
 ]
 
 
@@ -428,6 +428,36 @@ def test_changes_say_what_applies_at_once_and_what_needs_a_restart() -> None:
     assert re.search("another service", changes["service.name"] or "")
     assert re.search("after a restart", changes["learn.features"] or "")
     assert changed(before, dataclasses.replace(before, source="elsewhere")) == []
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+def test_the_files_of_the_page_are_read(text: str) -> None:
+    """A reader pasted a file of the page, and it had an error."""
+    assert read_settings(text).name == "late-flights"
+
+
+def test_the_page_has_every_key_with_its_default() -> None:
+    """A key could be found in the code only, or the page had a default of long ago."""
+    told: dict[str, str] = {}
+    for keys, default in re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \| (.*?) \|", PAGE, re.MULTILINE):
+        told = dict.fromkeys(re.findall(r"`(.*?)`", keys), default.strip("`")) | told
+    assert sorted(told) == sorted(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)
+    needed = {"service.name", "input.topic", "learn.kind", "learn.label", "publish.topic"}
+    assert {key for key, default in told.items() if default == "needed"} == needed
+    given = {key: default for key, default in told.items() if default not in ("needed", "none")}
+    lines = [f"{key} = {default}" for key, default in given.items()]
+    needed_lines = """
+service.name = "s"
+input.topic = "memory://in"
+publish.topic = "memory://out"
+learn.kind = "regression"
+learn.label = { field = "delay" }
+"""
+    defaults = read_settings(needed_lines)
+    assert changed(defaults, read_settings(needed_lines + "\n".join(lines))) == []
 
 
 def test_each_setting_is_a_key_of_the_file() -> None:
