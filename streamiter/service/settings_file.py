@@ -100,7 +100,7 @@ def _schemes() -> frozenset[str]:
     return frozenset(known_schemes())
 
 
-_SECRET_OPTION: Final = re.compile(r"\w*(?:pass|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
+_SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
 
 
 def _name_of(value: Any) -> str:
@@ -342,6 +342,12 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
         document.refuse_value(("learn", "weight"), wrong)
     if learner == "default":
         learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
+        crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
+        kinds = learn.get("features")
+        if kinds is not None and (unknown := crossed - {name for name in kinds if kinds[name] in _CROSSED_KINDS}):
+            remedy = f"add {', '.join(sorted(unknown))} to features"
+            wrong = WrongValue("crosses of numbers and categories among the features", remedy)
+            document.refuse_value((*_SETTINGS, "crosses"), wrong)
         return
     _check_optimizer(document, learner)
     refusals = {
@@ -376,6 +382,7 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
 
 _SETTINGS: Final = ("learn", "settings")
 _BITS_MAX: Final = 28
+_CROSSED_KINDS: Final = ("number", "category")
 
 
 def _scales_of(value: Any) -> dict[str, float]:

@@ -66,7 +66,16 @@ URL_COMMANDS = {
     "topics tail": ["{url}"],
     "models tail": ["{url}", "--model", "ctr"],
     "models show": ["{url}", "--model", "ctr"],
+    "serve": ["--init", "{url}"],
 }
+
+SERVICE = """
+service.name = "s"
+input = {{ topic = "{url}", dead_letter = "{url}" }}
+publish.topic = "{url}"
+learn = {{ kind = "regression", label = {{ field = "n" }} }}
+http = {{ token_env = "{secret}", token_file = "{secret}", tls_key_password_env = "{secret}" }}
+"""
 
 # The calls of each other command, in this order: calls that use the flow above, and a wrong call with a URL.
 OTHER_COMMANDS = {
@@ -148,6 +157,9 @@ def test_no_command_on_topics_shows_a_secret(
         given = [*command.split(), *(argument.format(url=url) for argument in arguments)]
         _, printed = call(*given)
         assert printed
+    (folder / "given.toml").write_text(SERVICE.format(url=url, secret=SECRET))
+    code, printed = call("serve", "--check", "given.toml")
+    assert (code, "http.token_env: expected the name of an environment variable" in printed) == (1, True)
 
 
 def test_no_command_on_flows_shows_or_stores_a_secret(

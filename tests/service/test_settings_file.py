@@ -345,6 +345,11 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             "given -1",
         ),
         (
+            'kind = "regression"\nfeatures = { a = "number", b = "text" }\nsettings = { crosses = [["a", "b"]] }',
+            "learn.settings.crosses",
+            "add b to features",
+        ),
+        (
             'kind = "regression"\nlearner = "ftrl"\nfeatures = { a = "number" }\nsettings = { alfa = 1 }',
             "learn.settings.alfa",
             "did you mean 'alpha'?",
