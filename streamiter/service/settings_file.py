@@ -345,7 +345,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
         crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
         kinds = learn.get("features")
         if kinds is not None and (unknown := crossed - {name for name in kinds if kinds[name] in _CROSSED_KINDS}):
-            remedy = f"add {', '.join(sorted(unknown))} to features"
+            remedy = f"give {', '.join(sorted(unknown))} one of these kinds in features"
             wrong = WrongValue("crosses of numbers and categories among the features", remedy)
             document.refuse_value((*_SETTINGS, "crosses"), wrong)
         return

@@ -347,7 +347,7 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
         (
             'kind = "regression"\nfeatures = { a = "number", b = "text" }\nsettings = { crosses = [["a", "b"]] }',
             "learn.settings.crosses",
-            "add b to features",
+            "give b one of these kinds in features",
         ),
         (
             'kind = "regression"\nlearner = "ftrl"\nfeatures = { a = "number" }\nsettings = { alfa = 1 }',
