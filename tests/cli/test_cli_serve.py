@@ -9,6 +9,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
     with started("serve", "service.toml", cwd=tmp_path) as program:
         prediction = answered(port, "/predict", {"km": 3, "sky": "wet"})
         assert 0 < prediction["predictions"][0]["probability"] < 1
+        file.write_text(file.read_text().replace('every = "1s"', "records = 7").replace('"number"', '"category"'))
+        program.send_signal(signal.SIGHUP)
+        assert program.stderr is not None
+        changes = (json.loads(line)["message"] for line in program.stderr if "has changed" in line)
+        assert list(islice(changes, 3)) == [
+            "learn.features has changed in the file only: it applies after a restart, which resumes from the last "
+            "checkpoint",
+            "publish.every has changed",
+            "publish.records has changed",
+        ]
         program.send_signal(signal.SIGINT)
         assert program.wait(DEADLINE_S) == 0
 
