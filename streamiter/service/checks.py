@@ -148,9 +148,8 @@ class SettingsCheck:
         known = {name for record in records for name in record}
         for name in sorted((features.fields or frozenset()) - known):
             meant = did_you_mean(name, known) or f"; the fields are {', '.join(sorted(known))}"
-            self._document.refuse(
-                ("learn", "features", name), f"expected a field of the newest records, given none{meant}"
-            )
+            message = f"expected a field of the newest records, given none{meant}"
+            self._document.refuse(("learn", "features", name), message, at_key=True)
         refused = 0
         try:
             features(list(records))
