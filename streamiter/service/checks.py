@@ -55,7 +55,7 @@ class SettingsCheck:
         try:
             result = check()
         except (StreamiterError, OSError, ssl.SSLError) as error:
-            self._document.refuse(path, str(error).removeprefix(f"{'.'.join(path)}: "))
+            self._document.refuse(path, str(error).removeprefix(f"{'.'.join(path)}: ").removeprefix("[http]: "))
             return None
         if isinstance(result, str):
             self._found[".".join(path)] = result
