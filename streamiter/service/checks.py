@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -37,18 +38,19 @@ class SettingsCheck:
 
     async def run(self) -> Findings:
         """Check everything, and return what was found."""
-        settings = self._settings
-        is_there = await self._check_topic(("input", "topic"), settings.input.topic)
-        if settings.input.dead_letter is not None:
-            await self._check_topic(("input", "dead_letter"), settings.input.dead_letter)
-        await self._check_topic(("publish", "topic"), settings.publish.topic)
-        self._try(("checkpoints", "store"), lambda: checked_folder(settings.checkpoints.store))
-        self._check_http(settings.http)
-        self._try(("input", "decoder"), partial(decoder_of, settings.input.decoder))
-        if is_there and not self._document.is_wrong(("input", "decoder")):
-            self._check_records(await sample_of(topic(settings.input.topic), decoder_of(settings.input.decoder)))
+        given = self._settings.input
+        urls = {("input", "topic"): given.topic, ("publish", "topic"): self._settings.publish.topic}
+        if given.dead_letter is not None:
+            urls["input", "dead_letter"] = given.dead_letter
+        # Together: a server that does not answer is waited for only once.
+        are_there = await asyncio.gather(*(self._check_topic(path, url) for path, url in urls.items()))
+        self._try(("checkpoints", "store"), lambda: checked_folder(self._settings.checkpoints.store))
+        self._check_http(self._settings.http)
+        self._try(("input", "decoder"), partial(decoder_of, given.decoder))
+        if are_there[0] and not self._document.is_wrong(("input", "decoder")):
+            self._check_records(await sample_of(topic(given.topic), decoder_of(given.decoder)))
         self._document.check()
-        return self._found
+        return {key: self._found[key] for key in sorted(self._found)}
 
     def _try(self, path: KeyPath, check: Callable[[], Any]) -> Any:
         """Return the result of a check; a text is what was found."""
@@ -162,7 +164,7 @@ class SettingsCheck:
         except ModelError as error:
             self._document.refuse(("learn", "features"), str(error))
             return
-        names = sorted(features.fields or known)
+        names = sorted(features.fields or known - features.without)
         ending = f"; {refused:,} of {len(records):,} records are refused" if refused else ""
         self._found["learn.features"] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
 

@@ -54,7 +54,9 @@ class FeatureRows:
         """The number of places of hashed features."""
         self.is_sparse = learn.learner != "default"
         others = (label.field, learn.weight, label.key, label.time, label.event and label.event_field)
-        self._reader = FieldReader(without=list(filter(None, others)), bits=bits, refuse=BadRows, owner="[learn]")
+        self.without = frozenset(filter(None, others))
+        """The fields that are no features if all others are."""
+        self._reader = FieldReader(without=self.without, bits=bits, refuse=BadRows, owner="[learn]")
 
     def __call__(self, records: Batch) -> Any:
         rows = self._reader.rows(records if self.fields is None else self._typed(records))

@@ -1,0 +1,130 @@
+"""``streamiter serve --check`` compares a file with the topics and files that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.kafka_server import free_ports
+
+from streamiter.service.checks import Findings, SettingsCheck
+from streamiter.service.settings_file import read_document
+from streamiter.service.toml_document import SettingsError
+from streamiter.topics import OutgoingBatch, topic
+
+FILE = """\
+service.name = "s"
+input.topic = "{url}"
+publish.topic = "{url}-updates"
+checkpoints.store = "{folder}"
+[learn]
+kind = "classification"
+label = {label}
+features = {features}
+"""
+
+
+class Case:
+    """A topic in a file of the folder, and settings for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder}/data.db?topic=events"
+
+    async def write(self, *values: object) -> None:
+        for end in ("", "-updates"):
+            await topic(self.url + end).create()
+        writer = await topic(self.url).open_writer()
+        await writer.write(OutgoingBatch([each if isinstance(each, bytes) else orjson.dumps(each) for each in values]))
+        await writer.close()
+
+    async def found(
+        self, label: str = '{ field = "late" }', features: str = '"all"', more: str = "", **changes: Any
+    ) -> Findings:
+        given = {"url": self.url, "folder": self.folder / "checkpoints", "label": label, "features": features} | changes
+        return await SettingsCheck(*read_document(FILE.format(**given) + more)).run()
+
+    async def refused(self, **given: Any) -> list[str]:
+        with pytest.raises(SettingsError) as caught:
+            await self.found(**given)
+        return [problem.shown("f") for problem in caught.value.problems]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+async def test_what_fits_is_told_with_figures(case: Case) -> None:
+    """A check said "ok", and half of the records had no label."""
+    rows = [{"late": n % 4 == 0, "km": n, "sky": "dry"} for n in range(40)]
+    await case.write(*rows, {"km": 3, "sky": "dry"}, b"{", {"late": "x", "km": 1, "sky": "dry"})
+    assert await case.found() == {
+        "checkpoints.store": f"{case.folder}/checkpoints will be made",
+        "http.address": "http://127.0.0.1:8080",
+        "input.decoder": "1 of the newest 43 records cannot be read",
+        "input.topic": f"{case.url}: 1 partition, 43 records",
+        "learn.features": "2 fields: km, sky",
+        "learn.label": "40 labels in the newest 42 records; 2 have none (no field 'late'), 25.0% are true",
+        "publish.topic": f"{case.url}-updates: 1 partition, 0 records",
+    }
+
+
+async def test_an_empty_topic_is_no_error(case: Case) -> None:
+    """A service could not be checked before its first event."""
+    await case.write()
+    found = await case.found()
+    assert found["learn"] == "no record to look at: whether label and features fit is not known"
+
+
+async def test_records_without_fields_are_an_error(case: Case) -> None:
+    """A topic of texts was accepted, and each record became a dead letter."""
+    await case.write(b"a,b", b"1,2", 7)
+    assert await case.refused() == ["f:2:1: input.decoder: expected records with fields, given 3 that have none"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"label": '{ field = "lat" }'},
+            "learn.label: expected a label in the newest records, given no field 'lat'; did",
+        ),
+        (
+            {"features": '{ km = "text" }'},
+            "learn.features: expected a text in the field 'km', given 0 (9 of 9 records)",
+        ),
+        (
+            {"features": '{ kms = "number" }'},
+            "learn.features.kms: expected a field of the newest records, given none; did",
+        ),
+        (
+            {"more": '[http]\ntoken_file = "nowhere"\n'},
+            "http.token_file: expected token_file to name a file with token in it",
+        ),
+        (
+            {"folder": "/dev/null/x"},
+            "checkpoints.store: expected a folder to write to, given '/dev/null', which is none",
+        ),
+    ],
+)
+async def test_what_does_not_fit_is_told_with_its_line(case: Case, given: dict[str, str], said: str) -> None:
+    """The first sign of a misspelt field was a topic full of dead letters."""
+    await case.write(*({"late": 1, "km": n} for n in range(9)))
+    [problem] = await case.refused(**given)
+    assert said in problem
+    assert problem.startswith("f:")
+
+
+async def test_a_server_that_does_not_answer_is_told_for_each_topic(case: Case) -> None:
+    """A check waited a minute for each topic of the same broker."""
+    [port] = free_ports(1)
+    options = "?give_up_after_s=0.5&request_timeout_s=0.5"
+    text = FILE.format(
+        url=f"kafka://127.0.0.1:{port}/x{options}", folder=case.folder, label='{ field = "late" }', features='"all"'
+    ).replace(f"{options}-updates", f"-updates{options}")
+    with pytest.raises(SettingsError) as caught:
+        await SettingsCheck(*read_document(text)).run()
+    assert [problem.key for problem in caught.value.problems] == ["input.topic", "publish.topic"]
