@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -13,10 +13,6 @@ from streamiter.cli.figures import errors_of_output, print_fields, say
 from streamiter.cli.topics import lasting_topic, with_topic
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.running import run_in_own_loop
-
-if TYPE_CHECKING:
-    from streamiter.service.service import OnlineLearningService
-    from streamiter.service.settings import ServiceSettings
 
 
 def serve(
@@ -47,29 +43,11 @@ def serve(
     elif check:
         _check(file)
     else:
-        from streamiter.service.settings_file import read_settings
+        from streamiter.service import OnlineLearningService, read_settings
 
-        code = _service(read_settings(file)).run()
+        code = OnlineLearningService(read_settings(file)).run()
         if code:
             raise typer.Exit(code)
-
-
-# The modules of the extra [service].
-_EXTRA: Final = ("httptools", "prometheus_client", "starlette", "uvicorn")
-
-
-def _service(settings: ServiceSettings) -> OnlineLearningService:
-    try:
-        # Imports the HTTP server, which is an extra.
-        from streamiter.service.service import OnlineLearningService
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-            raise
-        raise ConfigurationError(
-            f"serve: expected the package {error.name}, which is not installed; install it with: "
-            "pip install 'streamiter[service]'"
-        ) from error
-    return OnlineLearningService(settings)
 
 
 def _check(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class FeatureRows:
         kinds = learn.features
         self.fields = None if kinds is None else frozenset(name for name, kind in kinds.items() if kind != "ignore")
         """The fields to learn from; None: all."""
-        self._readers = [(name, kind, *_READERS[kind]) for name, kind in (kinds or {}).items() if kind != "ignore"]
+        self._readers = [(name, _READERS[kind]) for name, kind in (kinds or {}).items() if kind != "ignore"]
         self._scales: Mapping[str, float] = settings.get("scales", {})
         bits = settings.get("bits", AdaptiveLinearModel().bits)
         self.width: int = 1 << bits
@@ -69,15 +69,17 @@ class FeatureRows:
         if not isinstance(record, Mapping):
             raise ModelError(f"[learn] features: expected a record with named fields, given {shortened(record)}")
         row: dict[str, Any] = {}
-        for name, kind, takes, read in self._readers:
-            value = record.get(name, _ABSENT)
-            if value is _ABSENT:
+        for name, reader in self._readers:
+            if name not in record:
                 continue
-            if not (value is None or takes(value)):
-                raise ModelError(
-                    f"[learn] features: expected a {_NOUNS[kind]} in the field {name!r}, given {shortened(value)}"
-                )
-            row[name] = None if value is None else read(value)
+            value = record[name]
+            if value is None or type(value) in reader.as_it_is:
+                row[name] = value
+            elif reader.takes(value):
+                row[name] = reader.read(value)
+            else:
+                given = shortened(value)
+                raise ModelError(f"[learn] features: expected a {reader.noun} in the field {name!r}, given {given}")
         return row
 
     def _typed(self, records: Batch) -> list[Row]:
@@ -156,11 +158,20 @@ def _words(text: str) -> list[str]:
 _WORD: Final = re.compile(r"\w+")
 # A text of more different words is a document; only its first words in alphabetic order count.
 _WORDS_MAX: Final = 200
-_ABSENT: Final = object()
 
-_READERS: Final[Mapping[FeatureKind, tuple[Callable[[Any], bool], Callable[[Any], Any]]]] = {
-    "number": (is_number, lambda value: value),
-    "category": (_is_category, as_text),
-    "text": (_is_text, _words),
+
+class _KindReader(NamedTuple):
+    """Reads the values of one kind."""
+
+    noun: str
+    as_it_is: frozenset[type]
+    """The types of values that are kept."""
+    takes: Callable[[Any], bool]
+    read: Callable[[Any], Any]
+
+
+_READERS: Final[Mapping[FeatureKind, _KindReader]] = {
+    "number": _KindReader("number", frozenset({int, float, bool}), is_number, lambda value: value),
+    "category": _KindReader("text or number", frozenset({str}), _is_category, as_text),
+    "text": _KindReader("text", frozenset(), _is_text, _words),
 }
-_NOUNS: Final[Mapping[FeatureKind, str]] = {"number": "number", "category": "text or number", "text": "text"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -164,3 +165,17 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], code: int, said: s
     assert said in ran.stderr.replace("\n│", "").replace("│ ", "")
     assert "hush" not in ran.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["there.toml"]
+
+
+def test_a_service_without_its_extra_says_how_to_install_it(tmp_path: Path) -> None:
+    """A missing package was a traceback."""
+    (tmp_path / "service.toml").write_text("""
+service.name = "s"
+input.topic = "sqlite:///x.db?topic=in"
+publish.topic = "sqlite:///x.db?topic=out"
+learn = { kind = "regression", label = { field = "delay" } }
+""")
+    program = "import sys; sys.modules['starlette'] = None; from streamiter.cli import main; sys.argv[0] = 's'; main()"
+    ran = streamiter("serve", cwd=tmp_path, command=[sys.executable, "-c", program])
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert re.search("the service needs the package 'starlette.*'; install it with: pip install", ran.stderr)
