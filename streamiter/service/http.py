@@ -45,6 +45,7 @@ try:
     from uvicorn import Config
 
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
+    from streamiter.service.page import page_routes
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
@@ -288,6 +289,7 @@ class Routes:
                 Route("/models/{name}/compare", self.compare),
                 Route("/flow", self.flow),
                 Route("/openapi.json", self.openapi),
+                *page_routes(self._observations),
             ],
             redirect_slashes=False,
         )

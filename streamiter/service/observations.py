@@ -15,7 +15,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import shortened
 from streamiter.operators import DeadLetter, Origin
 from streamiter.records import BatchOrigin
-from streamiter.runtime.statistics import Histogram, JobState, JobStatistics, TaskStatistics
+from streamiter.runtime.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.service.settings import HealthSettings
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ HISTORY: Final = 3_600
 SAMPLE_S: Final = 1.0
 # The newest dead letters are for reading; all of them are in their topic.
 REJECTED_MAX: Final = 50
+CHECKPOINTS_MAX: Final = 20
+# Weights of now are compared with those of one to two minutes ago: at each second, few would have moved.
+_COMPARED_MS: Final = 60_000
 # The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
 _TICK_S: Final = 0.1
 # A loop that is late by more is blocked; below, a garbage collection or a busy machine is the usual reason.
@@ -60,6 +63,8 @@ class TaskRates:
     """The name of the first step, with the number of the subtask."""
     steps: tuple[str, ...]
     """The steps of the task, in order."""
+    steps_per_s: tuple[float, ...]
+    """The records that each of these steps has received, in a second."""
     records_in_per_s: float
     records_out_per_s: float
     busy: float
@@ -140,6 +145,18 @@ class VersionSeen:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """A committed checkpoint; of several in a second the last one."""
+
+    number: int
+    committed_at_ms: int
+    duration_s: float
+    """The seconds from the barrier to the commit."""
+    size_bytes: int
+    """The size of the snapshot in the store."""
+
+
 class LoopLag:
     """How late the event loop is: it is asked for a turn ten times a second."""
 
@@ -214,6 +231,9 @@ class Observations:
         """The number of drifts by detector, since the start of the process."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
         self.versions: deque[VersionSeen] = deque(maxlen=HISTORY)
+        self.compared: deque[ModelUpdate] = deque(maxlen=2)
+        """The versions that answered one and two minutes ago, to compare weights with."""
+        self.checkpoints: deque[CheckpointSeen] = deque(maxlen=CHECKPOINTS_MAX)
         self.predictions: Counter[tuple[str, str]] = Counter()
         """The number of predicted rows by model and outcome."""
         self.prediction_s = Histogram(PREDICTION_BOUNDS_S)
@@ -277,6 +297,8 @@ class Observations:
         self._see_version(at_ms)
         statistics = self.statistics()
         tasks = () if statistics is None else statistics.tasks
+        if statistics is not None and statistics.checkpoints is not None:
+            self._see_checkpoint(statistics.checkpoints)
         before, self._before = self._before, (now_s, tasks)
         events_per_s = rejected_per_s = None
         if before is not None and [task.name for task in before[1]] == [task.name for task in tasks]:
@@ -318,6 +340,15 @@ class Observations:
         if last is None or (last.generation, last.version) != update.rank:
             seen = (update.generation, update.version, update.created_at_ms, update.records, update.metrics)
             self.versions.append(VersionSeen(at_ms, *seen))
+        if not self.compared or update.created_at_ms - self.compared[-1].created_at_ms >= _COMPARED_MS:
+            self.compared.append(update)
+
+    def _see_checkpoint(self, taken: CheckpointStatistics) -> None:
+        last = self.checkpoints[-1].committed_at_ms if self.checkpoints else None
+        if taken.committed is not None and taken.committed_at_ms not in (None, last):
+            assert taken.committed_at_ms is not None
+            seen = (taken.committed, taken.committed_at_ms, taken.last_duration_s, taken.last_size_bytes)
+            self.checkpoints.append(CheckpointSeen(*seen))
 
     def _phase(self, phase: Phase, reason: str | None) -> PhaseChange:
         return PhaseChange(phase, reason, self.clock.now_ms(), self.clock.monotonic_s())
@@ -339,6 +370,10 @@ def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskR
     return TaskRates(
         task=now.name,
         steps=tuple(step.step for step in now.steps),
+        steps_per_s=tuple(
+            per_s(old.counts.records_in, new.counts.records_in)
+            for old, new in zip(before.steps, now.steps, strict=True)
+        ),
         records_in_per_s=per_s(before.steps[0].counts.records_in, now.steps[0].counts.records_in),
         records_out_per_s=per_s(_records_out(before), _records_out(now)),
         busy=busy,

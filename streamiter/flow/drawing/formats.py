@@ -291,14 +291,18 @@ def _rectangle(place: Rectangle) -> str:
 
 def _link(placed: PlacedLink) -> Iterable[str]:
     kind = placed.link.kind
-    route = _curves(placed.runs) if placed.runs else _rounded(placed.corners)
     ends = ("start", "end") if kind == "service" else ("end",)
     markers = " ".join(f'marker-{end}="url(#streamiter-{kind})"' for end in ends)
-    yield f'<path class="link {kind}" d="{route}" {markers}/>'
+    yield f'<path class="link {kind}" d="{route_of(placed)}" {markers}/>'
     if (place := placed.label) is not None:
         for line in placed.caption.lines:
             x, y = place.x + place.width / 2, place.y + line.size
             yield _text(line, x, y, f"label {kind}", tooltip=placed.caption.whole)
+
+
+def route_of(placed: PlacedLink) -> str:
+    """Return the route of a link, as the data of a path in SVG."""
+    return _curves(placed.runs) if placed.runs else _rounded(placed.corners)
 
 
 def _curves(runs: Sequence[LevelRun]) -> str:
