@@ -212,8 +212,8 @@ function ticks(lowest, highest, isWhole) {
 }
 
 class Chart {
-  constructor(id, { name, unit, lines, fromZero = false, write: format, hasDrifts = false }) {
-    Object.assign(this, { name, unit, lines, fromZero, format, hasDrifts, at: null });
+  constructor(id, { name, lines, fromZero = false, write: format, hasDrifts = false }) {
+    Object.assign(this, { name, lines, fromZero, format, hasDrifts, at: null });
     this.card = $(id);
     this.names = html("div", { class: "names" });
     this.plot = html("div", { class: "plot" });
@@ -346,8 +346,8 @@ class Chart {
       const [now, low, high] = [values.at(-1), Math.min(...values), Math.max(...values)].map(this.format);
       return `${label}: ${now} now, from ${low} to ${high}`;
     });
-    const missing = gaps.length ? ` ${gaps.length} times without data.` : "";
-    return `${this.name} in the last hour${this.unit ? `, in ${this.unit}` : ""}. ${parts.join(". ")}.${missing}`;
+    const missing = gaps.length ? ` Without data: ${gaps.length} ${gaps.length === 1 ? "time" : "times"}.` : "";
+    return `${this.name} in the last hour. ${parts.join(". ")}.${missing}`;
   }
 
   // A row for each minute, the newest first.
@@ -392,14 +392,8 @@ const measures = {
 const quality = new Chart("quality", { name: "Log loss", lines: measures.loss, write: fixed(4), hasDrifts: true });
 const charts = [
   quality,
-  new Chart("rate", { name: "Events per second", unit: "events per second", lines: [{ key: "rate", label: "now", kind: "" }], write: perSecond, fromZero: true }),
-  new Chart("backlog", {
-    name: "Lag",
-    unit: "unread records",
-    lines: [{ key: "lag", label: "unread", kind: "" }],
-    write: count,
-    fromZero: true,
-  }),
+  new Chart("rate", { name: "Events per second", lines: [{ key: "rate", label: "now", kind: "" }], write: perSecond, fromZero: true }),
+  new Chart("backlog", { name: "Lag in records", lines: [{ key: "lag", label: "unread", kind: "" }], write: count, fromZero: true }),
 ];
 for (const choice of document.getElementsByName("measure")) {
   choice.addEventListener("change", () => {
@@ -420,6 +414,8 @@ let isTableAsked = false;
 
 // Smaller text than this share cannot be read, so the table takes the place of the drawing.
 const LEGIBLE = 0.72;
+// The drawing is at most so high, so that it is on the first screen; one that would not be legible then is higher.
+const HEIGHT_MAX = 304;
 
 toggled(flow, (isOpen) => {
   isTableAsked = isOpen;
@@ -442,6 +438,7 @@ function buildFlow() {
   const view = [left, top, width - 2 * left, height - top - 14];
   const canvas = svg("svg", { role: "img", "aria-label": "The steps of the flow", viewBox: view.join(" ") });
   canvas.style.maxWidth = `${view[2]}px`;
+  canvas.style.maxHeight = HEIGHT_MAX < LEGIBLE * view[3] ? "none" : `${HEIGHT_MAX}px`;
   canvas.append(svg("defs", {}, ...heads));
   parts = new Map();
   const loops = drawing.loops.map((loop) => {

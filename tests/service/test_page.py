@@ -1,0 +1,318 @@
+"""The page of a service, in a real browser, and its documents."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from playwright.async_api import Browser
+from playwright.async_api import Error as BrowserError
+from service.http_case import PATIENCE_S, case, problem_of
+from support.chromium import chromium, visit
+
+from streamiter.clock import SystemClock
+from streamiter.service.http import serving
+from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
+from streamiter.service.page import page_history, page_state
+from streamiter.service.service import OnlineLearningService
+from streamiter.service.settings import (
+    CheckpointSettings,
+    HttpSettings,
+    InputSettings,
+    LabelSettings,
+    LearnSettings,
+    PublishSettings,
+    ServiceSettings,
+)
+from streamiter.topics import OutgoingBatch, topic
+
+__all__ = ["chromium"]
+
+in_browser = pytest.mark.asyncio(loop_scope="module")
+"""These tests share a browser."""
+
+SCRIPT = "<script>window.injected = true</script><img src=x onerror=window.injected=true>"
+
+
+@asynccontextmanager
+async def learning(folder: Path) -> AsyncIterator[str]:
+    """Run a service on topics in memory; give the address of its page."""
+    urls = [f"memory://{folder.name}-{name}" for name in ("trips", "updates", "dead")]
+    for url in urls:
+        await topic(url).create()
+    settings = ServiceSettings(
+        folder.name,  # Memory has the commits of all flows of the process, by their names.
+        InputSettings(urls[0], dead_letter=urls[2]),
+        LearnSettings("classification", LabelSettings("late")),
+        PublishSettings(urls[1], every_s=0.1),
+        checkpoints=CheckpointSettings(str(folder), interval_s=0.2),
+        http=HttpSettings("127.0.0.1:0"),
+    )
+    service = OnlineLearningService(settings)
+    writer = await topic(urls[0]).open_writer()
+
+    async def write() -> None:
+        number = 0
+        while True:
+            rows: list[Any] = [{"km": float(n % 7), "late": n % 7 > 3} for n in range(number, number + 100)]
+            await writer.write(OutgoingBatch([*map(orjson.dumps, rows), SCRIPT.encode()]))
+            number += 100
+            await asyncio.sleep(0.05)
+
+    tasks = [asyncio.create_task(service.serve()), asyncio.create_task(write())]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while service.address is None:
+                await asyncio.sleep(0.02)
+        yield service.address
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@in_browser
+async def test_the_page_shows_a_service_that_learns(tmp_path: Path, chromium: Browser) -> None:
+    """The figures were on four pages, and the one that was open said nothing of a model that was an hour old."""
+    async with learning(tmp_path) as address, visit(chromium, address) as visited:
+        page = visited.page
+        await visited.says("#sentence", "All is well")
+        await visited.says("#flow svg", "mini-batches")
+        await visited.says("#loss", "0.")
+        for tile in ("events", "lag", "loss", "auc", "version", "checkpoint"):
+            assert any(character.isdigit() for character in await visited.text(f"#{tile}")), tile
+        assert await page.locator("#flow .step").count() >= 10
+        assert await page.locator("#quality .series").count() == 2
+        # The first screen has everything down to the flow.
+        assert await page.evaluate("document.querySelector('#flow').getBoundingClientRect().bottom") <= 800
+        await visited.says("#versions tbody", "1.")
+        await visited.says("#checkpoints tbody", "KiB")
+        # A record of a stranger is text, not a part of the page.
+        await visited.says("#dead tbody", SCRIPT)
+        assert await page.evaluate("window.injected") is None
+        # A phone, and a screen of 1280 at 200 %: nothing is outside of the screen, and the steps are a table.
+        await page.emulate_media(color_scheme="dark")
+        for width in (360, 640):
+            await page.set_viewport_size({"width": width, "height": 800})
+            await visited.says("#flow tbody", "mini-batches")
+            assert await page.evaluate("document.documentElement.scrollWidth") == width
+        assert {url.split("/")[2] for url in visited.requests} == {address.removeprefix("http://")}
+        assert visited.complaints == []
+
+
+@in_browser
+async def test_unknown_figures_are_dashes(chromium: Browser) -> None:
+    """A rate of 0 was shown before the first sample, and read as a consumer that stands still."""
+    async with case(versions=0) as service, visit(chromium, service.address) as visited:
+        await visited.says("#sentence", "Not ready: starting")
+        await visited.says("#problems", "no model to predict with")
+        for tile in ("events", "lag", "loss", "auc", "version", "checkpoint"):
+            assert await visited.text(f"#{tile}") == "–"
+        assert await visited.text("#dead .rows") == "No record has been refused."
+        assert visited.complaints == []
+
+
+@in_browser
+async def test_the_page_connects_again_and_marks_the_gap(chromium: Browser) -> None:
+    """After a restart the page showed the figures of the old process, as if nothing had happened."""
+    async with case(flow=True) as service:
+        address = service.address
+        service.observations.enter("running")
+        service.observations.sample()
+        shown = visit(chromium, address)
+        visited = await shown.__aenter__()
+        await visited.says("#connection", "live")
+    try:
+        await visited.says("#sentence", "No answer of the service since")
+        assert await visited.page.locator("#verdict").get_attribute("data-level") == "unknown"
+        # The page's own time, which decides whether there was a gap.
+        later = SystemClock().now_ms() + 30_000
+        async with case(flow=True, address=address.removeprefix("http://")) as service:
+            service.observations.clock = _At(later)
+            service.observations.enter("running")
+            service.observations.sample()
+            await visited.says("#connection", "live")
+            await visited.says("#sentence", "All is well")
+            assert await visited.page.locator("#rate .gap").count() == 1
+            described = await visited.page.locator("#rate svg").get_attribute("aria-label") or ""
+            assert "Without data: 1 time" in described
+    finally:
+        await shown.__aexit__(None, None, None)
+
+
+class _At(SystemClock):
+    """A clock that is ahead."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._ahead_ms = now_ms - SystemClock().now_ms()
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+
+@in_browser
+async def test_everything_is_reached_by_the_keyboard_and_has_a_name(chromium: Browser) -> None:
+    """Without a mouse nobody could open the table behind a chart; a screen reader said "button" four times."""
+    async with case(flow=True) as service, visit(chromium, service.address) as visited:
+        service.observations.enter("running")
+        page = visited.page
+        await visited.says("#connection", "live")
+        await visited.says("#flow svg", "add")
+        reached = []
+        for _ in range(30):
+            await page.keyboard.press("Tab")
+            focused = await page.evaluate(
+                "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+            )
+            if focused in reached or await page.evaluate("document.activeElement === document.body"):
+                break
+            reached.append(focused)
+        expected = ["Skip to the figures", "Table of Quality, last hour", "Table of Flow", "Dead letters", "OpenAPI"]
+        assert [name for name in reached if name in expected] == expected, reached
+        button = page.get_by_role("button", name="Table of Events per second")
+        await button.focus()
+        await page.keyboard.press("Enter")
+        assert await button.get_attribute("aria-expanded") == "true"
+        await page.get_by_role("region", name="Events per second, a row for each minute").wait_for()
+        await page.get_by_role("radio", name="Log loss").focus()
+        await page.keyboard.press("ArrowRight")
+        await page.get_by_role("img", name="AUC in the last hour. AUC: no data yet").wait_for()
+        tree = await page.locator("body").aria_snapshot()
+        for named in ('heading "late"', 'img "The steps of the flow. items: ', 'region "Dead letters"', "status:"):
+            assert named in tree, tree
+
+
+@in_browser
+async def test_nothing_is_loaded_from_elsewhere_and_no_script_is_taken_from_data(chromium: Browser) -> None:
+    """A dead letter with a script ran in the browser of an operator, and sent the token of the service away."""
+    async with case() as service, visit(chromium, service.address) as visited:
+        answer = await service.client.get("/")
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        await visited.says("#connection", "live")
+        with pytest.raises(BrowserError, match="TrustedScript"):
+            await visited.page.evaluate(
+                "document.body.appendChild(document.createElement('script')).text = 'injected = 1'"
+            )
+        with pytest.raises(BrowserError, match="TrustedHTML"):
+            await visited.page.evaluate("document.body.innerHTML = '<img>'")
+        elsewhere = "fetch('http://localhost:1/').then(() => 'sent', error => error.message)"
+        assert await visited.page.evaluate(elsewhere) == "Failed to fetch"
+        assert any("connect-src" in complaint for complaint in visited.complaints)
+
+
+# -- documents ---------------------------------------------------------------------------------------------
+
+
+async def test_events_are_the_documents_of_the_page_until_the_service_ends() -> None:
+    """The service did not end: its server waited for open pages."""
+    async with case(flow=True) as service:
+        service.observations.enter("running")
+        received: list[tuple[str, Any]] = []
+        async with service.client.stream("GET", "/api/events") as answer:
+            assert answer.headers["content-type"] == "text/event-stream"
+            name = ""
+            async for line in answer.aiter_lines():
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    received.append((name, orjson.loads(value)))
+                    service.observations.enter("finished")
+        assert [each[0] for each in received] == ["state", "details", "state"]
+        assert [each[1]["phase"] for each in received if each[0] == "state"] == ["running", "finished"]
+        state = (await service.client.get("/api/state")).json()
+        assert state.keys() == received[0][1].keys()
+        assert (await service.client.get("/api/details")).json().keys() == received[1][1].keys()
+        drawing = (await service.client.get("/api/drawing")).json()
+        assert [step["name"] for step in drawing["steps"]] == [step["name"] for step in state["steps"]]
+
+
+async def test_a_page_that_does_not_read_holds_a_connection_and_nothing_else() -> None:
+    """A laptop was closed with the page open, and the service kept a state a second for it until memory ended."""
+    states = 0
+
+    class Hurried(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            nonlocal states
+            states += 1
+            await asyncio.sleep(0)
+
+    observations = Observations("late", clock=Hurried())
+    letter = RejectedRecord(0, "read", "wrong", "x" * 500, None, None, None)
+    observations.rejected.extend([letter] * 50)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with serving(observations, HttpSettings("127.0.0.1:0")) as address, asyncio.timeout(PATIENCE_S):
+            client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+            client.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            before = -1
+            while states != before or not states:
+                before = states
+                await asyncio.sleep(0.2)
+            # Others are answered.
+            async with httpx.AsyncClient(base_url=address, trust_env=False) as other:
+                assert (await other.get("/api/state")).status_code == 200
+            assert states == before
+
+
+async def test_there_are_at_most_32_open_pages() -> None:
+    """Hundreds of forgotten tabs took all connections, and the probes failed."""
+    async with case(client={"limits": httpx.Limits(max_connections=64)}) as service:
+        streams = [service.client.stream("GET", "/api/events") for _ in range(33)]
+        try:
+            answers = [await stream.__aenter__() for stream in streams]
+            await answers[-1].aread()
+            assert [answer.status_code for answer in answers] == [200] * 32 + [429]
+            assert "32 open pages" in problem_of(answers[-1])["detail"]
+        finally:
+            for stream in streams:
+                await stream.__aexit__(None, None, None)
+
+
+def test_a_model_that_is_worse_than_its_baseline_is_told() -> None:
+    """A model was worse than a constant for a week, while all checks were green."""
+    observations = Observations("late")
+    observations.enter("running")
+    report = {"window_loss": 0.7, "window_baseline_loss": 0.5, "window_auc": 0.48, "window_count": 100}
+    observations.validated(report)
+    state = page_state(observations)
+    assert state.level == "attention"
+    assert state.sentence == (
+        "The service works, but the model predicts badly: its log loss of 0.7000 is above the baseline of 0.5000"
+    )
+    observations.validated({"window_loss": 2.0, "window_baseline_loss": 8.0, "window_mae": 1.0})
+    quality = page_state(observations).quality
+    assert quality is not None
+    assert (quality.measure, quality.loss, quality.baseline, quality.auc) == ("RMSE", 2.0, 4.0, None)
+
+
+def test_the_history_has_a_point_for_each_five_seconds() -> None:
+    """An hour of samples was sent whenever a page was opened, 400 kB each time."""
+    observations = Observations("late", clock=(clock := _Set()))
+    for second in range(12):
+        clock.ms = 1_000 * second
+        observations.sample()
+        if second != 7:
+            observations.validation.append(ValidationReport(clock.ms, {"window_loss": 0.1 * second}))
+    history = page_history(observations)
+    assert history.at_ms == (0, 5_000, 10_000)
+    assert history.loss == (pytest.approx(0.4), pytest.approx(0.9), pytest.approx(1.1))
+    assert history.events_per_s == (None, None, None)
+
+
+class _Set(SystemClock):
+    """A clock that is set."""
+
+    ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
