@@ -354,6 +354,22 @@ class FieldReader:
         _compiled_hashing()(characters.reshape(len(texts), -1), np.uint64(start), hashes)
         return (hashes & np.uint64(self._mask)).astype(np.intp)
 
+    def texts_at(self, places: Collection[int]) -> dict[int, str]:
+        """Return texts that were read lately, by their places, with their fields: ``carrier = UA``.
+
+        >>> reader = FieldReader(bits=8)
+        >>> rows = reader.rows([{"carrier": "UA"}])
+        >>> reader.texts_at(rows.places[0].tolist())
+        {219: 'carrier = UA'}
+        """
+        wanted = frozenset(places)
+        return {
+            place: f"{name} = {text}"
+            for name, known in self._places.items()
+            for text, place in known.items()
+            if place in wanted
+        }
+
     def _text_places(self, name: str, texts: Sequence[str]) -> Array:
         known = self._places.setdefault(name, {})
         if len(known) > _CACHED_TEXTS:

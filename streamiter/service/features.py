@@ -47,7 +47,7 @@ class FeatureRows:
         kinds = learn.features
         self.fields = None if kinds is None else frozenset(name for name, kind in kinds.items() if kind != "ignore")
         """The fields to learn from; None: all."""
-        self._readers = [(name, _READERS[kind]) for name, kind in (kinds or {}).items() if kind != "ignore"]
+        self.readers = [(name, _READERS[kind]) for name, kind in (kinds or {}).items() if kind != "ignore"]
         self._scales: Mapping[str, float] = settings.get("scales", {})
         bits = settings.get("bits", AdaptiveLinearModel().bits)
         self.width: int = 1 << bits
@@ -56,10 +56,10 @@ class FeatureRows:
         others = (label.field, learn.weight, label.key, label.time, label.event and label.event_field)
         self.without = frozenset(filter(None, others))
         """The fields that are no features if all others are."""
-        self._reader = FieldReader(without=self.without, bits=bits, refuse=BadRows, owner="[learn]")
+        self.reader = FieldReader(without=self.without, bits=bits, refuse=BadRows, owner="[learn]")
 
     def __call__(self, records: Batch) -> Any:
-        rows = self._reader.rows(records if self.fields is None else self._typed(records))
+        rows = self.reader.rows(records if self.fields is None else self._typed(records))
         return self._sparse(rows) if self.is_sparse else rows
 
     def as_kinds(self, record: Row) -> Row:
@@ -69,7 +69,7 @@ class FeatureRows:
         if not isinstance(record, Mapping):
             raise ModelError(f"[learn] features: expected a record with named fields, given {shortened(record)}")
         row: dict[str, Any] = {}
-        for name, reader in self._readers:
+        for name, reader in self.readers:
             if name not in record:
                 continue
             value = record[name]

@@ -7,7 +7,7 @@ of the job. Every list has a fixed length.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -231,6 +231,8 @@ class Observations:
         """The number of drifts by detector, since the start of the process."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
         self.versions: deque[VersionSeen] = deque(maxlen=HISTORY)
+        self.texts_at: Callable[[Collection[int]], dict[int, str]] = lambda _: {}
+        """Returns the texts that were read lately, by the places of their weights."""
         self.compared: deque[ModelUpdate] = deque(maxlen=2)
         """The versions that answered one and two minutes ago, to compare weights with."""
         self.checkpoints: deque[CheckpointSeen] = deque(maxlen=CHECKPOINTS_MAX)

@@ -14,6 +14,7 @@ from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.health import HealthProblem
 from streamiter.service.observations import TaskRates
+from streamiter.service.page import FlowDrawing, PageDetails, PageHistory, PageState
 from streamiter.service.predictions import PredictionAnswer
 from streamiter.service.problems import CONTENT_TYPE, ProblemDocument
 from streamiter.service.settings import HttpSettings
@@ -60,6 +61,10 @@ _TYPES: Final = (
     ModelDifference,
     FlowDocument,
     HealthDocument,
+    PageState,
+    PageHistory,
+    PageDetails,
+    FlowDrawing,
 )
 
 _FLAGS: Final = {
@@ -77,6 +82,12 @@ _REFUSALS: Final[Mapping[int, str]] = {
     422: "Rows are wrong; errors has all wrong values.",
     429: "Too many requests at a time.",
     503: "There is no model yet, or its topic does not answer.",
+}
+_OF_PAGE: Final[Mapping[str, tuple[str, type, tuple[int, ...]]]] = {
+    "/api/state": ("All figures of now", PageState, ()),
+    "/api/history": ("The last hour", PageHistory, ()),
+    "/api/details": ("Weights, versions, drifts, checkpoints and dead letters", PageDetails, ()),
+    "/api/drawing": ("The place of each step in the drawing of the page", FlowDrawing, (503,)),
 }
 _OF_GATE: Final = (400, 401, 408, 421, 429)
 
@@ -156,6 +167,16 @@ def _paths() -> dict[str, Any]:
                 "The graph with live statistics, or a drawing of it",
                 {"application/json": _ref(FlowDocument), "image/svg+xml": {"type": "string"}},
                 refusals=(503,),
+            )
+        },
+        **{
+            path: {"get": _operation(summary, {"application/json": _ref(kind)}, refusals=refusals)}
+            for path, (summary, kind, refusals) in _OF_PAGE.items()
+        },
+        "/api/events": {
+            "get": _operation(
+                "Server-sent events: the state each second, and the details when they have changed",
+                {"text/event-stream": {"type": "string"}},
             )
         },
         "/openapi.json": {"get": _operation("This document", {"application/json": {"type": "object"}})},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,8 +53,12 @@ _POINT_MS: Final = 5_000
 # The rate on the page is the mean of so many seconds, since sources read in bursts.
 _SMOOTHED: Final = 5
 _DETAILS_EVERY: Final = 5
+# A step with a smaller share of work is drawn as idle.
+_IDLE: Final = 0.02
 _WEIGHTS: Final = 12
 _NEWEST: Final = 20
+# Each is a mark in the chart.
+_DRIFTS: Final = 100
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -79,7 +84,7 @@ class StepNow:
 
     name: str
     state: StepState | None
-    """What the task of the step did most of the time."""
+    """``idle`` if its task had next to no work; otherwise what it did most of the time."""
     busy: float | None
     """The share of time in which the task handled records, as all shares a mean of the subtasks."""
     blocked: float | None
@@ -365,7 +370,7 @@ def _mean(values: Iterable[float]) -> float:
 def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepState | None:
     if busy is None or blocked is None or held is None:
         return None
-    shares: dict[StepState, float] = {"blocked": blocked, "held": held, "busy": busy, "idle": 1 - busy - blocked - held}
+    shares: dict[StepState, float] = {"blocked": blocked, "held": held, "busy": busy, "idle": _IDLE}
     return max(shares, key=shares.__getitem__)
 
 
@@ -421,11 +426,22 @@ def page_details(observations: Observations, weights: ModelDifference | None) ->
     return PageDetails(
         weights=weights,
         versions=tuple(observations.versions)[: -_NEWEST - 1 : -1],
-        drifts=tuple(observations.drifts)[: -_NEWEST - 1 : -1],
+        drifts=tuple(observations.drifts)[: -_DRIFTS - 1 : -1],
         checkpoints=tuple(observations.checkpoints)[::-1],
         checkpoints_given_up=None if checkpoints is None else checkpoints.given_up,
         dead_letters=tuple(observations.rejected)[::-1],
     )
+
+
+def _with_texts(difference: ModelDifference, observations: Observations) -> ModelDifference:
+    """Return the difference with texts in place of the places of their weights, where the texts are known."""
+    places = {each.name: int(found[1]) for each in difference.weights if (found := _PLACE.fullmatch(each.name))}
+    texts = observations.texts_at(places.values())
+    named = [replace(each, name=texts.get(places.get(each.name, -1), each.name)) for each in difference.weights]
+    return replace(difference, weights=named)
+
+
+_PLACE: Final = re.compile(r"(?:place |weights\[)(\d+)\]?")
 
 
 def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
@@ -586,7 +602,8 @@ class _Page:
                 return None
             now_s = self._observations.clock.monotonic_s()
             if self._weights is None or now_s - self._weights[0] >= _DETAILS_EVERY * SAMPLE_S:
-                self._weights = now_s, await asyncio.to_thread(model_difference, compared[0], new, _WEIGHTS)
+                difference = await asyncio.to_thread(model_difference, compared[0], new, _WEIGHTS)
+                self._weights = now_s, _with_texts(difference, self._observations)
             return self._weights[1]
 
 

@@ -78,6 +78,7 @@ class OnlineLearningService:
         """All that is known about the service."""
         given, self._updates = settings.input, topic(settings.publish.topic)
         self.learning = ServiceLearning(settings)
+        self.observations.texts_at = self.learning.features.reader.texts_at
         self.events: Stream = self.flow.source(
             topic(given.topic),
             decode=decoder_of(given.decoder),

@@ -61,7 +61,7 @@ async def test_before_the_first_model_clients_are_asked_to_come_again() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [
-        ("GET", "/", 404, "not-found"),
+        ("GET", "/elsewhere", 404, "not-found"),
         ("GET", "/predict/", 404, "not-found"),
         ("GET", "/predict", 405, "wrong-method"),
         ("DELETE", "/models/late/versions", 405, "wrong-method"),

@@ -77,15 +77,16 @@ function write(id, ...parts) {
 
 // A table; columns are [heading, class, value of a row].
 function table(caption, columns, rows) {
-  const heads = columns.map(([name, kind]) => html("th", { scope: "col", class: kind || null }, name));
+  const heads = columns.map(([name, kind]) => html("th", { scope: "col", role: "columnheader", class: kind || null }, name));
   const lines = rows.map((row) =>
-    html("tr", {}, ...columns.map(([, kind, value]) => html("td", { class: kind || null }, value(row)))),
+    html("tr", { role: "row" }, ...columns.map(([name, kind, value]) => html("td", { class: kind || null, role: "cell", "data-name": name }, value(row)))),
   );
   return html(
     "table",
-    {},
+    // A table whose rows are shown as blocks would be none for a screen reader.
+    { role: "table" },
     html("caption", { class: "spoken" }, caption),
-    html("thead", {}, html("tr", {}, ...heads)),
+    html("thead", {}, html("tr", { role: "row" }, ...heads)),
     html("tbody", {}, ...lines),
   );
 }
@@ -237,7 +238,7 @@ class Chart {
   range() {
     const to = (points.at(-1)?.at ?? Date.now()) + POINT_MS;
     const first = points[0]?.at ?? to;
-    return [Math.max(to - HOUR_MS, Math.min(first, to - 300_000)), to];
+    return [Math.max(to - HOUR_MS, Math.min(first, to - 120_000)), to];
   }
 
   draw() {
@@ -250,7 +251,9 @@ class Chart {
   drawNames(near) {
     const isNow = near === null;
     const parts = this.lines.map(({ key, label, kind }) => {
-      const value = isNow ? points.findLast((point) => known(point[key]))?.[key] : near[key];
+      // Reports of the quality come more seldom than points; of all else a missing figure is unknown.
+      const newest = this.hasDrifts ? points.findLast((point) => known(point[key])) : points.at(-1);
+      const value = (isNow ? newest : near)?.[key];
       return html("span", {}, html("i", { class: kind || null }), `${label} `, html("b", {}, this.format(value ?? null)));
     });
     if (this.hasDrifts && drifts.length) parts.push(html("span", {}, html("i", { class: "drift" }), "drift"));
@@ -502,6 +505,8 @@ function drawStep(step) {
   const part = parts.get(step.name);
   if (!part) return;
   part.group.setAttribute("class", `step ${step.state ?? ""}`);
+  // The more a step does, the stronger its colour.
+  part.group.style.setProperty("--part", `${Math.round(8 + 30 * (step[step.state] ?? 0))}%`);
   part.glyph.textContent = step.state ? `${GLYPHS[step.state]} ` : "";
   part.rate.textContent = step.state === "ended" ? "ended" : `${perSecond(step.records_per_s)}/s`;
   part.epoch.textContent = `epoch ${count(step.epoch_watermark)}`;
@@ -617,7 +622,7 @@ function drawWeights(weights) {
     rowsOf("weights"),
     "Weights that changed most",
     [
-      ["Feature", "", (each) => (each.label === null ? each.name : `${each.name}, ${each.label}`)],
+      ["Feature", "text", (each) => (each.label === null ? each.name : `${each.name}, ${each.label}`)],
       ["Before", "number", (each) => number(each.old)],
       ["Now", "number", (each) => number(each.new)],
       ["Effect", "number", (each) => `${each.moved > 0 ? "+" : ""}${number(each.moved)}`],
