@@ -1,18 +1,42 @@
 """streamiter: learning on streams."""
 
-from streamiter.checkpoints.store import Checkpoints
-from streamiter.flow.flow import Flow, connect
-from streamiter.flow.stream import Stream
-from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
-from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
-from streamiter.iteration.loop import for_each_round
-from streamiter.iteration.marked_streams import feedback_through, replayed
-from streamiter.iteration.stamping import epochs_every
-from streamiter.operators.operator import IterationListener, Operator
-from streamiter.records import Columns, OutputTag
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.topics.formats import Json
-from streamiter.topics.urls import topic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.store import Checkpoints
+    from streamiter.flow.flow import Flow, connect
+    from streamiter.flow.stream import Stream
+    from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
+    from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
+    from streamiter.iteration.loop import for_each_round
+    from streamiter.iteration.marked_streams import feedback_through, replayed
+    from streamiter.iteration.stamping import epochs_every
+    from streamiter.operators.operator import IterationListener, Operator
+    from streamiter.records import Columns, OutputTag
+    from streamiter.runtime.feedback import FeedbackLimits
+    from streamiter.topics.formats import Json
+    from streamiter.topics.urls import topic
+else:
+    from streamiter.lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.checkpoints.store": "Checkpoints",
+            "streamiter.flow.flow": "Flow connect",
+            "streamiter.flow.stream": "Stream",
+            "streamiter.iteration.api": "iterate_bounded_streams_until_termination iterate_unbounded_streams",
+            "streamiter.iteration.config": "IterationBodyResult IterationConfig OperatorLifeCycle",
+            "streamiter.iteration.loop": "for_each_round",
+            "streamiter.iteration.marked_streams": "feedback_through replayed",
+            "streamiter.iteration.stamping": "epochs_every",
+            "streamiter.operators.operator": "IterationListener Operator",
+            "streamiter.records": "Columns OutputTag",
+            "streamiter.runtime.feedback": "FeedbackLimits",
+            "streamiter.topics.formats": "Json",
+            "streamiter.topics.urls": "topic",
+        },
+    )
 
 __all__ = [
     "Checkpoints",

@@ -67,3 +67,30 @@ def test_the_command_line_does_not_import_rooms_that_only_some_commands_need() -
     )
     for room in ("networks", "learn", "parameter_server"):
         assert [name for name in report.stdout.split() if name.startswith(f"streamiter.{room}")] == []
+
+
+FOLLOWS = """
+import sys, time
+import numpy
+began = time.perf_counter()
+from streamiter.models import ServedModel, model_updates
+from streamiter.topics import topic
+took_s = time.perf_counter() - began
+print(took_s, *sys.modules)
+"""
+
+
+def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
+    """A web service that only predicts loaded the whole engine, and each of its workers started half a second later."""
+    report = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FOLLOWS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    took_s, *modules = report.stdout.split()
+    print(f"what a follower imports took {float(took_s):.3f} s, without numpy")
+    rooms = {name.split(".")[1] for name in modules if name.startswith("streamiter.")}
+    engine = ["runtime", "flow", "iteration", "learn", "networks", "parameter_server", "checkpoints", "operators"]
+    assert rooms.isdisjoint([*engine, "channels", "optimizers", "cli", "service", "testing"])

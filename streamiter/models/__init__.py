@@ -9,18 +9,8 @@ Each module imports from the modules before it: ``update`` (headers, parameters,
 ``versions``, ``linear_predictor`` and ``served``.
 """
 
-from streamiter.models.linear_predictor import LinearPredictor
-from streamiter.models.publisher import (
-    EncoderState,
-    InitialModel,
-    ModelPublisher,
-    ModelUpdateEncoder,
-    RunStart,
-    initial_model,
-    next_generation,
-    next_run,
-    record_limit,
-)
+from typing import TYPE_CHECKING
+
 from streamiter.models.reader import (
     ModelUpdates,
     OnError,
@@ -31,19 +21,47 @@ from streamiter.models.reader import (
 )
 from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters, UpdateFormat
-from streamiter.models.versions import (
-    ModelDifference,
-    ModelVersion,
-    NoSuchVersion,
-    ScaleChange,
-    WeightChange,
-    find_update,
-    model_comparison,
-    model_difference,
-    model_names,
-    model_versions,
-    roll_back,
-)
+
+if TYPE_CHECKING:
+    from streamiter.models.linear_predictor import LinearPredictor
+    from streamiter.models.publisher import (
+        EncoderState,
+        InitialModel,
+        ModelPublisher,
+        ModelUpdateEncoder,
+        RunStart,
+        initial_model,
+        next_generation,
+        next_run,
+        record_limit,
+    )
+    from streamiter.models.versions import (
+        ModelDifference,
+        ModelVersion,
+        NoSuchVersion,
+        ScaleChange,
+        WeightChange,
+        find_update,
+        model_comparison,
+        model_difference,
+        model_names,
+        model_versions,
+        roll_back,
+    )
+else:
+    from streamiter.lazy import lazy_names
+
+    # What publishes is a step of the engine.
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.models.linear_predictor": "LinearPredictor",
+            "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
+            "initial_model next_generation next_run record_limit",
+            "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
+            "find_update model_comparison model_difference model_names model_versions roll_back",
+        },
+    )
 
 __all__ = [
     "ChunkSet",

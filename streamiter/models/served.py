@@ -21,7 +21,6 @@ from streamiter.errors import (
     TopicNotFound,
     TopicUnavailable,
 )
-from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, model_updates
 from streamiter.models.update import ModelUpdate, Parameters, Rank, check_model_name
 from streamiter.topics.topic import Topic
@@ -215,6 +214,8 @@ class ServedModel:
             return self._load(update.parameters)
         if self._predict is not None:
             return functools.partial(self._predict, update.parameters)
+        from streamiter.models.linear_predictor import LinearPredictor  # Many followers predict in their own way.
+
         return LinearPredictor(update.parameters, self._subject_of(update))
 
     def _following_ended(self, error: Exception) -> None:

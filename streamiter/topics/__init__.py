@@ -6,9 +6,8 @@ letters), `memory` (topics in memory), `compacted` (the last record of a key), `
 connector). Connectors to servers and files are packages of their own.
 """
 
-from streamiter.topics.formats import Json, Raw, Text, Typed, WithMetadata
-from streamiter.topics.json_columns import JsonColumns
-from streamiter.topics.memory import MemoryBroker, MemoryConnector, MemoryTopic
+from typing import TYPE_CHECKING
+
 from streamiter.topics.topic import (
     Connector,
     Decoder,
@@ -28,6 +27,22 @@ from streamiter.topics.topic import (
     Transactions,
 )
 from streamiter.topics.urls import connector_for, topic
+
+if TYPE_CHECKING:
+    from streamiter.topics.formats import Json, Raw, Text, Typed, WithMetadata
+    from streamiter.topics.json_columns import JsonColumns
+    from streamiter.topics.memory import MemoryBroker, MemoryConnector, MemoryTopic
+else:
+    from streamiter.lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.topics.formats": "Json Raw Text Typed WithMetadata",
+            "streamiter.topics.json_columns": "JsonColumns",
+            "streamiter.topics.memory": "MemoryBroker MemoryConnector MemoryTopic",
+        },
+    )
 
 __all__ = [
     "Connector",
