@@ -120,6 +120,8 @@ NAMES = {
         "OnError",
         "Parameters",
         "Prediction",
+        "RollbackWatch",
+        "Rollbacks",
         "RunStart",
         "ScaleChange",
         "ServedModel",

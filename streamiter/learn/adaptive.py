@@ -7,7 +7,7 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -406,6 +406,15 @@ class AdaptiveLinearModel:
         np.cumsum(is_there.sum(axis=1), out=indptr[1:])
         return ModelRows(indptr, indices[is_there], values[is_there])
 
+    def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
+        """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
+
+        It returns None for a field that this model does not know. Texts have the same places in both models.
+        """
+        first, own = self._hashed + 1, self._columns
+        columns = {first + column: first + own[field] for field, column in earlier._columns.items() if field in own}
+        return lambda index: index if index < first else columns.get(index)
+
     # ---- labels
 
     def _targets(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> Floats:
@@ -505,8 +514,8 @@ class AdaptiveLinearModel:
         """Return the model to publish."""
         return ModelSnapshot(self.parameters(), records=self._records)
 
-    def start_from(self, parameters: Mapping[str, Any]) -> None:
-        """Continue from published parameters, with new learning rates.
+    def start_from(self, parameters: Mapping[str, Any], *, records: int = 0) -> None:
+        """Continue from published parameters, with new learning rates; ``records`` rows were learned from already.
 
         Raises ``ModelError`` if the model has learned already, or for parameters that no such model has published.
         """
@@ -525,6 +534,7 @@ class AdaptiveLinearModel:
             )
         check_published(f"{_NAME}.start_from", parameters, 2**self.bits)
         self._crosses.start_from(parameters)
+        self._records = records
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
         self._sparse_width = parameters.get("width")

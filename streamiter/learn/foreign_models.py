@@ -20,7 +20,8 @@ from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
-from streamiter.models.update import ModelSnapshot
+from streamiter.models.rollbacks import Rollbacks, RollbackWatch
+from streamiter.models.update import ModelSnapshot, ModelUpdate, Parameters
 from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -126,7 +127,7 @@ def _without_missing(features: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in features.items() if value is not None and value == value}
 
 
-def _bytes_of(parameters: Mapping[str, Any]) -> bytes:
+def _bytes_of(parameters: Parameters | Mapping[str, Any]) -> bytes:
     saved = parameters.get("saved") if isinstance(parameters, Mapping) else None
     if not isinstance(saved, np.ndarray) or saved.dtype != np.uint8:
         raise ModelError(
@@ -193,7 +194,9 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         *,
         publish_every: int,
         drift: DriftDetector | None = None,
+        rollbacks: Rollbacks | None = None,
     ) -> None:
+        self._rollbacks = RollbackWatch(rollbacks)
         self._functions = model
         self._model = model.make()
         self._read = read
@@ -211,9 +214,13 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         self._classes: dict[Any, int] = {}
         """The number of each class."""
 
-    def open(self, context: Context) -> None:
+    async def open(self, context: Context) -> None:
         self._context = context
         self._unnamed = UnnamedFields(context.name, self._features)
+        await self._rollbacks.open(context.clock)
+
+    async def close(self) -> None:
+        await self._rollbacks.close()
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Read the start before any rows."""
@@ -226,8 +233,13 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             self._model = self._functions.load(_bytes_of(parameters))
             self._may_predict = True
 
+    def _start_again(self, update: ModelUpdate) -> None:
+        self._model = self._functions.load(_bytes_of(update.parameters))
+        self._may_predict, self._records = True, update.records or 0
+
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
+        self._rollbacks.take_over(self._start_again)
         self._unnamed.look_at(mini_batch)
 
         def learn(records: Batch, numbers: Indices) -> None:
@@ -302,7 +314,8 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             self._steps = 0
             metrics = {} if self._drift is None else self._drift.metrics()
             saved = np.frombuffer(self._functions.save(self._model), dtype=np.uint8)
-            out.emit(ModelSnapshot({"saved": saved}, self._records, metrics, self._context.epoch), tag=MODELS)
+            since = self._rollbacks.taken
+            out.emit(ModelSnapshot({"saved": saved}, self._records, metrics, self._context.epoch, since), tag=MODELS)
 
     def finish(self, out: Output) -> None:
         self._publish(out)
@@ -317,10 +330,12 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             "started": self._is_started,
             "classes": list(self._classes),
             "drift": None if self._drift is None else self._drift.state(),
+            "rollback": self._rollbacks.taken,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model = self._functions.load(state["model"])
+        self._rollbacks.restore(state.get("rollback"))
         self._records, self._read_records = state["records"], state["records read"]
         self._may_predict = state["may predict"]
         self._steps, self._is_started = state["steps"], state["started"]

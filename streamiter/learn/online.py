@@ -53,6 +53,7 @@ from streamiter.learn.training import (
     check_makes_model,
 )
 from streamiter.learn.validation import PREDICTIONS, Validate
+from streamiter.models.rollbacks import Rollbacks
 from streamiter.numbers import Floats, positive, whole_number
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
@@ -92,6 +93,7 @@ def train_online(
     initial: Stream | None = None,
     drift: DriftDetector | None = None,
     on_drift: Literal["report", "raise rates"] = "report",
+    rollbacks: Rollbacks | None = None,
     publish_every: int | None = None,
     window: int = 10_000,
     report_every: int = 10_000,
@@ -137,8 +139,10 @@ def train_online(
     :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for a model that learns in the owner: it watches the loss
     of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
     mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. A model with a single
-    rate has a smaller loss then; six rates follow a drift without it. Rows that are not examples follow ``on_error`` or
-    go to ``dead_letter``. ``name`` is put in front of the names of the steps, for a flow with more than one training.
+    rate has a smaller loss then; six rates follow a drift without it. With ``rollbacks=Rollbacks(topic, model)``, where
+    the models are published, the owner resumes from a version that :func:`~streamiter.models.roll_back` publishes
+    again, with new learning rates. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is
+    put in front of the names of the steps, for a flow with more than one training.
 
     Raises GraphError for options that cannot be used.
 
@@ -170,6 +174,8 @@ def train_online(
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
+    if not isinstance(rollbacks, (Rollbacks, type(None))):
+        raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
     shared = _TrainingOptions(
         mini_batch,
         synchronous,
@@ -180,6 +186,7 @@ def train_online(
         labels,
         drift,
         on_drift == "raise rates",
+        rollbacks,
         named,
     )
     if isinstance(model, ForeignModel):
@@ -249,6 +256,7 @@ class _TrainingOptions(NamedTuple):
     labels: DelayedLabels | None
     drift: DriftDetector | None
     raises_rates: bool
+    rollbacks: Rollbacks | None
     named: Callable[[str], str]
 
 
@@ -281,7 +289,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
 
     def make_owner() -> StartedOwner:
         rule = EpochSteps(requires_examples=False) if shared.synchronous else BroadcastSteps()
-        return StartedOwner(model, rule, shared.publish_every or 1)
+        return StartedOwner(model, rule, shared.publish_every or 1, shared.rollbacks)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else data[0].key_by(labels.key_of)
@@ -315,6 +323,7 @@ def _by_rows(
             waiting_max=waiting_max,
             drift=shared.drift,
             raises_rates=shared.raises_rates,
+            rollbacks=shared.rollbacks,
         )
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -356,7 +365,14 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_VERSION, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(model, read, features, publish_every=shared.publish_every or 1, drift=shared.drift),
+            lambda: ForeignOwner(
+                model,
+                read,
+                features,
+                publish_every=shared.publish_every or 1,
+                drift=shared.drift,
+                rollbacks=shared.rollbacks,
+            ),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,

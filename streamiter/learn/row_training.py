@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, loss_of
+from streamiter.models.rollbacks import Rollbacks, RollbackWatch
+from streamiter.models.update import ModelUpdate
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
@@ -49,6 +51,12 @@ class _Waiting(NamedTuple):
     scores: list[float]
     """The scores of the experts; empty before the first label."""
 
+    def by(self, column_of: Callable[[int], int | None]) -> _Waiting:
+        """Return the question by the columns of another model, without a prediction."""
+        columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
+        kept = sorted((column, value) for column, value in columns if column is not None)
+        return _Waiting([column for column, _ in kept], [value for _, value in kept], [math.nan], [])
+
 
 class RowOwner(Operator, IterationListener):
     """Has the model: predicts each row, learns from it, publishes versions. Parallelism 1.
@@ -67,8 +75,11 @@ class RowOwner(Operator, IterationListener):
         waiting_max: int,
         drift: DriftDetector | None = None,
         raises_rates: bool = False,
+        rollbacks: Rollbacks | None = None,
     ) -> None:
+        self._make_model = make_model
         self._model = make_model()
+        self._rollbacks = RollbackWatch(rollbacks)
         self._in_epochs = self.needs_epochs = self.epochs_in_order = in_epochs
         self._publish_every = publish_every
         self._waiting_max = waiting_max
@@ -95,6 +106,10 @@ class RowOwner(Operator, IterationListener):
         await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
         self._context = context
         self._published_at_s = context.clock.monotonic_s()
+        await self._rollbacks.open(context.clock)
+
+    async def close(self) -> None:
+        await self._rollbacks.close()
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Read the start before any rows."""
@@ -128,10 +143,21 @@ class RowOwner(Operator, IterationListener):
             self._publish_sometimes(out)
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
+        self._rollbacks.take_over(self._start_again)
         if "is_answer" in given:
             self._learn_events(given, out)
         else:
             self._learn_rows(given, out)
+
+    def _start_again(self, update: ModelUpdate) -> None:
+        """Start from an update; questions that wait keep their rows, but their predictions are of another model."""
+        model = self._make_model()
+        model.start_from(cast(dict[str, Any], update.parameters), records=update.records or 0)
+        column_of = model.columns_from(self._model)
+        self._waiting = {key: question.by(column_of) for key, question in self._waiting.items()}
+        self._model, self._published, self._records_published = model, 0, model.records
+        self._loss = self._weight = 0.0
+        self._missing = 0
 
     # ---- rows with their labels
 
@@ -280,7 +306,9 @@ class RowOwner(Operator, IterationListener):
                 metrics["loss"] = self._loss / self._weight
             self._loss = self._weight = 0.0
             self._missing = 0
-            out.emit(msgspec.structs.replace(update, epoch=self._context.epoch, metrics=metrics), tag=MODELS)
+            since = self._rollbacks.taken
+            fields = {"epoch": self._context.epoch, "metrics": metrics, "since_rollback": since}
+            out.emit(msgspec.structs.replace(update, **fields), tag=MODELS)
 
     def finish(self, out: Output) -> None:
         self._learn_held(out)
@@ -297,10 +325,12 @@ class RowOwner(Operator, IterationListener):
             "waiting": [(key, *question) for key, question in self._waiting.items()],
             "since published": [self._loss, self._weight, self._missing],
             "drift": None if self._drift is None else self._drift.state(),
+            "rollback": self._rollbacks.taken,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.restore(state["model"])
+        self._rollbacks.restore(state.get("rollback"))
         self._is_started, self._steps, self._published = state["started"], state["steps"], state["published"]
         self._records_published = state["records published"]
         self._held = list(state["held"])

@@ -16,7 +16,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypedDict
+from typing import Any, Final, NotRequired, Protocol, TypedDict
 
 import numpy.typing as npt
 
@@ -25,6 +25,7 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -67,6 +68,8 @@ class WorkerReport(SumRecord):
 
     worker: int
     """The number of the worker's subtask."""
+    starts: NotRequired[int]
+    """How often a rollback had replaced the parameters of the gradient, if ever."""
 
 
 @dataclass(slots=True)
@@ -322,7 +325,10 @@ class ParameterOwner(Operator, IterationListener):
     It publishes the model after every ``publish_every`` steps, and always publishes the last model.
     """
 
-    def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
+    def __init__(
+        self, make_model: MakeModel, rule: StepRule, publish_every: int, rollbacks: Rollbacks | None = None
+    ) -> None:
+        self._rollbacks = RollbackWatch(rollbacks)
         self._model = make_model()
         self._rule = rule
         self.needs_epochs = rule.needs_epochs
@@ -331,9 +337,15 @@ class ParameterOwner(Operator, IterationListener):
         """The version that was published last."""
         self._loss: float | None = None
         """The mean loss before the last step."""
+        self._starts = 0
+        """How often a rollback has replaced the parameters."""
 
-    def open(self, context: Context) -> None:
+    async def open(self, context: Context) -> None:
         self._context = context
+        await self._rollbacks.open(context.clock)
+
+    async def close(self) -> None:
+        await self._rollbacks.close()
 
     def process(self, report: WorkerReport, out: Output) -> None:
         """Add a worker's report to the rule, and make the step that the rule returns."""
@@ -354,10 +366,17 @@ class ParameterOwner(Operator, IterationListener):
         self._step(step, out)
         if (loss := self._rule.mean_loss(step)) is not None:
             out.emit(loss, tag=LOSSES)
-        if (answer := self._rule.answer(worker, self._model.parameters)) is not None:
+        if (answer := self._rule.answer(worker, self._parameters)) is not None:
             out.emit(answer)
 
+    def _parameters(self) -> dict[str, Any]:
+        starts = {"starts": self._starts} if self._starts else {}
+        return self._model.parameters() | starts
+
     def _step(self, step: GradientSum, out: Output) -> None:
+        if self._rollbacks.take_over(lambda update: self._model.start_from(update.parameters)):
+            self._starts += 1
+            return  # The gradient is that of the earlier parameters; the answer brings the new ones.
         if step.gradient is None:
             return
         self._model.apply(step.gradient)
@@ -376,7 +395,8 @@ class ParameterOwner(Operator, IterationListener):
         self._published = self._model.version
         metrics = {} if self._loss is None else {"loss": self._loss}
         parameters, records = self._model.parameters(), self._model.records
-        out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
+        snapshot = ModelSnapshot(parameters, records, metrics, self._context.epoch, self._rollbacks.taken)
+        out.emit(snapshot, tag=MODELS)
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -384,12 +404,16 @@ class ParameterOwner(Operator, IterationListener):
             "published": self._published,
             "loss": self._loss,
             "rule": self._rule.snapshot(),
+            "rollback": self._rollbacks.taken,
+            "starts": self._starts,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.restore(state["model"])
         self._published, self._loss = state["published"], state["loss"]
         self._rule.restore(state["rule"])
+        self._rollbacks.restore(state.get("rollback"))
+        self._starts = state.get("starts", 0)
 
 
 class StartedOwner(ParameterOwner):
@@ -399,8 +423,10 @@ class StartedOwner(ParameterOwner):
     model. Later records of that stream are the owner's own answers. Input ``gradients`` carries the workers' reports.
     """
 
-    def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
-        super().__init__(make_model, rule, publish_every)
+    def __init__(
+        self, make_model: MakeModel, rule: StepRule, publish_every: int, rollbacks: Rollbacks | None = None
+    ) -> None:
+        super().__init__(make_model, rule, publish_every, rollbacks)
         self._started = False
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
@@ -415,7 +441,9 @@ class StartedOwner(ParameterOwner):
                 self._model.start_from(parameters)
 
     def process_gradients(self, report: WorkerReport, out: Output) -> None:
-        """Add a worker's report."""
+        """Add a worker's report, without its gradient if a rollback has replaced the parameters since."""
+        if report.get("starts", 0) != self._starts:
+            report = {**report, "gradient": None, "loss": 0.0}
         self.process(report, out)
 
     def snapshot(self) -> dict[str, object]:
@@ -445,6 +473,8 @@ class GradientWorker(Operator, IterationListener):
         self._model_epoch = -1
         """The epoch of the newest parameters; -1 before the first."""
         self._examples_ended = False
+        self._starts = 0
+        """How often a rollback had replaced the parameters that the worker has."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -457,6 +487,7 @@ class GradientWorker(Operator, IterationListener):
         """Continue with these parameters; None keeps the initial model."""
         if parameters is not None:
             self._model.follow(parameters)
+            self._starts = parameters.get("starts", 0) if isinstance(parameters, Mapping) else 0
         self._model_epoch = self._context.epoch or 0
 
     def input_ended(self, name: str, out: Output) -> None:
@@ -469,11 +500,12 @@ class GradientWorker(Operator, IterationListener):
 
     def report(self, sums: GradientSum, out: Output) -> None:
         """Send the sums to the owner, also if they are empty: the owner waits for a report."""
-        out.emit({"worker": self._context.subtask_index, **sums.to_record()})
+        starts = {"starts": self._starts} if self._starts else {}
+        out.emit({"worker": self._context.subtask_index, **starts, **sums.to_record()})
 
     def snapshot(self) -> dict[str, object]:
         return {
-            "parameters": self._model.parameters(),
+            "parameters": self._model.parameters() | {"starts": self._starts},
             "epoch": self._epoch,
             "model epoch": self._model_epoch,
             "examples ended": self._examples_ended,
@@ -481,6 +513,7 @@ class GradientWorker(Operator, IterationListener):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.follow(state["parameters"])
+        self._starts = state["parameters"].get("starts", 0)
         self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
         self._examples_ended = state["examples ended"]
 

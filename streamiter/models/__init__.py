@@ -6,7 +6,7 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
 Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``,
-``versions``, ``linear_predictor`` and ``served``.
+``versions``, ``linear_predictor``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         next_run,
         record_limit,
     )
+    from streamiter.models.rollbacks import Rollbacks, RollbackWatch
     from streamiter.models.versions import (
         ModelDifference,
         ModelVersion,
@@ -58,6 +59,7 @@ else:
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_generation next_run record_limit",
+            "streamiter.models.rollbacks": "Rollbacks RollbackWatch",
             "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
             "find_update model_comparison model_difference model_names model_versions roll_back",
         },
@@ -80,6 +82,8 @@ __all__ = [
     "OnError",
     "Parameters",
     "Prediction",
+    "RollbackWatch",
+    "Rollbacks",
     "RunStart",
     "ScaleChange",
     "ServedModel",

@@ -36,6 +36,7 @@ from streamiter.models.update import (
 )
 from streamiter.numbers import plain_float
 from streamiter.operators.operator import Context
+from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.topics.source_and_sink import TopicSink
@@ -59,6 +60,8 @@ __all__ = [
 
 _log = logging.getLogger("streamiter.models")
 
+_NO_ROLLBACK: Final[Rank] = (0, 0)
+
 
 class ModelPublisher(TopicSink):
     """Writes one update for each record: an array, a dict of parameters or a ``ModelSnapshot``.
@@ -81,6 +84,9 @@ class ModelPublisher(TopicSink):
         self._model = model
         self._format: UpdateFormat = format
 
+        self._rollback: Rank = _NO_ROLLBACK
+        """A rollback that the restored state does not know yet."""
+
     async def open(self, context: Context) -> None:
         run = self._fresh = await next_run(self.topic, self._model)
         self._updates = ModelUpdateEncoder(
@@ -94,12 +100,23 @@ class ModelPublisher(TopicSink):
         self._encoder = self._updates
         await super().open(context)
 
+    async def process_batch(self, batch: Batch, out: Output) -> None:
+        """Publish models, but none that was trained before a rollback that the topic has: it would replace it."""
+        if self._rollback != _NO_ROLLBACK:
+            batch = [model for model in batch if not self._is_rolled_back(model)]
+        await super().process_batch(batch, out)
+
+    def _is_rolled_back(self, model: object) -> bool:
+        since = model.since_rollback if isinstance(model, ModelSnapshot) else None
+        return since is not None and tuple(since) < self._rollback
+
     async def snapshot(self) -> EncoderState:
         await super().snapshot()
         return self._updates.snapshot()
 
     def restore(self, state: EncoderState) -> None:
         restored = (state["generation"], state["next_version"] - 1)
+        self._rollback = self._fresh.rollback if self._fresh.rollback > restored else _NO_ROLLBACK
         if self._fresh.last_rank > restored:
             _log.info(
                 "model %r: %s has update %d.%d, later than the restored %d.%d; continuing with generation %d",
@@ -177,8 +194,6 @@ _FRAMING_BYTES: Final = 128
 
 _HEADER_FRAMING_BYTES: Final = 10
 
-
-_NO_ROLLBACK: Final[Rank] = (0, 0)
 
 _Record = tuple[bytes, bytes | None, Headers]
 
@@ -392,6 +407,8 @@ class RunStart:
     """The chunks that its first update deletes."""
     last_rank: Rank = (0, 0)
     """The highest generation and version in the topic; zeros in an empty topic."""
+    rollback: Rank = (0, 0)
+    """The rank of the last rollback in the topic; zeros without one."""
 
 
 async def next_run(topic: Topic, model: str) -> RunStart:
@@ -402,7 +419,7 @@ async def next_run(topic: Topic, model: str) -> RunStart:
     """
     check_model_name(model)
     tail = await TailSearch(topic, model, SystemClock()).run()
-    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
+    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank, tail.rollback)
 
 
 async def next_generation(topic: Topic, model: str) -> int:

@@ -393,6 +393,8 @@ class FoundUpdates:
     """Why a record after that update could not be read."""
     rank: Rank
     """The highest rank in any record of the model, also of an incomplete update; zeros without such records."""
+    rollback: Rank
+    """The rank of the last rollback that a record of the model names; zeros without one."""
     leftovers: list[ChunkSet]
     """The chunks that a new run deletes."""
     positions: dict[int, int]
@@ -448,7 +450,7 @@ class TailSearch:
         self._clock = clock
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
-        self._rank = _NO_RANK
+        self._rank = self._rollback = _NO_RANK
         self._chunk_sets: dict[Rank, _SeenChunks] = {}
         self._deleted: set[Rank] = set()
 
@@ -466,6 +468,7 @@ class TailSearch:
             update=self._update[1] if self._update else None,
             error=self._error_after_update(),
             rank=self._rank,
+            rollback=self._rollback,
             leftovers=self._leftovers(),
             positions={each.reading.number: each.reading.position for each in partitions},
             identities=description.identities,
@@ -507,6 +510,7 @@ class TailSearch:
 
     def _note_headers(self, place: _Place, headers: UpdateHeaders) -> None:
         self._rank = max(self._rank, headers.rank)
+        self._rollback = max(self._rollback, headers.since_rollback or _NO_RANK)
         seen = self._chunk_sets.get(headers.rank)
         if seen is not None:
             seen.last_place = max(seen.last_place, place)

@@ -21,7 +21,7 @@ from streamiter.errors import (
     TopicNotFound,
     TopicUnavailable,
 )
-from streamiter.models.reader import ModelUpdates, UpdateStatistics, model_updates
+from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import ModelUpdate, Parameters, Rank, check_model_name
 from streamiter.topics.topic import Topic
 
@@ -261,7 +261,8 @@ class Follower:
 
     A topic that does not answer is opened again after a second. A topic whose retention has deleted unread records is
     opened again, too; then following continues with the newest update. If the topic was deleted, following ends, also
-    if it was created again. ``on_end`` is called once if following ends by an error.
+    if it was created again. ``on_end`` is called once if following ends by an error. After the newest update only the
+    ``wanted`` ones are read.
     """
 
     def __init__(
@@ -271,12 +272,14 @@ class Follower:
         clock: Clock,
         on_update: Callable[[ModelUpdate], None],
         on_end: Callable[[Exception], None],
+        wanted: Wanted | None = None,
     ) -> None:
         self._topic = topic
         self._model = model
         self._clock = clock
         self._on_update = on_update
         self._on_end = on_end
+        self._wanted = wanted
         self._task: asyncio.Task[None] | None = None
         self._updates: ModelUpdates | None = None
         self._past = UpdateStatistics()
@@ -323,7 +326,7 @@ class Follower:
             self._on_end(error)
 
     async def _follow_until_outage(self) -> None:
-        updates = model_updates(self._topic, self._model, start="latest_model", on_error="skip", clock=self._clock)
+        updates = ModelUpdates(self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted)
         try:
             async with updates:
                 self._connected_to(updates)

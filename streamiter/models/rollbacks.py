@@ -1,0 +1,117 @@
+"""Rollbacks in a trainer: it follows the topic of its own updates, and resumes from a version that was published again.
+
+:func:`~streamiter.models.roll_back` publishes a rollback. The owner of the model has a :class:`RollbackWatch`, which
+tells it before each mini-batch whether to start again, and what its next updates follow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from streamiter.clock import Clock
+from streamiter.errors import ModelError
+from streamiter.models.reader import last_update
+from streamiter.models.served import Follower
+from streamiter.models.update import ModelUpdate, Rank, UpdateHeaders, check_model_name, shown_rank
+from streamiter.topics.topic import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Rollbacks:
+    """The topic and the name under which a trainer's model is published, for ``train_online(rollbacks=)``.
+
+    >>> from streamiter.topics import topic
+    >>> Rollbacks(topic("memory://models"), "ctr").model
+    'ctr'
+    """
+
+    topic: Topic
+    """The topic of the updates."""
+    model: str
+    """The name of the model."""
+
+    def __post_init__(self) -> None:
+        check_model_name(self.model)
+
+
+class RollbackWatch:
+    """Follows the topic in a task, from ``open`` to ``close``, and keeps the newest rollback for the trainer.
+
+    An update names the last rollback that its model follows, so a rollback that compaction dropped, or that an earlier
+    run has taken over after its last checkpoint, is not missed: the trainer starts from the newest update since it.
+    Only such updates are decoded. A run without a checkpoint starts as it was told to, whatever was rolled back before.
+    """
+
+    def __init__(self, rollbacks: Rollbacks | None) -> None:
+        self._rollbacks = rollbacks
+        self._follower: Follower | None = None
+        self._newest: ModelUpdate | None = None
+        self.taken: Rank | None = None if rollbacks is None else (0, 0)
+        """The rank of the last rollback that the trainer has taken over; None for a trainer that follows none."""
+
+    async def open(self, clock: Clock) -> None:
+        """Read the newest update, then follow. Raises the errors of the topic, such as ``TopicNotFound``."""
+        if self._rollbacks is None:
+            return
+        topic, model = self._rollbacks.topic, self._rollbacks.model
+        self._newest = await last_update(topic, model, on_error="skip", clock=clock)
+        if self._newest is not None and self._newest.since_rollback is not None:
+            self.taken = self._newest.since_rollback
+        self._follower = Follower(topic, model, clock, self._keep, lambda error: None, self._is_later)
+        self._follower.start()
+
+    def restore(self, taken: Sequence[int] | None) -> None:
+        """Take over ``taken`` of a checkpoint; None if the trainer did not follow rollbacks then."""
+        if self._rollbacks is not None and taken is not None:
+            generation, version = taken
+            self.taken = (generation, version)
+
+    async def close(self) -> None:
+        """End the task."""
+        if self._follower is not None:
+            await self._follower.stop()
+
+    def take_over(self, start_from: Callable[[ModelUpdate], None]) -> bool:
+        """Call ``start_from`` with the newest update of a rollback that was not taken over yet; say whether there is.
+
+        Raises :class:`~streamiter.errors.ModelError` if the trainer cannot start from it, or if following has ended.
+        """
+        if self._follower is not None and (failure := self._follower.failure) is not None:
+            raise ModelError(f"{self._subject}: following rollbacks has ended: {failure}") from failure
+        update = self._newest
+        if update is None or update.since_rollback is None or not self._is_new(update.since_rollback):
+            return False
+        try:
+            start_from(update)
+        except Exception as error:
+            raise ModelError(
+                f"{self._subject}: the training cannot resume from update {shown_rank(update.rank)}, which a rollback "
+                f"has published: {error}; roll back to a version that this training can start from"
+            ) from error
+        _log.info(
+            "%s: training resumes from update %s, after the rollback %s",
+            self._subject,
+            shown_rank(update.rank),
+            shown_rank(update.since_rollback),
+        )
+        self.taken = update.since_rollback
+        return True
+
+    def _keep(self, update: ModelUpdate) -> None:
+        self._newest = update
+
+    def _is_later(self, headers: UpdateHeaders) -> bool:
+        return headers.since_rollback is not None and self._is_new(headers.since_rollback)
+
+    def _is_new(self, rollback: Rank) -> bool:
+        return self.taken is not None and rollback > self.taken
+
+    @property
+    def _subject(self) -> str:
+        assert self._rollbacks is not None
+        return f"model {self._rollbacks.model!r} of {self._rollbacks.topic.url}"
+
+
+_log = logging.getLogger("streamiter.models")

@@ -1,0 +1,214 @@
+"""A trainer takes over rollbacks of its model, whichever way it learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.small_flows import Fed
+
+from streamiter import Checkpoints, Flow
+from streamiter.clock import SystemClock
+from streamiter.errors import GraphError, JobFailed
+from streamiter.learn import SGD, AdaptiveLinearModel, DelayedLabels, Examples, ForeignModel, LinearRegression
+from streamiter.learn import train_online as online
+from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Rollbacks, last_update, roll_back
+from streamiter.operators.operator import Context
+from streamiter.operators.source import Positions
+from streamiter.runtime.job import Job
+from streamiter.topics import MemoryBroker, Topic
+
+Learner = dict[str, Any]
+RARELY_S = 100.0
+
+
+class Mean:
+    """A model of another library: the mean of the labels."""
+
+    def __init__(self, total: float = 0.0, rows: int = 0) -> None:
+        self.total, self.rows = total, rows
+
+    def learn(self, features: Any, label: float) -> None:
+        self.total, self.rows = self.total + label, self.rows + 1
+
+
+MEAN = ForeignModel(
+    make=Mean,
+    learn=Mean.learn,
+    predict=lambda model, features: model.total / model.rows,
+    save=lambda model: json.dumps([model.total, model.rows]).encode(),
+    load=lambda saved: Mean(*json.loads(saved)),
+    task="regression",
+)
+
+
+def examples(records: list[dict[str, float]]) -> Examples:
+    return Examples(np.array([[record["x"]] for record in records]), np.array([record["y"] for record in records]))
+
+
+LEARNERS: dict[str, Learner] = {
+    "rows": {"label": "y", "task": "regression"},
+    "gradients": {"model": lambda: LinearRegression(1, optimizer=SGD(0.1)), "extract": examples, "mini_batch": 10},
+    "another library": {"model": MEAN, "label": "y"},
+}
+
+
+class Kept(Fed):
+    """Resumes at the position of a checkpoint, as the source of a topic does."""
+
+    async def open(self, context: Context, positions: Positions | None) -> None:
+        self.brought = (positions or {}).get("brought", 0)
+
+
+async def started(topic: Topic, folder: Path, learner: Learner, **options: Any) -> tuple[Job, Kept]:
+    source, flow = Kept(), Flow("training")
+    rows = flow.from_source(lambda: source, name="in", parallelism=1)
+    training = online(rows, rollbacks=Rollbacks(topic, "m"), workers=1, **learner)
+    training.models.publish_model(topic, model="m")
+    return await flow.start(checkpoints=Checkpoints(folder, interval_s=RARELY_S), **options), source
+
+
+async def newest(topic: Topic, is_it: Callable[[ModelUpdate], bool], job: Job) -> ModelUpdate:
+    """Return the newest committed update when it is the awaited one."""
+    while True:
+        await job.checkpoint()
+        update = await last_update(topic, "m")
+        if update is not None and is_it(update):
+            return update
+
+
+def lines(count: int, slope: float) -> list[dict[str, float]]:
+    return [{"x": x, "y": slope * x} for x in np.random.default_rng(3).normal(size=count).tolist()]
+
+
+def prediction(update: ModelUpdate, learner: Learner) -> float:
+    """Return the prediction for x = 1."""
+    if learner is LEARNERS["another library"]:
+        return float(MEAN.predictor(update.parameters)({}))  # type: ignore[arg-type]
+    if learner is LEARNERS["rows"]:
+        model = AdaptiveLinearModel(task="regression")
+        model.start_from(update.parameters)  # type: ignore[arg-type]
+        return float(model.predict([{"x": 1.0}])[0])
+    return float(update.parameters["weights"][0] + update.parameters["intercept"])  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("kind", list(LEARNERS))
+async def test_training_resumes_from_a_rollback(kind: str, tmp_path: Path) -> None:
+    """After a rollback the trainer continued with the bad model, and its versions were never served again."""
+    topic, learner = MemoryBroker().topic("models"), LEARNERS[kind]
+    await topic.create()
+    job, source = await started(topic, tmp_path, learner)
+    source.give(*lines(200, 1.0))
+    good = await newest(topic, lambda update: update.records == 200, job)
+    source.give(*lines(2_000, 100.0))
+    bad = await newest(topic, lambda update: update.records == 2_200, job)
+    rolled_back = await roll_back(topic, "m", f"1.{good.version}")
+    assert rolled_back.rank == (2, 1)
+    source.give(*lines(40, 1.0))  # Gradients of the bad model are left out.
+    resumed = await newest(topic, lambda update: update.rank > (2, 1), job)
+    assert (resumed.generation, resumed.since_rollback) == (2, (2, 1))
+    near, far = prediction(good, learner), prediction(bad, learner)
+    assert abs(prediction(resumed, learner) - near) < 0.1 * abs(far - near)
+    await job.stop("abort")
+
+
+async def test_a_rollback_of_a_stopped_trainer_is_taken_over_and_an_older_one_is_not(tmp_path: Path) -> None:
+    """A run that was told to start from nothing started from the last rollback, which was of another training."""
+    topic, learner = MemoryBroker().topic("models"), LEARNERS["another library"]
+    await topic.create()
+    job, source = await started(topic, tmp_path / "a", learner)
+    for _ in range(2):
+        source.give({"x": 0.0, "y": 1.0})
+        await newest(topic, lambda update: update.records == source.brought, job)
+    await job.stop("suspend")
+    await roll_back(topic, "m", "1.1")
+    job, source = await started(topic, tmp_path / "a", learner)
+    source.give({"x": 0.0, "y": 1.0})
+    restored = await newest(topic, lambda update: update.rank > (2, 1), job)
+    assert (restored.rank, restored.records, restored.since_rollback) == ((3, 1), 2, (2, 1))
+    await job.stop("suspend")
+    job, source = await started(topic, tmp_path / "a", learner, restore=None)
+    source.give({"x": 0.0, "y": 1.0})
+    fresh = await newest(topic, lambda update: update.generation > 3, job)
+    assert (fresh.rank, fresh.records) == ((4, 1), 1)
+    await job.stop("suspend")
+
+
+async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(tmp_path: Path) -> None:
+    """The row of a question had the columns of the bad model, so its answer was learned as that of other fields."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    labels = DelayedLabels(
+        key_of=lambda event: event["n"],
+        is_answer=lambda event: "late" in event,
+        target_of=lambda event: event["late"],
+        features=["a", "b"],
+    )
+    job, source = await started(topic, tmp_path, {"labels": labels})
+    source.give({"n": 1, "b": 1.0}, {"n": 1, "late": True}, {"n": 2, "b": 2.0}, {"n": 2, "late": False})
+    await newest(topic, lambda update: update.records == 2, job)
+    # The bad model knows a field more, and the question that waits has both.
+    source.give({"n": 3, "a": 5.0}, {"n": 3, "late": True}, {"n": 4, "a": 7.0, "b": 3.0})
+    await newest(topic, lambda update: update.records == 3, job)
+    rolled_back = await roll_back(topic, "m", "1.1")
+    source.give({"n": 4, "late": True})
+    update = await newest(topic, lambda update: update.rank > (2, 1), job)
+    expected = AdaptiveLinearModel()
+    expected.start_from(rolled_back.parameters, records=2)  # type: ignore[arg-type]
+    expected.learn([{"b": 3.0}], [True])
+    assert update.records == expected.records == 3
+    for name, value in expected.parameters().items():
+        np.testing.assert_array_equal(update.parameters[name], value)  # type: ignore[call-overload]
+    await job.stop("abort")
+
+
+async def test_a_version_that_the_trainer_cannot_start_from_is_an_error(tmp_path: Path) -> None:
+    """A rollback to the version of another kind of model was ignored, and the trainer's versions were not served."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    job, source = await started(topic, tmp_path, LEARNERS["rows"])
+    source.give(*lines(10, 1.0))
+    await newest(topic, lambda update: True, job)
+    encoder, writer = ModelUpdateEncoder("m", 2, clock=SystemClock()), await topic.open_writer()
+    await writer.write(encoder.encode([{"weights": np.zeros(1)}]))
+    await roll_back(topic, "m", "2.1")
+    source.give(*lines(1, 1.0))
+    with pytest.raises(JobFailed) as failed:
+        await job.wait()
+    assert "cannot resume from update 3.1, which a rollback has published: AdaptiveLinearModel.start_from" in str(
+        failed.value
+    )
+
+
+async def test_a_version_that_was_held_since_before_a_rollback_is_not_published(tmp_path: Path) -> None:
+    """A step that publishes once a minute held the bad version over a restart, and it replaced the rollback."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+
+    async def publishing() -> tuple[Job, Kept]:
+        source, flow = Kept(), Flow("publishing")
+        flow.from_source(lambda: source, name="in").publish_model(topic, model="m")
+        return await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S)), source
+
+    job, source = await publishing()
+    source.give(ModelSnapshot(np.zeros(1), 1, since_rollback=(0, 0)))
+    await newest(topic, lambda update: update.version == 1, job)
+    await job.stop("suspend")
+    await roll_back(topic, "m", "1.1")
+    job, source = await publishing()
+    for since in ((0, 0), (2, 1)):
+        source.give(ModelSnapshot(np.ones(1), 2, since_rollback=since))
+    update = await newest(topic, lambda update: update.records == 2, job)
+    assert (update.rank, update.since_rollback) == ((3, 1), (2, 1))
+    await job.stop("suspend")
+
+
+def test_rollbacks_are_given_as_topic_and_model() -> None:
+    """A topic alone was accepted, and the first rollback ended the job."""
+    with pytest.raises(GraphError) as refused:
+        online(Flow("f").from_items([]), label="y", rollbacks=MemoryBroker().topic("m"))  # type: ignore[arg-type]
+    assert "train_online(rollbacks=): expected Rollbacks(topic, model), given MemoryTopic('m')" in str(refused.value)
