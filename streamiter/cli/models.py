@@ -1,20 +1,33 @@
-"""The commands ``streamiter models tail · show``: they print the updates of a model from a topic."""
+"""The commands ``streamiter models``: they print, compare and keep published versions, and roll back to one."""
 
 from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import numpy as np
 import orjson
 import typer
 
-from streamiter.cli.figures import print_fields
+from streamiter.cli.figures import errors_of_output, print_fields, print_json, print_rows, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import lasting_topic
 from streamiter.clock import SystemClock
-from streamiter.models import ModelUpdate, find_update, model_updates
+from streamiter.errors import ConfigurationError
+from streamiter.models import (
+    ModelDifference,
+    ModelUpdate,
+    ModelVersion,
+    exported,
+    find_update,
+    model_comparison,
+    model_difference,
+    model_updates,
+    roll_back,
+)
+from streamiter.models.update import shown_rank
 from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
@@ -130,6 +143,168 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
         print_fields(_fields(update))
 
 
+# -- diff
+
+
+Version = Annotated[
+    str,
+    typer.Argument(metavar="VERSION", help="Such as 2.17; 2 is the last of generation 2.", show_default=False),
+]
+Count = Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="The number of weights and scales.")]
+
+
+@models_app.command(
+    "diff",
+    epilog=examples(
+        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 --model ctr",
+        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 2.40 -m ctr --json",
+    ),
+)
+def diff(
+    url: Url,
+    old: Version,
+    model: Model,
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="The newest, unless one is given.", show_default=False)
+    ] = None,
+    count: Count = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two versions of a model: metrics, and the weights and scales that changed most.
+
+    A weight's change is that of the score at the limit of its field, or one deviation from its mean.
+    """
+
+    async def two(source: Topic) -> tuple[ModelUpdate, ModelUpdate]:
+        return await find_update(source, model, old), await find_update(source, model, new)
+
+    changed = model_difference(*run_in_own_loop(two(lasting_topic(url))), count)
+    if as_json:
+        typer.echo(_json(changed))
+        return
+    names = changed.old.name, changed.new.name
+    rows: list[tuple[str | float | None, ...]] = [("records", changed.old.records, changed.new.records)]
+    rows += [(name, *values) for name, values in changed.metrics.items()]
+    rows += [(_labelled("intercept", label), before, after) for label, before, after in changed.intercepts]
+    rows += [(_labelled(each.name, each.label), each.old, each.new, each.moved) for each in changed.weights]
+    for each in changed.scales:
+        rows.append((f"center of {each.name}", each.old_center, each.new_center))
+        rows.append((f"scale of {each.name}", each.old_scale, each.new_scale))
+    rows += [(f"{name} is different",) for name in changed.other]
+    cells = [[str(name), *map(_figure, values), *[""] * (3 - len(values))] for name, *values in rows]
+    print_rows(["", *names, "moved"], cells, numbers=[*names, "moved"])
+
+
+def _labelled(name: str, label: object) -> str:
+    return name if label is None else f"{name} of {label!r}"
+
+
+def _figure(value: object) -> str:
+    """Return a figure for a table; an unknown one is a dash.
+
+    >>> [_figure(value) for value in (0.123456789, 12_000, None)]
+    ['0.123457', '12,000', '–']
+    """
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+# -- compare
+
+
+@models_app.command(
+    "compare",
+    epilog=examples(
+        "streamiter models compare kafka://127.0.0.1:9092/models -m champion -m challenger",
+        "streamiter models compare kafka://127.0.0.1:9092/models -m ctr --version 1 --version 2 --version 3.12",
+    ),
+)
+def compare(
+    url: Url,
+    models: Annotated[
+        list[str], typer.Option("--model", "-m", metavar="NAME", help="A model; give several.", show_default=False)
+    ],
+    versions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--version", metavar="VERSION", help="Such as 2.17; 2 is the last of generation 2.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Compare models, or versions of a model, by the metrics that they were published with."""
+
+    async def found(source: Topic) -> list[ModelUpdate]:
+        return [await find_update(source, model, version) for model in models for version in wanted]
+
+    wanted: list[str | None] = [*versions] if versions else [None]
+    updates = run_in_own_loop(found(lasting_topic(url)))
+    names = [f"{update.model} {update.generation}.{update.version}" for update in updates]
+    compared = model_comparison(updates)
+    if as_json:
+        print_json({"versions": [ModelVersion.of(update) for update in updates], "metrics": compared})
+        return
+    ages = [_duration(update.age_s(SystemClock())) for update in updates]
+    rows = [["age", *ages], *([name, *map(_figure, values)] for name, values in compared.items())]
+    if not sys.stdout.isatty():
+        rows.insert(0, ["", *names])
+    print_rows(["", *names], rows, numbers=names)
+
+
+# -- export
+
+
+@models_app.command(
+    "export",
+    epilog=examples(
+        "streamiter models export kafka://127.0.0.1:9092/models ctr.json --model ctr",
+        "streamiter models export kafka://127.0.0.1:9092/models ctr.safetensors -m ctr --version 2.17",
+    ),
+)
+def export(
+    url: Url,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json or .safetensors file.", show_default=False)],
+    model: Model,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
+    ] = None,
+) -> None:
+    """Write a version of a model to a file, to predict with, or to keep.
+
+    The file has what a record of the update has: model, generation, version, metrics and parameters.
+    """
+    forms: dict[str, Literal["json", "safetensors"]] = {".json": "json", ".safetensors": "safetensors"}
+    if file.suffix not in forms:
+        raise ConfigurationError(f"FILE: expected a name that ends in .json or .safetensors, given {file}")
+    update = run_in_own_loop(find_update(lasting_topic(url), model, version))
+    with errors_of_output("FILE", file):
+        file.write_bytes(exported(update, forms[file.suffix]))
+    say(f"Wrote {model} {update.generation}.{update.version} to {file}. A linear model predicts with")
+    say(f"LinearPredictor(read_model({str(file)!r}).parameters), both of streamiter.models.")
+
+
+# -- rollback
+
+
+@models_app.command(
+    "rollback",
+    epilog=examples("streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr"),
+)
+def rollback(
+    url: Url,
+    version: Version,
+    model: Model,
+) -> None:
+    """Publish an earlier version again, as a new version that is later than all others.
+
+    A trainer that follows rollbacks (train_online(rollbacks=…)) resumes from it. Stop another one first.
+    """
+    written = run_in_own_loop(roll_back(lasting_topic(url), model, version))
+    assert written.rollback_to is not None
+    say(f"{model} {shown_rank(written.rollback_to)} is now also {shown_rank(written.rank)}, the newest version.")
+
+
 def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
     """Return names and values as pairs, because a metric or a parameter may also be called "version"."""
     fields = [
@@ -164,7 +339,7 @@ def _described(value: object) -> str:
     return repr(value) if isinstance(value, str) and not value.isprintable() else str(value)
 
 
-def _json(update: ModelUpdate) -> str:
+def _json(update: ModelUpdate | ModelDifference) -> str:
     return orjson.dumps(update, default=_json_value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 

@@ -42,11 +42,13 @@ if TYPE_CHECKING:
         NoSuchVersion,
         ScaleChange,
         WeightChange,
+        exported,
         find_update,
         model_comparison,
         model_difference,
         model_names,
         model_versions,
+        read_model,
         roll_back,
     )
 else:
@@ -61,7 +63,7 @@ else:
             "initial_model next_generation next_run record_limit",
             "streamiter.models.rollbacks": "Rollbacks RollbackWatch",
             "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
-            "find_update model_comparison model_difference model_names model_versions roll_back",
+            "exported find_update model_comparison model_difference model_names model_versions read_model roll_back",
         },
     )
 
@@ -92,6 +94,7 @@ __all__ = [
     "UpdateStart",
     "UpdateStatistics",
     "WeightChange",
+    "exported",
     "find_update",
     "initial_model",
     "last_update",
@@ -102,6 +105,7 @@ __all__ = [
     "model_versions",
     "next_generation",
     "next_run",
+    "read_model",
     "record_limit",
     "roll_back",
 ]

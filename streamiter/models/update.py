@@ -399,7 +399,6 @@ UpdateFormat = Literal["auto", "json", "safetensors"]
 
 JSON_CONTENT_TYPE: Final = "application/json"
 
-
 SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
 
 # Only one entry of metadata: safetensors writes several entries in an order that differs from run to run.
@@ -420,6 +419,8 @@ class Document:
     records: int | None
     metrics: dict[str, float]
     parameters: Parameters
+    created_at_ms: int | None = None
+    """In files only; a record has it in its headers."""
 
 
 def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
@@ -472,6 +473,8 @@ def _json(document: Document, tree: object) -> bytes:
         "metrics": document.metrics,
         "parameters": tree,
     }
+    if document.created_at_ms is not None:
+        fields["created_at"] = document.created_at_ms
     try:
         return orjson.dumps(fields)
     except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
@@ -526,6 +529,7 @@ def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
         records=_optional_count(fields, "records"),
         metrics=_metrics(fields.get("metrics") or {}),
         parameters=parameters,
+        created_at_ms=_optional_count(fields, "created_at"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Versions of published models: list, find and compare them, and roll back to one.
+"""Versions of published models: list, find and compare them, roll back to one, keep one as a file.
 
 The command ``streamiter models`` and the service call these functions. :func:`model_difference` and
 :func:`model_comparison` are pure; the others read the topic of the updates, and :func:`roll_back` writes to it.
@@ -7,10 +7,12 @@ The command ``streamiter models`` and the service call these functions. :func:`m
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
@@ -18,7 +20,21 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates
-from streamiter.models.update import ModelSnapshot, ModelUpdate, Parameters, Rank, UpdateHeaders, shown_rank
+from streamiter.models.update import (
+    JSON_CONTENT_TYPE,
+    SAFETENSORS_CONTENT_TYPE,
+    Document,
+    ModelSnapshot,
+    ModelUpdate,
+    Parameters,
+    Rank,
+    UpdateHeaders,
+    checked_parameters,
+    decode_document,
+    encode_document,
+    freeze_arrays,
+    shown_rank,
+)
 from streamiter.numbers import Floats
 from streamiter.records import Array
 from streamiter.topics.topic import ReadRequest, Topic, last_records, record_limit
@@ -244,6 +260,54 @@ async def _publish_again(topic: Topic, update: ModelUpdate, clock: Clock) -> Mod
                 is_this = written.rank == (run.generation, 1) and written.rollback_to == update.rank
                 return written if is_this else None
     return None
+
+
+# ---- files
+
+
+def exported(update: ModelUpdate, form: Literal["json", "safetensors"]) -> bytes:
+    """Return an update as the content of a file, for :func:`read_model` and for programs in other languages.
+
+    It is the value that a record has, in JSON or as safetensors, and the time of creation.
+
+    >>> exported(ModelUpdate("ctr", 2, 17, None, 1700000000000, 900, {}, np.array([0.5])), "json").decode()[:60]
+    '{"model":"ctr","generation":2,"version":17,"epoch":null,"rec'
+    """
+    document = Document(
+        update.model,
+        update.generation,
+        update.version,
+        update.epoch,
+        update.records,
+        update.metrics,
+        update.parameters,
+        update.created_at_ms,
+    )
+    return encode_document(document, form, 0)[1]
+
+
+def read_model(path: str | os.PathLike[str]) -> ModelUpdate:
+    """Return the update in a file of ``streamiter models export``: ``LinearPredictor(read_model(path).parameters)``.
+
+    Raises ModelError for a file that has none, and ``OSError`` for one that cannot be read.
+    """
+    value = Path(path).read_bytes()
+    try:
+        document = decode_document(JSON_CONTENT_TYPE if value[:1] == b"{" else SAFETENSORS_CONTENT_TYPE, value)
+        parameters = checked_parameters(document.parameters, "value")
+    except (ValueError, ModelError) as error:
+        raise ModelError(f"{os.fspath(path)}: expected a model of `streamiter models export`: {error}") from error
+    freeze_arrays(parameters)
+    return ModelUpdate(
+        document.model,
+        document.generation,
+        document.version,
+        document.epoch,
+        document.created_at_ms or 0,
+        document.records,
+        document.metrics,
+        parameters,
+    )
 
 
 # ---- comparing versions

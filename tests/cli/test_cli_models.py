@@ -1,4 +1,4 @@
-"""`streamiter models` tails and shows published models."""
+"""`streamiter models` shows, compares and keeps published models, and rolls back."""
 
 import json
 import re
@@ -9,7 +9,8 @@ import pytest
 from cli.program import on_terminal, started, streamiter
 
 from streamiter.clock import SystemClock
-from streamiter.models import ModelSnapshot, ModelUpdateEncoder
+from streamiter.errors import ModelError
+from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, read_model
 from streamiter.topics import topic
 
 UPDATES = "sqlite:///models.db?topic=updates"
@@ -210,3 +211,77 @@ async def test_a_count_of_zero_prints_no_update(tmp_path):
     ran = streamiter("models", "tail", UPDATES, "-m", "crt", "-n", "0", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.endswith("expected updates of model 'crt', given only of ctr\n")
+
+
+# -- diff, compare, export, rollback
+
+
+async def test_two_versions_are_compared(tmp_path):
+    """To see what changed, one compared two JSON documents of thousands of weights by hand."""
+    await published(tmp_path, versions=3)
+    printed = streamiter("models", "diff", UPDATES, "1.1", "-m", "ctr", cwd=tmp_path).stdout
+    lines = [line.split("\t") for line in printed.splitlines()]
+    assert lines == [
+        ["records", "1,000", "3,000", ""],
+        ["loss", "0.25", "0.25", ""],
+        ["intercept", "0", "0", ""],
+        ["weights[1]", "1", "3", "2"],
+    ]
+    given = json.loads(streamiter("models", "diff", UPDATES, "1.1", "1.2", "-m", "ctr", "--json", cwd=tmp_path).stdout)
+    assert (given["new"]["version"], given["weights"][0]["new"]) == (2, 2.0)
+    code, shown = on_terminal("models", "diff", UPDATES, "1", "-m", "ctr", cwd=tmp_path, width=60)
+    assert code == 0
+    assert "1.3" in shown
+
+
+async def test_champion_and_challenger_are_compared(tmp_path):
+    """Two models in one topic were compared by looking at two terminals."""
+    await published(tmp_path, versions=2)
+    await published(tmp_path, model="challenger", versions=1)
+    command = ["models", "compare", UPDATES, "-m", "ctr", "-m", "challenger"]
+    lines = [line.split("\t") for line in streamiter(*command, cwd=tmp_path).stdout.splitlines()]
+    assert lines[0] == ["", "ctr 1.2", "challenger 1.1"]
+    assert lines[2:] == [["records", "2,000", "1,000"], ["loss", "0.25", "0.25"]]
+    given = json.loads(streamiter(*command, "--json", cwd=tmp_path).stdout)
+    assert [version["model"] for version in given["versions"]] == ["ctr", "challenger"]
+    assert given["metrics"]["records"] == [2000, 1000]
+    one = streamiter("models", "compare", UPDATES, "-m", "ctr", "--version", "1.1", "--version", "1", cwd=tmp_path)
+    assert one.stdout.splitlines()[0] == "\tctr 1.1\tctr 1.2"
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+async def test_a_version_is_kept_as_a_file_to_predict_with(tmp_path, suffix):
+    """The model of last year was gone with the topic's retention."""
+    await published(tmp_path, versions=3)
+    file = tmp_path / f"kept.{suffix}"
+    ran = streamiter("models", "export", UPDATES, str(file), "-m", "ctr", "--version", "1.2", cwd=tmp_path)
+    assert ran.stdout.startswith(f"Wrote ctr 1.2 to {file}.")
+    kept = read_model(file)
+    assert (kept.rank, kept.records, kept.metrics) == ((1, 2), 2000, {"loss": 0.25})
+    assert kept.created_at_ms > 1_700_000_000_000
+    assert LinearPredictor(kept.parameters)([1.0, 2.0]) == 4.5
+    file.write_bytes(b"no model")
+    with pytest.raises(ModelError) as refused:
+        read_model(file)
+    assert str(refused.value).startswith(f"{file}: expected a model of `streamiter models export`: ")
+
+
+async def test_a_file_of_another_kind_is_refused(tmp_path):
+    """A model was written as JSON into a file called .npz, which numpy could not read."""
+    await published(tmp_path, versions=1)
+    ran = streamiter("models", "export", UPDATES, "ctr.npz", "-m", "ctr", cwd=tmp_path)
+    assert ran.returncode != 0
+    assert "FILE: expected a name that ends in .json or .safetensors, given ctr.npz" in ran.stderr
+    assert not (tmp_path / "ctr.npz").exists()
+
+
+async def test_a_rollback_is_the_newest_version(tmp_path):
+    """After an incident one wrote the old parameters into the topic with a script, with a version of yesterday."""
+    await published(tmp_path, versions=3)
+    ran = streamiter("models", "rollback", UPDATES, "1.1", "--model", "ctr", cwd=tmp_path)
+    assert ran.stdout == "ctr 1.1 is now also 2.1, the newest version.\n"
+    shown = json.loads(streamiter("models", "show", UPDATES, "-m", "ctr", "--json", cwd=tmp_path).stdout)
+    assert (shown["generation"], shown["rollback_to"], shown["parameters"]["weights"]) == (2, [1, 1], [0.5, 1.0])
+    ran = streamiter("models", "rollback", UPDATES, "7.1", "--model", "ctr", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "expected version 7.1 of model 'ctr', given those from 1.1 to 2.1" in ran.stderr
