@@ -106,6 +106,9 @@ class ModelUpdate:
         return max(0, clock.now_ms() - self.created_at_ms) / 1000
 
 
+# Records of this format carry no header of it: docs/model-updates.md.
+_FORMAT: Final = "1"
+
 # It separates a model's name from the rest of a chunk's key, so a model's name must not contain this character.
 _KEY_SEPARATOR: Final = "#"
 
@@ -176,6 +179,11 @@ class UpdateHeaders:
     def parse(headers: Headers) -> UpdateHeaders:
         """Return the parsed headers of a record; ``ValueError`` with the reason for headers of no update."""
         fields = {name: value.decode() for name, value in headers}
+        if fields.get("format", _FORMAT) != _FORMAT:
+            raise ValueError(
+                f"expected an update of format {_FORMAT}, which has no header format, given {fields['format']!r}; "
+                "install the version of streamiter that publishes it"
+            )
         try:
             return UpdateHeaders(
                 model=fields["model"],

@@ -1,0 +1,145 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/** Predicts with the parameters of a published linear model, with the same numbers as LinearPredictor in Python. */
+final class LinearModel {
+  private static final int TEXT_FOLLOWS = 0xff;
+  private static final int IS_MISSING = 0xfe;
+  private static final double HUGE = 1e100; // Larger numbers count as missing.
+  private static final double SCORE_MAX = 30.0;
+
+  private final JsonNode parameters;
+  private final boolean isStandardized;
+  private final String link;
+  private final double[] intercepts;
+  private final double[][] weights; // By column, then by score.
+  private final Map<String, Integer> columns = new HashMap<>();
+  private final Map<Long, Integer> hashed = new HashMap<>();
+  private final Set<String> texts = new HashSet<>();
+
+  LinearModel(JsonNode given) {
+    parameters = given.isArray() ? JsonNodeFactory.instance.objectNode().set("weights", given) : given;
+    for (String beyond : List.of("crosses", "width")) { // Of crosses, and of sparse rows.
+      if (!parameters.has(beyond)) continue;
+      throw new IllegalArgumentException("a model with " + beyond + ", which only the predictor in Python has");
+    }
+    isStandardized = parameters.has("center");
+    link = parameters.path("link").asText("identity");
+    JsonNode intercept = parameters.path("intercept");
+    intercepts = intercept.isArray() ? numbers(intercept) : new double[] {intercept.asDouble(0.0)};
+    JsonNode columnWeights = parameters.get("weights");
+    weights = new double[columnWeights.size()][];
+    for (int column = 0; column < weights.length; column++) {
+      JsonNode weight = columnWeights.get(column);
+      weights[column] = weight.isArray() ? numbers(weight) : new double[] {weight.asDouble()};
+    }
+    if (isStandardized) {
+      JsonNode fields = parameters.get("fields");
+      for (int column = 0; column < fields.size(); column++) columns.put(fields.get(column).asText(), column);
+      JsonNode places = parameters.get("places");
+      for (int index = 0; index < places.size(); index++) hashed.put(places.get(index).asLong(), fields.size() + index);
+      for (JsonNode field : parameters.get("text_fields")) texts.add(field.asText());
+    }
+  }
+
+  /** Returns the prediction for a row, a number; for classes an object of labels and probabilities. */
+  JsonNode predict(JsonNode row) {
+    double[] sums = intercepts.clone();
+    if (isStandardized) {
+      for (var field : row.properties()) addField(field.getKey(), field.getValue(), sums);
+    } else {
+      for (int column = 0; column < row.size(); column++) sums[0] += weights[column][0] * scaled(row, column);
+    }
+    if (link.equals("softmax")) return softmax(sums);
+    double score = sums[0];
+    return JsonNodeFactory.instance.numberNode(
+        switch (link) {
+          case "identity" -> score;
+          case "clipped" -> clip(score, number("lowest"), number("highest"));
+          case "log" -> Math.exp(Math.min(score, 700.0));
+          case "logit" -> sigmoid(isStandardized ? clip(score, -SCORE_MAX, SCORE_MAX) : score);
+          default -> throw new IllegalArgumentException("unknown link " + link);
+        });
+  }
+
+  private double scaled(JsonNode row, int column) {
+    double value = row.get(column).asDouble();
+    if (!parameters.has("deviation")) return value;
+    double deviation = parameters.get("deviation").get(column).asDouble();
+    return deviation > 0.0 ? (value - parameters.get("mean").get(column).asDouble()) / deviation : 0.0;
+  }
+
+  private void addField(String name, JsonNode value, double[] sums) {
+    double number = value.isBoolean() ? (value.asBoolean() ? 1.0 : 0.0) : value.asDouble();
+    if (value.isNull() || (!value.isTextual() && !(Math.abs(number) <= HUGE))) {
+      addHashed(name, IS_MISSING, "", sums);
+    } else if (value.isTextual()) {
+      if (columns.containsKey(name)) throw new IllegalArgumentException("expected a number in the field " + name);
+      if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums);
+    } else {
+      if (texts.contains(name)) throw new IllegalArgumentException("expected a text in the field " + name);
+      Integer column = columns.get(name);
+      if (column != null) {
+        double limit = parameters.get("limit").get(column).asDouble();
+        add(column, clip(number - parameters.get("center").get(column).asDouble(), -limit, limit), sums);
+      }
+    }
+  }
+
+  private void addHashed(String name, int separator, String text, double[] sums) {
+    Integer column = hashed.get(placeOf(name, separator, text, parameters.get("bits").asInt()));
+    if (column != null) add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
+  }
+
+  private void add(int column, double value, double[] sums) {
+    for (int score = 0; score < sums.length; score++) sums[score] += weights[column][score] * value;
+  }
+
+  /** A last probability without a label is that of a class that has not come yet. */
+  private ObjectNode softmax(double[] sums) {
+    double highest = Arrays.stream(sums).max().orElseThrow();
+    double total = Arrays.stream(sums).map(sum -> Math.exp(sum - highest)).sum();
+    ObjectNode probabilities = JsonNodeFactory.instance.objectNode();
+    for (int score = 0; score < sums.length; score++) {
+      String label = parameters.get("classes").path(score).asText("(other)");
+      probabilities.put(label, Math.exp(sums[score] - highest) / total);
+    }
+    return probabilities;
+  }
+
+  /** 64 bits of FNV-1a, mixed; the place of a text are their low bits. */
+  static long placeOf(String name, int separator, String text, int bits) {
+    long hash = 0xcbf29ce484222325L;
+    for (byte each : name.getBytes(StandardCharsets.UTF_8)) hash = (hash ^ (each & 0xff)) * 0x100000001b3L;
+    hash = (hash ^ separator) * 0x100000001b3L;
+    for (byte each : text.getBytes(StandardCharsets.UTF_8)) hash = (hash ^ (each & 0xff)) * 0x100000001b3L;
+    hash = (hash ^ (hash >>> 33)) * 0xff51afd7ed558ccdL;
+    return (hash ^ (hash >>> 33)) & ((1L << bits) - 1);
+  }
+
+  private double number(String name) {
+    return parameters.get(name).asDouble();
+  }
+
+  private static double sigmoid(double score) {
+    return score >= 0 ? 1.0 / (1.0 + Math.exp(-score)) : Math.exp(score) / (1.0 + Math.exp(score));
+  }
+
+  private static double clip(double value, double low, double high) {
+    return Math.min(Math.max(value, low), high);
+  }
+
+  private static double[] numbers(JsonNode values) {
+    double[] numbers = new double[values.size()];
+    for (int index = 0; index < numbers.length; index++) numbers[index] = values.get(index).asDouble();
+    return numbers;
+  }
+}

@@ -1,0 +1,80 @@
+// Predicts with the parameters of a published linear model, with the same numbers as LinearPredictor in Python.
+
+const TEXT_FOLLOWS = 0xff;
+const IS_MISSING = 0xfe;
+const HUGE = 1e100; // Larger numbers count as missing.
+const SCORE_MAX = 30;
+
+const sigmoid = (score) => (score >= 0 ? 1 / (1 + Math.exp(-score)) : Math.exp(score) / (1 + Math.exp(score)));
+const clip = (value, low, high) => Math.min(Math.max(value, low), high);
+const LINKS = { identity: (score) => score, logit: sigmoid, log: (score) => Math.exp(Math.min(score, 700)) };
+
+// Returns a function from a row to its prediction: a number, or for classes an object of label and probability.
+export function linearModel(parameters) {
+  if (Array.isArray(parameters)) return plainModel({ weights: parameters });
+  const beyond = ["crosses", "width"].find((name) => name in parameters); // Of crosses, and of sparse rows.
+  if (beyond) throw new Error(`a model with ${beyond}, which only the predictor in Python has`);
+  return "center" in parameters ? standardizedModel(parameters) : plainModel(parameters);
+}
+
+// A row is a list of numbers.
+function plainModel({ weights, intercept = 0, link = "identity", mean, deviation }) {
+  const scaled = (value, column) =>
+    deviation ? (deviation[column] > 0 ? (value - mean[column]) / deviation[column] : 0) : value;
+  return (row) => LINKS[link](row.reduce((sum, value, column) => sum + weights[column] * scaled(value, column), intercept));
+}
+
+// A row is an object of numbers and texts by field.
+function standardizedModel({ weights, intercept, center, limit, fields, places, text_fields, bits, link, ...model }) {
+  const scores = (column) => [].concat(weights[column]); // One weight, or one for each class.
+  const columns = new Map(fields.map((name, column) => [name, column]));
+  const hashed = new Map(places.map((place, index) => [place, fields.length + index]));
+  const texts = new Set(text_fields);
+
+  function featuresOf(name, value) {
+    const isNumber = typeof value === "number" || typeof value === "boolean";
+    if (value === null || value === undefined || (isNumber && !(Math.abs(value) <= HUGE))) {
+      return hashedFeature(name, IS_MISSING, "");
+    }
+    if (typeof value === "string") {
+      if (columns.has(name)) throw new Error(`expected a number in the field ${name}, given a text`);
+      return texts.has(name) ? hashedFeature(name, TEXT_FOLLOWS, value) : null;
+    }
+    if (texts.has(name)) throw new Error(`expected a text in the field ${name}, given a number`);
+    const column = columns.get(name);
+    return column === undefined ? null : [column, clip(Number(value) - center[column], -limit[column], limit[column])];
+  }
+
+  function hashedFeature(name, separator, text) {
+    const column = hashed.get(placeOf(name, separator, text, bits));
+    return column === undefined ? null : [column, Math.min(1, limit[column])];
+  }
+
+  return (row) => {
+    const sums = [].concat(intercept);
+    for (const [name, value] of Object.entries(row)) {
+      const feature = featuresOf(name, value);
+      if (feature) scores(feature[0]).forEach((weight, score) => (sums[score] += weight * feature[1]));
+    }
+    if (link === "clipped") return clip(sums[0], model.lowest, model.highest);
+    if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
+    return softmax(sums, model.classes);
+  };
+}
+
+// A last probability without a label is that of a class that has not come yet.
+function softmax(sums, classes) {
+  const raised = sums.map((sum) => Math.exp(sum - Math.max(...sums)));
+  const total = raised.reduce((sum, value) => sum + value, 0);
+  return Object.fromEntries(raised.map((value, score) => [classes[score] ?? "(other)", value / total]));
+}
+
+// 64 bits of FNV-1a, mixed; the place of a text is their low bits.
+export function placeOf(name, separator, text, bits) {
+  let hash = 0xcbf29ce484222325n;
+  for (const byte of [...Buffer.from(name), separator, ...Buffer.from(text)]) {
+    hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
+  }
+  hash = BigInt.asUintN(64, (hash ^ (hash >> 33n)) * 0xff51afd7ed558ccdn);
+  return Number((hash ^ (hash >> 33n)) & ((1n << BigInt(bits)) - 1n));
+}

@@ -1,0 +1,204 @@
+"""Consumers in other languages follow a model on a real broker, and predict the same numbers as Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.model_case import encoder, selected, write
+from support.kafka_fixtures import GivenKafka
+from support.kafka_jars import KAFKA_VERSION, kafka_jars
+from support.kafka_server import KafkaServer
+from support.processes import LIMIT_S, async_process
+
+from streamiter.clock import SystemClock
+from streamiter.learn import AdaptiveLinearModel
+from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
+from streamiter.topics import topic
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "consumers"
+Command = list[str]
+
+
+def missing(reason: str) -> None:
+    """Skip the test, but never in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def built(command: Command, folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def javascript(folder: Path) -> Command:
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        missing("no consumer in JavaScript: node and npm are not installed")
+    copy = folder / "javascript"
+    shutil.copytree(EXAMPLES / "javascript", copy, ignore=shutil.ignore_patterns("node_modules"))
+    built(["npm", "ci", "--silent"], copy)
+    return ["node", str(copy / "consumer.mjs")]
+
+
+def java(folder: Path) -> Command:
+    if shutil.which("javac") is None:
+        missing("no consumer in Java: javac is not installed")
+    path = f"{kafka_jars()}/*"
+    sources = [str(file) for file in (EXAMPLES / "java" / "src" / "main" / "java").glob("*.java")]
+    built(["javac", "--release", "17", "-encoding", "UTF-8", "-cp", path, "-d", str(folder), *sources], folder)
+    # Without a logging backend, and without the threads of the usual compiler: it starts in half the time.
+    return ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}:{path}", "ModelConsumer"]
+
+
+TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", None]
+
+
+def adaptive(label: Callable[[float, int], Any]) -> dict[str, Any]:
+    """Return the parameters of the default model, with numbers, texts and missing values."""
+    model, random = AdaptiveLinearModel(), np.random.default_rng(5)
+    rows = [{"km": float(km), "town": TOWNS[n % 4]} for n, km in enumerate(random.normal(500, 300, 200))]
+    rows[7]["km"] = None
+    model.learn(rows, [label(row["km"] or 0.0, n) for n, row in enumerate(rows)])
+    return model.parameters()
+
+
+NAMED = [
+    {"km": 700.25, "town": "Ἀθῆναι"},
+    {"km": None, "town": None, "other": "x"},
+    {"km": 1e101, "town": "𝄞", "other": 3},
+    {"km": True, "town": "never seen"},
+    {"km": -1e9},
+    {},
+]
+LISTED = [[0.1, 2.5, -3.0], [0.0, 0.0, 0.0], [1e3, -7.25, 1e-9]]
+WEIGHTS = np.array([0.3, -1.7, 0.1])
+
+MODELS: list[tuple[Any, list[Any]]] = [
+    (WEIGHTS, LISTED),
+    ({"weights": WEIGHTS, "intercept": 0.25, "link": "logit"}, LISTED),
+    ({"weights": WEIGHTS, "link": "log", "mean": np.ones(3), "deviation": np.array([2.0, 0.0, 0.5])}, LISTED),
+    (adaptive(lambda km, n: km > 400), NAMED),
+    (adaptive(lambda km, n: km / 7 + n), NAMED),
+    (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
+]
+
+
+def same(given: Any, expected: Any, classes: list[Any] | None) -> bool:
+    if classes is None:
+        return abs(given - expected) <= 1e-12 * max(1.0, abs(expected))
+    labels = [*classes, "(other)"][: len(expected)]
+    return list(given) == labels and np.allclose(list(given.values()), expected, rtol=1e-12, atol=1e-12)
+
+
+class Consumer:
+    """A running consumer: rows go in, updates and predictions come out."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    async def line(self) -> dict[str, Any]:
+        printed = await self._process.stdout.readline()
+        assert printed, (await self._process.stderr.read()).decode()
+        return dict(json.loads(printed))
+
+    async def predictions(self, rows: list[Any]) -> list[dict[str, Any]]:
+        self._process.stdin.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        return [await self.line() for _ in rows]
+
+
+@asynccontextmanager
+async def consuming(command: Command, *arguments: str) -> Any:
+    pipes: dict[str, Any] = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    async with async_process([*command, *arguments], **pipes) as process:
+        yield Consumer(process)
+        process.kill()
+
+
+@pytest.mark.parametrize("language", [javascript, java])
+async def test_a_consumer_predicts_what_python_predicts(
+    language: Callable[[Path], Command], kafka_broker: KafkaServer | GivenKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A service in another language served other probabilities than those that validation had measured."""
+    command = language(tmp_path)
+    name = f"{topic_prefix}models"
+    models = topic(f"kafka://{kafka_broker.bootstrap}/{name}")
+    await models.create()
+    await write(models, encoder(1, model="other").encode([np.zeros(1)]))
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
+        version = 0
+        for parameters, rows in MODELS:
+            predict = LinearPredictor(parameters)
+            # In one record as JSON, and as safetensors in chunks.
+            for form, limit in (("json", 1_000_000), ("safetensors", 700)):
+                version += 1
+                one = ModelUpdateEncoder("m", 1, version, clock=SystemClock(), format=form, record_bytes_max=limit)
+                await write(models, one.encode([parameters]))
+                update = await consumer.line()
+                assert (update["generation"], update["version"]) == (1, version)
+                for row, given in zip(rows, await consumer.predictions(rows), strict=True):
+                    assert given["version"] == version
+                    assert same(given["prediction"], predict(row), predict.classes), (row, given, predict(row))
+
+
+@pytest.mark.parametrize("language", [javascript, java])
+async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
+    language: Callable[[Path], Command], kafka_broker: KafkaServer | GivenKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A trainer that had been replaced went on publishing, and every second answer was by its model."""
+    command = language(tmp_path)
+    name = f"{topic_prefix}models"
+    models = topic(f"kafka://{kafka_broker.bootstrap}/{name}")
+    await models.create()
+
+    def update(generation: int, version: int, weight: float, **options: Any) -> Any:
+        return encoder(generation, version, model="m", **options).encode([np.full(100, weight)])
+
+    later = update(9, 1, 9.0)
+    cut = update(7, 1, 7.0, record_bytes_max=500)
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
+        await write(
+            models,
+            update(2, 10, 1.0),
+            update(2, 9, 2.0),
+            update(1, 99, 3.0),
+            selected(cut, *range(1, len(cut))),
+            replace(later, headers=[(*later.headers[0], ("format", b"2"))]),
+            replace(later, values=[b"{"]),
+            update(3, 1, 4.0, record_bytes_max=500),
+        )
+        assert [(await consumer.line())["generation"] for _ in range(2)] == [2, 3]
+        await roll_back(models, "m", "2.10")
+        rolled_back = await consumer.line()
+        assert rolled_back["generation"] > 7  # A run begins after every rank in the topic, also an incomplete one.
+        [given] = await consumer.predictions([[1.0] + [0.0] * 99])
+        assert given["prediction"] == 1.0
+
+
+def test_the_consumer_in_java_has_the_client_of_the_test_broker() -> None:
+    """The example named a client that no test had run."""
+    pom = (EXAMPLES / "java" / "pom.xml").read_text()
+    found = re.findall(r"<artifactId>(kafka-clients|jackson-databind)</artifactId>\s*<version>(.+)</version>", pom)
+    assert ("kafka-clients", KAFKA_VERSION) in found
+    for artifact, version in found:
+        assert (kafka_jars() / f"{artifact}-{version}.jar").exists()
+
+
+def test_the_lock_file_names_versions_and_checksums_only() -> None:
+    """The lock file had the addresses of one company's registry."""
+    lock = json.loads((EXAMPLES / "javascript" / "package-lock.json").read_text())
+    packages = {name: entry for name, entry in lock["packages"].items() if name}
+    assert packages
+    for entry in packages.values():
+        assert entry["integrity"].startswith("sha512-")
+        assert "resolved" not in entry
