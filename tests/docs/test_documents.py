@@ -16,7 +16,12 @@ from streamiter.cli.app import app
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
-    *(file for room in ("docs", "examples") for file in sorted((ROOT / room).rglob("*.md"))),
+    *(
+        file
+        for room in ("docs", "examples")
+        for file in sorted((ROOT / room).rglob("*.md"))
+        if "node_modules" not in file.parts
+    ),
 ]
 BLOCK = re.compile(
     r"^```(?P<language>\w+)\n(?P<code>.*?)^```(\n\n```text\n(?P<printed>.*?)^```)?", re.MULTILINE | re.DOTALL

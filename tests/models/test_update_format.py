@@ -1,0 +1,165 @@
+"""What is published is what the specification of the wire format says: docs/model-updates.md and its JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+from models.model_case import MakeTopic, all_records, encoder, write
+
+from streamiter.errors import DecodeError
+from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
+from streamiter.models import exported, find_update, model_updates, roll_back
+from streamiter.models.update import JSON_CONTENT_TYPE, UpdateHeaders
+from streamiter.networks import Network
+from streamiter.networks.serving import version_of
+from streamiter.numbers import Moments
+from streamiter.topics import MemoryBroker, Topic
+
+SCHEMA = json.loads(files("streamiter.models").joinpath("model-update.schema.json").read_text("utf-8"))
+DOCUMENT = Draft202012Validator(SCHEMA)
+HEADERS = Draft202012Validator({"$ref": "#/$defs/headers", "$defs": SCHEMA["$defs"]})
+ROWS = [{"km": float(n), "town": ["Rome", "Oslo", None][n % 3], "x": n % 5} for n in range(40)]
+
+
+def adaptive(label: Any, rows: Any = ROWS, **options: Any) -> dict[str, Any]:
+    model = AdaptiveLinearModel(**options)
+    model.learn(rows, [label(n) for n in range(len(rows))])
+    return model.parameters()
+
+
+def scaled() -> dict[str, Any]:
+    model = LogisticRegression(2)
+    model.scale(Moments(3, np.ones(2), np.ones(2)))
+    return model.parameters()
+
+
+def centroids() -> dict[str, Any]:
+    model = KMeans(clusters=2, seed=1)
+    model.fit(np.random.default_rng(1).normal(size=(20, 2)), progress=False)
+    return model.parameters()
+
+
+def network() -> dict[str, object]:
+    """Return a small network as it is published."""
+    layers = [
+        {"name": "wide", "type": "SimpleInputLayer", "outputdim": 1},
+        {"name": "loss", "type": "LossLayer", "lossfunc": "logloss", "inputlayer": "wide"},
+    ]
+    made = Network.from_json({"data": {"indexrange": 5, "numfield": 2}, "model": {"modelsize": 5}, "layers": layers})
+    return version_of(made, made.initial_parameters(seed=1))
+
+
+KINDS: dict[str, Any] = {
+    "bare weights": lambda: np.array([0.5, -1.0]),
+    "linear": lambda: LogisticRegression(3).parameters(),
+    "scaled": scaled,
+    "truth values": lambda: adaptive(lambda n: n % 7 > 3),
+    "numbers": lambda: adaptive(lambda n: n / 3, task="regression"),
+    "classes": lambda: adaptive(lambda n: "abc"[n % 3]),
+    "crosses": lambda: adaptive(lambda n: n % 2 > 0, crosses=[("km", "town"), ("km", "x")]),
+    "hashed": lambda: adaptive(lambda n: n % 2 > 0, FeatureHasher(["km", "town"], bits=10).rows(ROWS)),
+    "texts only": lambda: adaptive(lambda n: n % 2 > 0, [{"town": row["town"]} for row in ROWS]),
+    "centroids": lambda: centroids(),
+    "a network": network,
+    "another library": lambda: {"saved": np.frombuffer(b"bytes", np.uint8)},
+    "every tag": lambda: {
+        "single": np.float32(0.5),
+        "half": np.array([0.5], np.float16),
+        "tuple": (1, None, [True, "text"]),
+        "bytes": b"\x00",
+        "tag": {"list": 1},
+        "words": np.array(["late"]),
+        "none": np.zeros((0, 2)),
+    },
+}
+
+
+async def published(topic: Topic) -> list[tuple[UpdateHeaders, Any]]:
+    """Return headers and document of each update, checked as any program in another language would read them."""
+    parts: dict[Any, list[bytes]] = {}
+    found = []
+    for record in await all_records(topic):
+        if record.value is None:
+            assert {name for name, _ in record.headers} == {"model", "deletes"}
+            continue
+        HEADERS.validate({name: value.decode() for name, value in record.headers})
+        headers = UpdateHeaders.parse(record.headers)
+        chunks = parts.setdefault(headers.rank, [])
+        chunks.append(record.value)
+        if headers.is_last:
+            found.append((headers, document(headers.content_type, b"".join(chunks))))
+    return found
+
+
+def document(content_type: str, value: bytes) -> Any:
+    if content_type == JSON_CONTENT_TYPE:
+        return orjson.loads(value)
+    header = orjson.loads(value[8 : 8 + int.from_bytes(value[:8], "little")])
+    return orjson.loads(header["__metadata__"]["streamiter.model_update"])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+async def test_each_kind_of_update_is_as_specified(kind: str) -> None:
+    """A team wrote a reader by the specification, and it failed at the first model with classes."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    model = KINDS[kind]()
+    for generation, (form, limit) in enumerate([("json", 10**6), ("safetensors", 10**6), ("auto", 700)], start=1):
+        await write(topic, encoder(generation, format=form, record_bytes_max=limit).encode([model], epoch=4))
+    await roll_back(topic, "ctr", "1.1")
+    updates = await published(topic)
+    assert [headers.rank for headers, _ in updates] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    for _, given in updates:
+        DOCUMENT.validate(given)
+    rollback = updates[-1][0]
+    assert (rollback.rollback_to, rollback.since_rollback) == ((1, 1), (4, 1))
+    exported_one = orjson.loads(exported(await find_update(topic, "ctr"), "json"))
+    DOCUMENT.validate(exported_one)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"generation": 0},
+        {"metrics": {"loss": None}},
+        {"parameters": 1.0},
+        {"parameters": {"w": {"dtype": "float64", "shape": [1]} | {"values": [{}]}}},
+        {"parameters": {"w": []}},
+        {"parameters": {"w": {"tensor": 1}}},
+        {"parameters": {"weights": [1.0], "center": [0.0]}},
+        {"model": "a#b"},
+    ],
+)
+def test_the_schema_refuses_what_no_publisher_writes(broken: dict[str, Any]) -> None:
+    """The schema accepted everything, so a wrong publisher was found by its consumers."""
+    update = {
+        "model": "ctr",
+        "generation": 1,
+        "version": 1,
+        "epoch": None,
+        "records": 5,
+        "metrics": {"loss": 0.5},
+        "parameters": {"weights": [0.5]},
+    }
+    DOCUMENT.validate(update)
+    assert not DOCUMENT.is_valid(update | broken)
+    assert not DOCUMENT.is_valid({name: value for name, value in update.items() if name not in broken})
+
+
+async def test_an_update_of_a_later_format_is_not_read_as_this_one(make_topic: MakeTopic) -> None:
+    """Weights of a later format were read with the meaning of this one, and each prediction was wrong."""
+    topic = await make_topic()
+    later = encoder(2).encode([np.zeros(1)])
+    await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"2"))]))
+    with pytest.raises(DecodeError) as refused:
+        [update async for update in model_updates(topic, "ctr", follow=False)]
+    assert "expected an update of format 1, which has no header format, given '2'; install" in str(refused.value)
+    skipping = model_updates(topic, "ctr", follow=False, on_error="skip")
+    assert [update.rank async for update in skipping] == [(1, 1)]
