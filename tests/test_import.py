@@ -9,6 +9,8 @@ import sys
 import pytest
 from support.processes import LIMIT_S
 
+import streamiter
+
 # These modules read files, serve, draw and fit; the building of a flow needs none of them.
 HEAVY = ["aiokafka", "ray", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
 
@@ -67,6 +69,13 @@ def test_the_command_line_does_not_import_rooms_that_only_some_commands_need() -
     )
     for room in ("networks", "learn", "parameter_server"):
         assert [name for name in report.stdout.split() if name.startswith(f"streamiter.{room}")] == []
+
+
+def test_names_are_known_before_they_are_imported() -> None:
+    """An editor offered no names, and a misspelt one was answered with the error of another module."""
+    assert set(streamiter.__all__) <= set(dir(streamiter))
+    with pytest.raises(AttributeError, match="module 'streamiter' has no attribute 'Flwo'"):
+        streamiter.Flwo  # noqa: B018
 
 
 FOLLOWS = """

@@ -6,6 +6,7 @@ The command ``streamiter models`` and the service call these functions. :func:`m
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import deque
@@ -98,6 +99,18 @@ class ModelVersion:
     def name(self) -> str:
         """Generation and version as commands take them, such as ``"2.17"``."""
         return shown_rank((self.generation, self.version))
+
+
+_log = logging.getLogger("streamiter.models")
+
+# A trainer with checkpoints ends its transaction once a second.
+_LOG_AFTER_S: Final = 5.0
+
+_WAITING: Final = (
+    "%s: the rollback of model %r is written, and consumers can read it when the open transaction in front of it ends: "
+    "at the next checkpoint of the trainer, or if the trainer is dead, when it is started again or its transaction "
+    "times out"
+)
 
 
 # ---- finding versions
@@ -255,10 +268,14 @@ async def _publish_again(topic: Topic, update: ModelUpdate, clock: Clock) -> Mod
             await writer.flush()
         finally:
             await writer.close()
-        async for written in updates:
-            if written.rank >= (run.generation, 1):
-                is_this = written.rank == (run.generation, 1) and written.rollback_to == update.rank
-                return written if is_this else None
+        timer = clock.call_later(_LOG_AFTER_S, lambda: _log.warning(_WAITING, topic.url, update.model))
+        try:
+            async for written in updates:
+                if written.rank >= (run.generation, 1):
+                    is_this = written.rank == (run.generation, 1) and written.rollback_to == update.rank
+                    return written if is_this else None
+        finally:
+            timer.cancel()
     return None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import MakeTopic, all_records, compacted, encoder, large_update, update_of, write
+from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, large_update, update_of, write
+from support.waiting import until
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import ModelSnapshot, ModelUpdate, last_update, model_updates
@@ -18,6 +20,7 @@ from streamiter.models.versions import (
     model_versions,
     roll_back,
 )
+from streamiter.topics import MemoryBroker
 from streamiter.topics.topic import Topic
 
 
@@ -211,3 +214,23 @@ def test_models_are_compared_by_their_metrics() -> None:
         "loss": [0.5, None],
         "auc": [None, 0.75],
     }
+
+
+async def test_a_rollback_waits_until_consumers_can_read_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The command said that the old model was served, while a dead trainer's open transaction held it back."""
+    broker, clock = MemoryBroker(), ManualClock()
+    topic = broker.topic("models")
+    await topic.create()
+    await write(topic, update_of((1, 1)), update_of((1, 2)))
+    transactions = await topic.open_transactions("trainer")
+    async with asyncio.TaskGroup() as group:
+        await transactions.begin()
+        await transactions.write(topic, update_of((1, 3)))
+        rolling = group.create_task(roll_back(topic, "ctr", "1.1", clock=clock))
+        await until(lambda: clock.timers > 0)
+        clock.advance(5.0)
+        assert "the rollback of model 'ctr' is written, and consumers can read it when" in caplog.text
+        assert not rolling.done()
+        await transactions.abort()
+    assert rolling.result().rank == (2, 1)
+    assert clock.timers == 0
