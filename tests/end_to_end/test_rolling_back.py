@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +16,8 @@ from support.processes import async_process
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import ModelUpdate, model_updates, roll_back
-from streamiter.topics import OutgoingBatch, Topic, topic
+from streamiter.models.update import UpdateHeaders
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
 
 TRAINER = Path(__file__).with_name("rolled_back_trainer.py")
 
@@ -34,6 +36,24 @@ async def write(events: Topic, records: list[dict[str, Any]]) -> None:
     writer = await events.open_writer()
     await writer.write(OutgoingBatch([orjson.dumps(record) for record in records]))
     await writer.close()
+
+
+async def learned_first(events: Topic, updates: Topic) -> dict[str, Any]:
+    """Return the first row that was learned by the old state: the trainer hears of a rollback a moment later.
+
+    Each row is written when the version with the row before it is published.
+    """
+    ends = (await updates.describe()).offsets
+    reader = await updates.open_reader(ReadRequest(start={number: end for number, (_, end) in ends.items()}))
+    for seed in itertools.count(100):
+        [row] = rows(1, seed)
+        await write(events, [row])
+        batch = await reader.read()
+        assert batch is not None
+        if UpdateHeaders.parse(batch.headers[-1]).since_rollback is not None:
+            await reader.close()
+            return row
+    raise AssertionError
 
 
 def learned_since(update: ModelUpdate, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,9 +105,10 @@ async def test_a_killed_trainer_resumes_from_the_rollback_and_from_nothing_else(
             # While it runs: the next rows are learned by the old state.
             rolled_back = await roll_back(updates, "flights", f"{good.generation}.{good.version}")
             assert (await anext(followed)).rank == rolled_back.rank == (2, 1)
-            after = rows(200, 3)
-            await write(events, after)
-            resumed = await version(500, generation=2)
+            first = await learned_first(events, updates)
+            after = [first, *rows(200, 3)]
+            await write(events, after[1:])
+            resumed = await version(501, generation=2)
             assert resumed.since_rollback == (2, 1)
             assert_same(resumed, learned_since(good, after))
             process.kill()

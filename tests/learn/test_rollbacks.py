@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 from flow.small_flows import Fed
+from models.model_case import all_records
+from support.waiting import turn
 
 from streamiter import Checkpoints, Flow
 from streamiter.clock import SystemClock
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import SGD, AdaptiveLinearModel, DelayedLabels, Examples, ForeignModel, LinearRegression
 from streamiter.learn import train_online as online
-from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Rollbacks, last_update, roll_back
+from streamiter.models import (
+    ModelSnapshot,
+    ModelUpdate,
+    ModelUpdateEncoder,
+    Rollbacks,
+    last_update,
+    roll_back,
+)
+from streamiter.models.update import UpdateHeaders
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
 from streamiter.runtime.job import Job
@@ -65,10 +76,10 @@ class Kept(Fed):
 
 
 async def started(topic: Topic, folder: Path, learner: Learner, **options: Any) -> tuple[Job, Kept]:
-    source, flow = Kept(), Flow("training")
+    source, flow, delivery = Kept(), Flow("training"), options.pop("delivery", None)
     rows = flow.from_source(lambda: source, name="in", parallelism=1)
     training = online(rows, rollbacks=Rollbacks(topic, "m"), workers=1, **learner)
-    training.models.publish_model(topic, model="m")
+    training.models.publish_model(topic, model="m", delivery=delivery)
     return await flow.start(checkpoints=Checkpoints(folder, interval_s=RARELY_S), **options), source
 
 
@@ -79,6 +90,14 @@ async def newest(topic: Topic, is_it: Callable[[ModelUpdate], bool], job: Job) -
         update = await last_update(topic, "m")
         if update is not None and is_it(update):
             return update
+
+
+async def until_resumed(job: Job, give: Callable[[], None], log: pytest.LogCaptureFixture) -> None:
+    """Give mini-batches until the trainer has taken the rollback over; it hears of it a moment later."""
+    with log.at_level("INFO", "streamiter.models"):
+        while "training resumes from update" not in log.text:
+            give()
+            await job.checkpoint()
 
 
 def lines(count: int, slope: float) -> list[dict[str, float]]:
@@ -97,7 +116,7 @@ def prediction(update: ModelUpdate, learner: Learner) -> float:
 
 
 @pytest.mark.parametrize("kind", list(LEARNERS))
-async def test_training_resumes_from_a_rollback(kind: str, tmp_path: Path) -> None:
+async def test_training_resumes_from_a_rollback(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After a rollback the trainer continued with the bad model, and its versions were never served again."""
     topic, learner = MemoryBroker().topic("models"), LEARNERS[kind]
     await topic.create()
@@ -108,6 +127,7 @@ async def test_training_resumes_from_a_rollback(kind: str, tmp_path: Path) -> No
     bad = await newest(topic, lambda update: update.records == 2_200, job)
     rolled_back = await roll_back(topic, "m", f"1.{good.version}")
     assert rolled_back.rank == (2, 1)
+    await until_resumed(job, lambda: source.give(*lines(10, 1.0)), caplog)
     source.give(*lines(40, 1.0))  # Gradients of the bad model are left out.
     resumed = await newest(topic, lambda update: update.rank > (2, 1), job)
     assert (resumed.generation, resumed.since_rollback) == (2, (2, 1))
@@ -138,7 +158,36 @@ async def test_a_rollback_of_a_stopped_trainer_is_taken_over_and_an_older_one_is
     await job.stop("suspend")
 
 
-async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(tmp_path: Path) -> None:
+async def test_what_a_crash_takes_back_is_not_missed(tmp_path: Path) -> None:
+    """At least once, versions since the rollback were published but not in the checkpoint; the bad model came back."""
+    topic, learner, delivery = MemoryBroker().topic("models"), LEARNERS["another library"], "at_least_once"
+    await topic.create()
+    job, source = await started(topic, tmp_path, learner, delivery=delivery)
+    for y in (1.0, 1.0, 1e9):
+        source.give({"x": 0.0, "y": y})
+        await newest(topic, lambda update: update.records == source.brought, job)
+    await job.checkpoint()
+    await roll_back(topic, "m", "1.2")
+    ranks = [(2, 1)]
+    while ranks[-1] <= (2, 1):  # The bad model learns the row if the trainer has not heard of the rollback yet.
+        count = len(await all_records(topic))
+        source.give({"x": 0.0, "y": 4.0})
+        while len(records := await all_records(topic)) == count:
+            await turn()
+        ranks.append(UpdateHeaders.parse(records[-1].headers).rank)
+    await job.stop("abort")  # Since the rollback there was no checkpoint.
+    job, source = await started(topic, tmp_path, learner, delivery=delivery)
+    source.give({"x": 0.0, "y": 2.0})
+    update = await newest(topic, lambda update: update.generation == 3, job)
+    # It continues from 2.2, the newest state since the rollback.
+    assert (update.records, update.since_rollback) == (4, (2, 1))
+    assert MEAN.predictor(update.parameters)({}) == 2.0  # type: ignore[arg-type]
+    await job.stop("abort")
+
+
+async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The row of a question had the columns of the bad model, so its answer was learned as that of other fields."""
     topic = MemoryBroker().topic("models")
     await topic.create()
@@ -155,6 +204,8 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(t
     source.give({"n": 3, "a": 5.0}, {"n": 3, "late": True}, {"n": 4, "a": 7.0, "b": 3.0})
     await newest(topic, lambda update: update.records == 3, job)
     rolled_back = await roll_back(topic, "m", "1.1")
+    others = itertools.count(5)
+    await until_resumed(job, lambda: source.give({"n": next(others), "b": 1.0}), caplog)
     source.give({"n": 4, "late": True})
     update = await newest(topic, lambda update: update.rank > (2, 1), job)
     expected = AdaptiveLinearModel()
@@ -166,7 +217,9 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(t
     await job.stop("abort")
 
 
-async def test_a_version_that_the_trainer_cannot_start_from_is_an_error(tmp_path: Path) -> None:
+async def test_a_version_that_the_trainer_cannot_start_from_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A rollback to the version of another kind of model was ignored, and the trainer's versions were not served."""
     topic = MemoryBroker().topic("models")
     await topic.create()
@@ -176,9 +229,8 @@ async def test_a_version_that_the_trainer_cannot_start_from_is_an_error(tmp_path
     encoder, writer = ModelUpdateEncoder("m", 2, clock=SystemClock()), await topic.open_writer()
     await writer.write(encoder.encode([{"weights": np.zeros(1)}]))
     await roll_back(topic, "m", "2.1")
-    source.give(*lines(1, 1.0))
     with pytest.raises(JobFailed) as failed:
-        await job.wait()
+        await until_resumed(job, lambda: source.give(*lines(1, 1.0)), caplog)
     assert "cannot resume from update 3.1, which a rollback has published: AdaptiveLinearModel.start_from" in str(
         failed.value
     )
