@@ -20,8 +20,9 @@ from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
 from streamiter.learn.training import MODELS
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
+from streamiter.models.documents import Parameters
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
-from streamiter.models.update import ModelSnapshot, ModelUpdate, Parameters
+from streamiter.models.update import ModelSnapshot, ModelUpdate
 from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output

@@ -5,12 +5,13 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
-Each module imports from the modules before it: ``update`` (headers, parameters, the value), ``reader``, ``publisher``,
-``versions``, ``linear_predictor``, ``served`` and ``rollbacks``.
+Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
+``chunks``, ``reader``, ``publisher``, ``versions``, ``linear_predictor``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
 
+from streamiter.models.documents import Parameters, UpdateFormat
 from streamiter.models.reader import (
     ModelUpdates,
     OnError,
@@ -20,7 +21,7 @@ from streamiter.models.reader import (
     model_updates,
 )
 from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
-from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters, UpdateFormat
+from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
 
 if TYPE_CHECKING:
     from streamiter.models.linear_predictor import LinearPredictor

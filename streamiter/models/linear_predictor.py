@@ -17,7 +17,7 @@ import numpy as np
 
 from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
 from streamiter.errors import ModelError, shortened
-from streamiter.models.update import Parameters
+from streamiter.models.documents import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns

@@ -7,7 +7,6 @@ topic into chunks.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +15,19 @@ from typing import Final, TypedDict
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.models.chunks import cut
+from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document
 from streamiter.models.reader import TailSearch, last_update
 from streamiter.models.update import (
     UPDATE_BYTES_MAX,
     Chunk,
     ChunkSet,
-    Document,
     ModelSnapshot,
     Rank,
-    UpdateFormat,
     UpdateHeaders,
     check_model_name,
-    checked_parameters,
     chunk_key,
     deletion_headers,
-    encode_document,
     shown_rank,
     update_key,
 )
@@ -425,14 +422,3 @@ async def next_run(topic: Topic, model: str) -> RunStart:
 async def next_generation(topic: Topic, model: str) -> int:
     """Return the generation of :func:`next_run`."""
     return (await next_run(topic, model)).generation
-
-
-def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
-    """Return the chunks of ``value`` in order, none longer than ``chunk_bytes``.
-
-    >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
-    [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
-    """
-    sha256 = hashlib.sha256(value).hexdigest()
-    parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
-    return [(Chunk(index, len(parts), sha256), part) for index, part in enumerate(parts)]

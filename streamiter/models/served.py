@@ -21,8 +21,9 @@ from streamiter.errors import (
     TopicNotFound,
     TopicUnavailable,
 )
+from streamiter.models.documents import Parameters
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
-from streamiter.models.update import ModelUpdate, Parameters, Rank, check_model_name
+from streamiter.models.update import ModelUpdate, Rank, check_model_name
 from streamiter.topics.topic import Topic
 
 

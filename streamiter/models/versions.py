@@ -19,23 +19,19 @@ import numpy as np
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError
-from streamiter.models.publisher import ModelUpdateEncoder, next_run
-from streamiter.models.reader import ModelUpdates, last_update, model_updates
-from streamiter.models.update import (
+from streamiter.models.documents import (
     JSON_CONTENT_TYPE,
     SAFETENSORS_CONTENT_TYPE,
     Document,
-    ModelSnapshot,
-    ModelUpdate,
     Parameters,
-    Rank,
-    UpdateHeaders,
     checked_parameters,
     decode_document,
     encode_document,
     freeze_arrays,
-    shown_rank,
 )
+from streamiter.models.publisher import ModelUpdateEncoder, next_run
+from streamiter.models.reader import ModelUpdates, last_update, model_updates
+from streamiter.models.update import ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, shown_rank
 from streamiter.numbers import Floats
 from streamiter.records import Array
 from streamiter.topics.topic import ReadRequest, Topic, last_records, record_limit

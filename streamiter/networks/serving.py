@@ -27,9 +27,10 @@ from streamiter.learn.rows import (
     holds,
 )
 from streamiter.learn.validation import area_under_curve
+from streamiter.models.documents import Parameters
 from streamiter.models.linear_predictor import rows_to_predict
 from streamiter.models.served import ServedModel
-from streamiter.models.update import ModelUpdate, Parameters
+from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import (
     LabelledRows,
 )

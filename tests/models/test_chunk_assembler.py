@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streamiter.models.chunks import ChunkAssembler
 from streamiter.models.publisher import cut
-from streamiter.models.reader import ChunkAssembler
 from streamiter.models.update import Chunk, UpdateHeaders
 
 

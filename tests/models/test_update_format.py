@@ -16,7 +16,8 @@ from models.model_case import MakeTopic, all_records, encoder, write
 from streamiter.errors import DecodeError
 from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
 from streamiter.models import exported, find_update, model_updates, roll_back
-from streamiter.models.update import JSON_CONTENT_TYPE, UpdateHeaders
+from streamiter.models.documents import JSON_CONTENT_TYPE
+from streamiter.models.update import UpdateHeaders
 from streamiter.networks import Network
 from streamiter.networks.serving import version_of
 from streamiter.numbers import Moments

@@ -1,0 +1,390 @@
+"""The value of an update: parameters, their checks, and the document that holds them.
+
+The value of an update is a JSON document, or safetensors with the same document and the arrays.
+Parameters become a *tree* that JSON can hold, and that gives back the same parameters exactly. A float64 array is plain
+nested lists, so that programs in any language can read the common case. Other values, which JSON cannot tell apart,
+carry a tag:
+
+===============================================  =====================================================
+``{"dtype", "shape", "values"}``                 any other array; values in row-major order, flat
+``{"dtype", "value"}``                           a numpy scalar that is not of 64 bits
+``{"tensor": name}``                             an array that is stored next to the tree (safetensors)
+``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
+``{"bytes": base64}``                            bytes
+``{"dict": {...}}``                              a dict with the same names as a tag
+===============================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from streamiter.errors import ModelError
+from streamiter.records import Array
+
+Parameters = Array | dict[str, Any]
+"""One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
+
+# bool, signed and unsigned integers, floats, text: both JSON and safetensors can hold these exactly.
+_KINDS: Final = "biufU"
+# JSON has no limit, but its readers have: all of them can read 64 bits.
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
+# Wider floats (80 and 128 bits) have neither a JSON number nor a safetensors type.
+_FLOAT_BYTES_MAX: Final = 8
+
+
+def checked_parameters(given: object, subject: str) -> Parameters:
+    """Return the parameters as they are stored; they are checked before they are written and after they are read.
+
+    A bare number becomes an array without axes, numpy scalars of 64 bits become Python numbers, and arrays get the
+    machine's byte order; nothing else changes. Raises :class:`~streamiter.errors.ModelError`, whose message begins with
+    ``subject``, for a value that is NaN or infinite or cannot be stored exactly.
+
+    >>> checked_parameters({"weights": np.zeros(2), "intercept": np.float64(0.5)}, "model 'ctr'")
+    {'weights': array([0., 0.]), 'intercept': 0.5}
+    """
+    if isinstance(given, Mapping):
+        return _checked_dict(given, "", subject)
+    if isinstance(given, (np.ndarray, np.generic, int, float)):
+        return _checked_array(np.asarray(given), "", subject)
+    raise ModelError(
+        f"{subject}: expected a numpy array, a dict of them or a ModelSnapshot, given {type(given).__name__}"
+    )
+
+
+def freeze_arrays(value: object) -> None:
+    """Make every array in ``value`` read-only, for all readers of a model share its update."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, dict):
+        for part in value.values():
+            freeze_arrays(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            freeze_arrays(part)
+
+
+def _checked(value: object, path: str, subject: str) -> object:
+    if isinstance(value, np.ndarray):
+        return _checked_array(value, path, subject)
+    if isinstance(value, np.generic):
+        return _checked_scalar(value, path, subject)
+    if value is None or isinstance(value, (bool, str, bytes)):
+        return value
+    if isinstance(value, (int, float)):
+        return _checked_number(value, path, subject)
+    if isinstance(value, (list, tuple)):
+        parts = [_checked(part, f"{path}[{index}]", subject) for index, part in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, Mapping):
+        return _checked_dict(value, path, subject)
+    raise ModelError(
+        f"{subject}: {_named(path)}: expected an array, a number, a string or a list, tuple or dict of these,"
+        f" given {type(value).__name__}"
+    )
+
+
+def _checked_dict(given: Mapping[Any, object], path: str, subject: str) -> dict[str, Any]:
+    for name in given:
+        if not isinstance(name, str):
+            raise ModelError(f"{subject}: {_named(path)}: expected names that are str, given {name!r}")
+    return {name: _checked(value, f"{path}.{name}" if path else name, subject) for name, value in given.items()}
+
+
+def _checked_number(value: float, path: str, subject: str) -> float:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _not_finite(path, subject, f"is {value}")
+    if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
+        raise ModelError(f"{subject}: {_named(path)}: expected an integer of 64 bits, given {value}")
+    return value
+
+
+def _checked_scalar(value: np.generic, path: str, subject: str) -> object:
+    _checked_array(np.asarray(value), path, subject)
+    is_plain = value.dtype.kind in "bU" or value.dtype in (np.dtype(np.int64), np.dtype(np.float64))
+    return value.item() if is_plain else value
+
+
+def _checked_array(array: Array, path: str, subject: str) -> Array:
+    if array.dtype.kind not in _KINDS or (array.dtype.kind == "f" and array.itemsize > _FLOAT_BYTES_MAX):
+        raise ModelError(
+            f"{subject}: {_named(path)}: expected an array of bool, integers, floats of up to 64 bits or text"
+            f", given dtype {array.dtype}"
+        )
+    if array.dtype.kind == "f":
+        _refuse_not_finite(array, path, subject)
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def _refuse_not_finite(array: Array, path: str, subject: str) -> None:
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return
+    first = tuple(int(index) for index in np.argwhere(bad)[0])
+    where = f" (the first at {list(first)})" if first else ""
+    raise _not_finite(path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}")
+
+
+def _not_finite(path: str, subject: str, what: str) -> ModelError:
+    return ModelError(
+        f"{subject}: {_named(path)} {what}; expected finite numbers, for a broken model must not be served:"
+        " look at the learning rate and at the examples before this update"
+    )
+
+
+def _named(path: str) -> str:
+    return f"parameter {path!r}" if path else "the parameters"
+
+
+UpdateFormat = Literal["auto", "json", "safetensors"]
+"""How updates are written; ``"auto"`` writes large arrays as safetensors, other parameters as JSON."""
+
+JSON_CONTENT_TYPE: Final = "application/json"
+
+SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
+
+# Only one entry of metadata: safetensors writes several entries in an order that differs from run to run.
+_METADATA_NAME: Final = "streamiter.model_update"
+
+# A safetensors file begins with the length of its JSON header as 64 bits, little endian.
+_LENGTH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The contents of an update's value; ``ModelUpdate`` describes the fields."""
+
+    model: str
+    generation: int
+    version: int
+    epoch: int | None
+    records: int | None
+    metrics: dict[str, float]
+    parameters: Parameters
+    created_at_ms: int | None = None
+    """In files only; a record has it in its headers."""
+
+
+def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
+    """Return content type and value of ``document``; equal documents give equal bytes.
+
+    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in total are written as safetensors.
+    """
+    is_small = array_bytes(document.parameters) <= json_bytes_max
+    if form == "json" or (form == "auto" and is_small):
+        return JSON_CONTENT_TYPE, _json(document, to_tree(document.parameters, inline_array))
+    return SAFETENSORS_CONTENT_TYPE, _safetensors(document)
+
+
+def decode_document(content_type: str, value: bytes) -> Document:
+    """Return the document in ``value``. Raises ``ValueError`` with the reason for a value that is no document."""
+    try:
+        if content_type == JSON_CONTENT_TYPE:
+            return _document(orjson.loads(value), {})
+        if content_type == SAFETENSORS_CONTENT_TYPE:
+            return _from_safetensors(value)
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
+        raise ValueError(str(error)) from error
+    raise ValueError(f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}")
+
+
+def array_bytes(value: object) -> int:
+    """Return the number of bytes of all arrays in ``value``.
+
+    >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
+    96
+    """
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(array_bytes(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(array_bytes(part) for part in value)
+    return 0
+
+
+def _json(document: Document, tree: object) -> bytes:
+    fields = {
+        "model": document.model,
+        "generation": document.generation,
+        "version": document.version,
+        "epoch": document.epoch,
+        "records": document.records,
+        "metrics": document.metrics,
+        "parameters": tree,
+    }
+    if document.created_at_ms is not None:
+        fields["created_at"] = document.created_at_ms
+    try:
+        return orjson.dumps(fields)
+    except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
+        raise ModelError(
+            f"model {document.model!r}, update {document.generation}.{document.version}: cannot be written as"
+            f" JSON: {error}"
+        ) from error
+
+
+class _Tensors:
+    """Collects the arrays of a tree, each named by its path."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+
+    def place(self, path: str, array: Array) -> object:
+        if array.dtype.kind == "U":  # safetensors cannot hold texts.
+            return inline_array(path, array)
+        name = self._free_name(path or "parameters")
+        self.arrays[name] = np.asarray(array, order="C")
+        return {"tensor": name}
+
+    def _free_name(self, name: str) -> str:
+        is_taken = name in self.arrays or name == "__metadata__"  # the only name that safetensors reserves
+        return self._free_name(f"{name}'") if is_taken else name
+
+
+def _safetensors(document: Document) -> bytes:
+    tensors = _Tensors()
+    tree = to_tree(document.parameters, tensors.place)
+    text = _json(document, tree).decode()
+    return bytes(safetensors.numpy.save(tensors.arrays, metadata={_METADATA_NAME: text}))
+
+
+def _from_safetensors(value: bytes) -> Document:
+    length = int.from_bytes(value[:_LENGTH_BYTES], "little")
+    header = orjson.loads(value[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    return _document(orjson.loads(header["__metadata__"][_METADATA_NAME]), safetensors.numpy.load(value))
+
+
+def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, given {type(fields).__name__}")  # noqa: TRY004
+    parameters = from_tree(fields["parameters"], tensors)
+    if not isinstance(parameters, (np.ndarray, dict)):
+        raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004
+    return Document(
+        model=_expected(fields, "model", str),
+        generation=_expected(fields, "generation", int),
+        version=_expected(fields, "version", int),
+        epoch=_optional_count(fields, "epoch"),
+        records=_optional_count(fields, "records"),
+        metrics=_metrics(fields.get("metrics") or {}),
+        parameters=parameters,
+        created_at_ms=_optional_count(fields, "created_at"),
+    )
+
+
+def _expected(fields: dict[str, Any], name: str, kind: type) -> Any:
+    if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+        raise ValueError(f"expected {name} as {kind.__name__}, given {fields[name]!r}")  # noqa: TRY004
+    return fields[name]
+
+
+def _optional_count(fields: dict[str, Any], name: str) -> int | None:
+    if fields.get(name) is None:
+        return None
+    value: int = _expected(fields, name, int)
+    return value
+
+
+def _metrics(given: Any) -> dict[str, float]:
+    metrics = {str(name): float(value) for name, value in given.items()}
+    if not all(math.isfinite(value) for value in metrics.values()):
+        raise ValueError("a metric is not a finite number")
+    return metrics
+
+
+PlaceArray = Callable[[str, Array], object]
+"""Returns the tree's node for an array, from its path ("layers.0.weights") and the array."""
+
+_TAGS: Final = (
+    frozenset({"dtype", "shape", "values"}),
+    frozenset({"dtype", "value"}),
+    frozenset({"tensor"}),
+    frozenset({"list"}),
+    frozenset({"tuple"}),
+    frozenset({"bytes"}),
+    frozenset({"dict"}),
+)
+
+
+def to_tree(value: object, place_array: PlaceArray, path: str = "") -> object:
+    """Return the tree of checked parameters; ``place_array`` returns the node of each array.
+
+    >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
+    {'w': [[1.0, 0.1]], 'n': {'dtype': 'int32', 'shape': [1], 'values': [3]}}
+    """
+    if isinstance(value, np.ndarray):
+        return place_array(path, value)
+    if isinstance(value, np.generic):
+        return {"dtype": value.dtype.name, "value": value.item()}
+    if isinstance(value, dict):
+        nodes = {name: to_tree(part, place_array, _below(path, name)) for name, part in value.items()}
+        return {"dict": nodes} if frozenset(nodes) in _TAGS else nodes
+    if isinstance(value, (list, tuple)):
+        nodes_in_order = [to_tree(part, place_array, _below(path, index)) for index, part in enumerate(value)]
+        return {type(value).__name__: nodes_in_order}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def _below(path: str, name: str | int) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def inline_array(_path: str, array: Array) -> object:
+    """Return the node of an array that is written into the tree itself."""
+    if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
+        return array.tolist()
+    return {"dtype": _dtype_name(array), "shape": list(array.shape), "values": array.ravel().tolist()}
+
+
+def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
+    """Return the parameters of a tree. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for a broken tree."""
+    if isinstance(node, list):
+        return np.array(node, dtype=np.float64)
+    if not isinstance(node, dict):
+        return node
+    tag = frozenset(node)
+    if tag not in _TAGS:
+        return {name: from_tree(part, tensors) for name, part in node.items()}
+    if "tensor" in tag:
+        return tensors[node["tensor"]]
+    if "dtype" in tag:
+        return _typed(node)
+    if "bytes" in tag:
+        return base64.b64decode(node["bytes"], validate=True)
+    if "dict" in tag:
+        return {name: from_tree(part, tensors) for name, part in node["dict"].items()}
+    return _sequence(node, tensors)
+
+
+def _sequence(node: dict[str, Any], tensors: Mapping[str, Array]) -> list[Any] | tuple[Any, ...]:
+    [(kind, nodes)] = node.items()
+    parts = [from_tree(part, tensors) for part in nodes]
+    return parts if kind == "list" else tuple(parts)
+
+
+def _typed(node: dict[str, Any]) -> Array | np.generic:
+    dtype = np.dtype(node["dtype"])
+    if "value" in node:
+        scalar: np.generic = dtype.type(node["value"])
+        return scalar
+    return np.array(node["values"], dtype=dtype).reshape(node["shape"])
+
+
+def _dtype_name(array: Array) -> str:
+    # numpy cannot read the name of a text type ("str160"), but its code ("<U5").
+    return array.dtype.newbyteorder("<").str if array.dtype.kind == "U" else array.dtype.name
