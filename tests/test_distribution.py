@@ -73,6 +73,12 @@ def test_the_links_of_the_page_on_the_package_index_have_targets(metadata: Metad
     assert not re.search(r'"\.\[|not yet on PyPI', page)
 
 
+def test_the_schema_of_updates_is_in_the_wheel(wheel: Path) -> None:
+    """The documents named a file of the package that only a checkout had."""
+    with zipfile.ZipFile(wheel) as archive:
+        assert "streamiter/models/model-update.schema.json" in archive.namelist()
+
+
 def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
     """An archive had no copy of the licence, which the licence requires, or no licence of the font."""
     licence = (ROOT / "LICENSE").read_bytes()

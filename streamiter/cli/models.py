@@ -105,6 +105,7 @@ def _line(update: ModelUpdate) -> str:
     if update.records is not None:
         parts.append(f"records {update.records:,}")
     parts += [f"{name} {value:.4f}" for name, value in update.metrics.items()]
+    parts += [] if update.rollback_to is None else [f"rollback to {shown_rank(update.rollback_to)}"]
     return "  ".join([*parts, f"age {_duration(update.age_s(SystemClock()))}"])
 
 
@@ -313,6 +314,8 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
         ("version", f"{update.version:,}"),
         ("age", _duration(update.age_s(SystemClock()))),
     ]
+    if update.rollback_to is not None:
+        fields.append(("rollback to", shown_rank(update.rollback_to)))
     if update.records is not None:
         fields.append(("records", f"{update.records:,}"))
     fields += [(name, f"{value:.6g}") for name, value in update.metrics.items()]

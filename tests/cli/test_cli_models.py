@@ -280,6 +280,9 @@ async def test_a_rollback_is_the_newest_version(tmp_path):
     await published(tmp_path, versions=3)
     ran = streamiter("models", "rollback", UPDATES, "1.1", "--model", "ctr", cwd=tmp_path)
     assert ran.stdout == "ctr 1.1 is now also 2.1, the newest version.\n"
+    told = streamiter("models", "tail", UPDATES, "-m", "ctr", "-n", "1", cwd=tmp_path).stdout
+    assert told.startswith("ctr 2.1  records 1,000  loss 0.2500  rollback to 1.1  age ")
+    assert "rollback to\t1.1\n" in streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout
     shown = json.loads(streamiter("models", "show", UPDATES, "-m", "ctr", "--json", cwd=tmp_path).stdout)
     assert (shown["generation"], shown["rollback_to"], shown["parameters"]["weights"]) == (2, [1, 1], [0.5, 1.0])
     ran = streamiter("models", "rollback", UPDATES, "7.1", "--model", "ctr", cwd=tmp_path)
