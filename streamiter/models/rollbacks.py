@@ -82,6 +82,7 @@ class RollbackWatch:
             raise ModelError(f"{self._subject}: following rollbacks has ended: {failure}") from failure
         update = self._newest
         if update is None or update.since_rollback is None or not self._is_new(update.since_rollback):
+            self._newest = None  # A large model is not kept.
             return False
         try:
             start_from(update)
