@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final, Literal, NamedTuple
 
 from streamiter.runtime.statistics import HistogramStatistics, JobStatistics, TaskStatistics
+from streamiter.service.health import facts_of, readiness
 from streamiter.service.observations import Observations
 
 Row = tuple[tuple[str, ...], float]
@@ -233,6 +234,8 @@ def _model(observations: Observations) -> Iterator[Family]:
 
 
 def _process(observations: Observations) -> Iterator[Family]:
+    is_ready = not readiness(facts_of(observations))
+    yield _gauge("ready", "Whether /readyz answers 200: 1 or 0.", (), [((), int(is_ready))])
     requests = (((route, str(code)), count) for (route, code), count in observations.requests.items())
     yield _counter("http_requests", "HTTP requests.", ("route", "code"), requests)
     text = "Seconds by which the event loop was late, ten times a second."

@@ -56,6 +56,7 @@ NAMES: dict[str, set[str]] = {
     "streamiter_prediction_seconds_bucket": {"le"},
     "streamiter_http_requests_total": {"route", "code"},
     "streamiter_build_info": {"version", "python"},
+    "streamiter_ready": set(),
 }
 
 
