@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 from topics.topic_case import patiently, read_to_end, values_of, write
 
+from streamiter import Checkpoints, Flow
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicNotFound, TopicUnavailable
+from streamiter.learn import train_online
+from streamiter.models import model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
 from streamiter_kafka.cluster import BrokerConnections
@@ -41,12 +46,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
     """Start a broker that asks for passwords, for certificates, or for both.
 
-    Alice has all rights, bob has none, and carol has the rights that a test gives her.
+    Alice has all rights, bob has none, and each other user has the rights that a test gives them.
     """
     skip_without_java()
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    users = f'user_alice="{PASSWORD}" user_bob="{PASSWORD}" user_carol="{PASSWORD}";'
+    names = ("alice", "bob", "carol", "dora", "emil", "fred")
+    users = " ".join(f'user_{name}="{PASSWORD}"' for name in names) + ";"
     store = {"keystore": certificates / "broker-store.pem", "truststore": certificates / "authority.pem"}
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -263,3 +269,60 @@ async def test_files_that_do_not_fit_are_named(guarded_broker: KafkaServer, cert
     )
     with pytest.raises(ConfigurationError, match=r"client\.pem.*broker\.key"):
         await patiently(made.describe())
+
+
+RESOURCES = {"topic": TOPIC, "transactional id": TRANSACTIONAL_ID, "group": 3}
+KAFKA_PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+
+
+def documented_rights(principal: str, prefix: str) -> list[tuple[int, str, int]]:
+    """Return the rights of a principal in the table of the page, for topics and ids with a prefix."""
+    rows = re.findall(
+        rf"^\| {principal} \| ([a-z ]+) \| `(.+)` \| ([\w, ]+) \|$",
+        KAFKA_PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return [
+        (RESOURCES[resource], prefixed(name, prefix), {"Read": READ, "Write": WRITE}[operation])
+        for resource, name, operations in rows
+        for operation in operations.split(", ")
+    ]
+
+
+def prefixed(name: str, prefix: str) -> str:
+    if name == COMMIT_TOPIC:
+        return name
+    return name.replace("late-flights", f"{prefix}late-flights") if name.startswith("streamiter-") else prefix + name
+
+
+async def test_the_documented_rights_suffice_for_the_service_its_producer_and_its_consumers(
+    guarded_broker: KafkaServer, topic_prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An administrator gave the rights of the page, and the service failed at its first checkpoint."""
+    names = ("flights", "model-updates", "flights-dead-letters")
+    for name in names:
+        await topic(url(guarded_broker, "PLAINTEXT", topic_prefix + name)).create()
+    await ensure_commit_topic(topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "flights")))
+
+    def topics_of(user: str) -> list[Topic]:
+        return [topic(url(guarded_broker, "PASSWORD", topic_prefix + name), **as_user(user)) for name in names]
+
+    for user, principal in (("dora", "service"), ("emil", "producer"), ("fred", "consumer")):
+        await allow(guarded_broker, user, documented_rights(principal, topic_prefix))
+    events, *_ = topics_of("emil")
+    await patiently(write(events, [b'{"km": 1, "late": true}', b"no JSON"] * 50))
+
+    events, updates, dead_letters = topics_of("dora")
+    flow = Flow(f"{topic_prefix}late-flights")
+    training = train_online(flow.source(events, stop="latest", dead_letter=dead_letters), label="late")
+    training.models.publish_model(updates, model="late-flights")
+    job = await flow.start(checkpoints=Checkpoints(tmp_path / "checkpoints", interval_s=0.2))
+    await asyncio.wait_for(job.wait(), 60)
+    logged = [record for record in caplog.records if record.name.startswith("streamiter")]
+    assert [record.getMessage() for record in logged if record.levelname != "INFO"] == []
+
+    _, updates, _ = topics_of("fred")
+    seen = [update async for update in model_updates(updates, "late-flights", follow=False)]
+    assert seen[-1].records == 50
+    with pytest.raises(TopicDenied):
+        await patiently(write(updates, [b"a model of a stranger"]))
