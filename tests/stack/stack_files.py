@@ -1,0 +1,34 @@
+"""The files of the stack as data: what docker compose and Kubernetes read from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["COMPOSE", "EXAMPLE", "PROGRAMS", "ROOT", "SERVICES", "environment_of", "interpolated"]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "online_service"
+
+
+def interpolated(text: str, environment: Mapping[str, str]) -> str:
+    """Replace ``${NAME:-default}`` as docker compose does.
+
+    >>> interpolated("${SPEED:-500} a second", {}), interpolated("${SPEED:-500}", {"SPEED": "9"})
+    ('500 a second', '9')
+    """
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: environment.get(match[1]) or match[2], text)
+
+
+COMPOSE: dict[str, Any] = yaml.safe_load(interpolated((ROOT / "docker-compose.yml").read_text(encoding="utf-8"), {}))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+PROGRAMS = tuple(name for name, config in SERVICES.items() if "build" in config)
+
+
+def environment_of(service: str) -> dict[str, str]:
+    """Return the environment of a service of the file."""
+    return dict(SERVICES[service].get("environment", {}))
