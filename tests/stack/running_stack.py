@@ -28,7 +28,14 @@ from streamiter.topics import Topic, topic
 __all__ = ["PATIENCE_S", "ComposeBroker", "Program", "Stack"]
 
 # Python and numpy start in two seconds, and the flights of the year load in two more; a busy machine needs longer.
-PATIENCE_S = 25.0
+PATIENCE_S = 60.0
+
+
+# Only this process and its children see the mounts. The folder of the test has the volumes.
+_CONFINED = (
+    "mount --make-rprivate / && mount --bind /tmp /tmp && mount --bind $1 $1 && mount -o remount,bind,ro / && "
+    'shift && ! touch "$PWD/written" 2> /dev/null && exec "$@"'
+)
 
 
 class Program:
@@ -122,8 +129,14 @@ class Stack:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.AsyncClient(base_url=f"http://{self.http}", headers=headers, timeout=PATIENCE_S)
 
-    async def start(self, service: str, *, is_sigint_ignored: bool = False, **environment: str) -> Program:
-        """Start a service of the file; ``environment`` replaces variables that the programs document."""
+    async def start(
+        self, service: str, *, is_sigint_ignored: bool = False, is_confined: bool = False, **environment: str
+    ) -> Program:
+        """Start a service of the file; ``environment`` replaces variables that the programs document.
+
+        With ``is_confined``, the program can write to the volumes and to ``/tmp`` only, as in a container that is
+        read-only.
+        """
         command = [self.placed(word) for word in SERVICES[service]["command"]]
         given = {name: self.placed(value) for name, value in environment_of(service).items()}
         is_python = command[0] in ("python", "streamiter")
@@ -133,10 +146,12 @@ class Stack:
             command = [sys.executable, "-m", *command]
         else:  # Options alone are those of the program of the image.
             command = [service, f"--web.listen-address={self.prometheus}", *command]
+        if is_confined:
+            command = ["unshare", "--mount", "sh", "-c", _CONFINED, "sh", str(self._folder), *command]
         started = async_process(
             command,
             is_sigint_ignored=is_sigint_ignored,
-            is_forked=is_python,
+            is_forked=is_python and not is_confined,
             limit_s=2 * PATIENCE_S,
             cwd=ROOT,
             env={"PATH": os.environ["PATH"], **given, **self._names, **environment},

@@ -111,7 +111,8 @@ class Image:
                 *sources, target = argument.split()
                 self._copy(sources, target)
             elif instruction == "RUN" and "useradd" not in argument:
-                done = self.run(["/bin/sh", "-c", self._in_text(argument)])
+                text = self._in_text(argument)
+                done = self.run(json.loads(text) if text.startswith("[") else ["/bin/sh", "-c", text])
                 assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
