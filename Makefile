@@ -11,12 +11,13 @@ WORKERS ?= 3
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak mutate kafka compiled check format bench bench-learning bench-networks clean
+.PHONY: help demo test soak soak-service mutate kafka compiled check format bench bench-learning bench-networks clean
 
 help:
-	@echo "make demo    online learning on 336,776 flights, no server needed"
+	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
 	@echo "make soak    random checks for as many seeds as you say: make soak SEED=7 RUNS=1000"
+	@echo "make soak-service  the service for 30 minutes, with kills of all its processes: make soak-service MINUTES=5"
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, compared with hand-written loops"
@@ -30,8 +31,15 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[all]" --group dev
 	@touch $@
 
-demo: $(VENV)/installed
-	$(BIN)/streamiter demo
+# The demo needs a fifth of the packages, so that a new user waits for a minute less.
+$(VENV)/demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[demo,service]"
+	@touch $@
+
+demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)
+	$(BIN)/streamiter demo $(if $(SERVE),--serve)
 
 test: $(VENV)/installed kafka compiled
 	$(PYTEST)
@@ -42,6 +50,11 @@ soak: RUNS ?= 10000
 soak: $(VENV)/installed kafka
 	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) STREAMITER_EXAMPLES=$(RUNS) \
 	STREAMITER_EXAMPLES_SEED=$(SEED) $(PYTEST) -m "soak or random_examples"
+
+# A seed chooses the kills; it is in the first line of the output.
+soak-service: MINUTES ?= 30
+soak-service: $(VENV)/installed kafka compiled
+	PYTHONPATH=tests $(BIN)/python -m service_soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # What is changed, by which tests that should be noticed, and what may survive: tests/mutants.toml.
 mutate: $(VENV)/installed
