@@ -548,7 +548,9 @@ async def train(
         observations.enter("running")
         with stopping_on_signals(job) as stops:
             async with watched(job, progress.render, stops=stops):
-                return await job.wait()
+                statistics = await job.wait()
+        observations.enter(statistics.state)  # Pages that are open end now.
+        return statistics
 
 
 def _training_flow(

@@ -1,6 +1,7 @@
 """The HTTP client: asks for predictions at a steady rate, and writes a line for each answer or refusal.
 
-``python ask.py ADDRESS FOLDER REQUESTS_PER_SECOND``, until SIGTERM. It also looks at health and metrics each second.
+``python ask.py ADDRESS FOLDER REQUESTS_PER_SECOND``, until SIGTERM. It also looks at health and metrics, and
+keeps a page open.
 """
 
 from __future__ import annotations
@@ -71,9 +72,18 @@ async def main(address: str, folder: Path, per_s: float) -> None:
                     note(await ask(client, _LOOKED_AT[number % len(_LOOKED_AT)], number))
                     await asyncio.sleep(1.0 / len(_LOOKED_AT))
 
+            async def follow_page() -> None:
+                for number in count():
+                    asked = await follow(client, number)
+                    if asked.status == 404:  # A service without a page.
+                        return
+                    note(asked)
+                    await asyncio.sleep(1.0)
+
             for _ in range(_AT_ONCE):
                 group.create_task(ask_for_ever())
             group.create_task(look_for_ever())
+            group.create_task(follow_page())
 
 
 async def ask(client: httpx.AsyncClient, path: str, number: int, body: Any = None) -> Asked:
@@ -89,6 +99,20 @@ async def ask(client: httpx.AsyncClient, path: str, number: int, body: Any = Non
         document = answer.json()
         asked.generation, asked.version = document["generation"], document["version"]
         asked.probabilities = [row["probability"] for row in document["predictions"]]
+    return asked
+
+
+async def follow(client: httpx.AsyncClient, number: int) -> Asked:
+    """Read the events of the page, as an open browser does, until the connection ends."""
+    asked = Asked("/api/events", number, time.time(), 0.0, 0)
+    try:
+        async with client.stream("GET", asked.path) as answer:
+            asked.status = answer.status_code
+            async for _ in answer.aiter_raw():
+                pass
+    except httpx.TransportError as error:
+        asked.detail = repr(error)
+    asked.done_s = time.time()
     return asked
 
 

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from service_soak.ask import Asked
 from service_soak.events import event, example, good_numbers, number_of, question
-from service_soak.stack import Life
+from service_soak.stack import ProcessLife
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor
 from streamiter.models.update import JSON_CONTENT_TYPE, Document, decode_document
 
-__all__ = ["Contents", "Findings", "check", "read_topics", "requests_of"]
+__all__ = ["Findings", "TopicContents", "check", "read_topics", "requests_of"]
 
 # A process that starts on a busy machine answers within this time.
 _START_S: Final = 45.0
@@ -35,7 +35,7 @@ _ROWS_AT_ONCE: Final = 20_000
 
 
 @dataclass
-class Contents:
+class TopicContents:
     """The committed contents of the topics."""
 
     events: int
@@ -92,7 +92,7 @@ async def committed(url: str) -> AsyncIterator[bytes]:
         await consumer.stop()
 
 
-async def read_topics(topics: Mapping[str, str]) -> Contents:
+async def read_topics(topics: Mapping[str, str]) -> TopicContents:
     """Return the contents of the topics; of the events only those that are not as expected."""
     wrong: list[str] = []
     at = -1
@@ -102,10 +102,10 @@ async def read_topics(topics: Mapping[str, str]) -> Contents:
             wrong.append(f"event {at} is {value!r}")
     letters = [number_of(value) async for value in committed(topics["dead_letters"])]
     updates = [decode_document(JSON_CONTENT_TYPE, value) async for value in committed(topics["updates"])]
-    return Contents(at + 1, wrong, letters, updates)
+    return TopicContents(at + 1, wrong, letters, updates)
 
 
-def check(contents: Contents, asked: Sequence[Asked], lives: Sequence[Life]) -> Findings:
+def check(contents: TopicContents, asked: Sequence[Asked], lives: Sequence[ProcessLife]) -> Findings:
     """Check that nothing is lost or doubled, and that each request was answered rightly, or refused clearly.
 
     ``lives`` are those of the service.
@@ -126,7 +126,7 @@ def check(contents: Contents, asked: Sequence[Asked], lives: Sequence[Life]) -> 
     return findings
 
 
-def _letter_faults(contents: Contents, bad: Set[int]) -> Iterator[str]:
+def _letter_faults(contents: TopicContents, bad: Set[int]) -> Iterator[str]:
     letters = Counter(contents.dead_letters)
     for number in sorted(bad - letters.keys()):
         yield f"event {number} is none"
@@ -206,7 +206,7 @@ def _is_answered(asked: Asked) -> bool:
     return asked.path == "/predict" and asked.status == 200
 
 
-def _refusal_faults(requests: Sequence[Asked], lives: Sequence[Life]) -> Iterator[str]:
+def _refusal_faults(requests: Sequence[Asked], lives: Sequence[ProcessLife]) -> Iterator[str]:
     for life in lives:
         end_s = _down_from_s(life)
         during = [each for each in requests if each.sent_s >= life.began_s and each.done_s < end_s]
@@ -230,5 +230,5 @@ def _refusal_faults(requests: Sequence[Asked], lives: Sequence[Life]) -> Iterato
                 yield f"{each.path} answered {each.status}: {each.detail}"
 
 
-def _down_from_s(life: Life) -> float:
+def _down_from_s(life: ProcessLife) -> float:
     return life.killed_s or life.ended_s or float("inf")

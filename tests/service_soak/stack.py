@@ -24,7 +24,7 @@ from support.processes import async_process
 
 from streamiter import topic
 
-__all__ = ["ChildProcess", "Life", "Resources", "ServiceStack", "running_stack"]
+__all__ = ["ChildProcess", "ProcessLife", "Resources", "ServiceStack", "running_stack"]
 
 _HERE: Final = Path(__file__).parent
 _ROOT: Final = _HERE.parents[1]
@@ -71,7 +71,7 @@ class Resources:
 
 
 @dataclass
-class Life:
+class ProcessLife:
     """One run of a process; times are in seconds since 1970."""
 
     began_s: float
@@ -88,19 +88,19 @@ class ChildProcess:
 
     def __init__(self, name: str, arguments: list[str], folder: Path, *, is_forked: bool) -> None:
         self.name = name
-        self.lives: list[Life] = []
+        self.lives: list[ProcessLife] = []
         self.log_file = folder / f"{name}.log"
         self._command = [sys.executable, *arguments]
         self._is_forked = is_forked
         self._is_stopping = False
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> ProcessLife | None:
         """The life of the process that runs now; None while it is down."""
         return self.lives[-1] if self.lives and self.lives[-1].ended_s is None else None
 
     @property
-    def surprising_ends(self) -> list[Life]:
+    def surprising_ends(self) -> list[ProcessLife]:
         """The lives that ended although the test neither killed nor stopped the process."""
         return [life for life in self.lives if life.ended_s is not None and life.killed_s is None]
 
@@ -114,7 +114,7 @@ class ChildProcess:
                 wait_s = _FIRST_WAIT_S if life.ended_s - life.began_s >= _STEADY_S else min(2 * wait_s, _WAIT_S_MAX)
                 await asyncio.sleep(wait_s)
 
-    async def _live(self) -> Life:
+    async def _live(self) -> ProcessLife:
         environment = {**os.environ, "PYTHONPATH": str(_HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
         with self.log_file.open("ab") as log:
             async with async_process(
@@ -127,7 +127,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
             ) as process:
-                life = Life(time.time(), process.pid)
+                life = ProcessLife(time.time(), process.pid)
                 self.lives.append(life)
                 life.code = await process.wait()
                 life.ended_s = time.time()

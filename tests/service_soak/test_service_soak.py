@@ -9,9 +9,9 @@ from pathlib import Path
 
 from service_soak.ask import Asked
 from service_soak.events import good_numbers
-from service_soak.oracle import Contents, Findings, check, read_topics, requests_of
+from service_soak.oracle import Findings, TopicContents, check, read_topics, requests_of
 from service_soak.produce import next_number
-from service_soak.stack import Life, ServiceStack, running_stack
+from service_soak.stack import ProcessLife, ServiceStack, running_stack
 from support.kafka_server import KafkaServer
 
 from streamiter import topic
@@ -44,7 +44,7 @@ async def test_service_and_broker_are_killed_and_nothing_is_lost_or_doubled(
     _faults_are_found(contents, asked, stack.service.lives)
 
 
-def _faults_are_found(contents: Contents, asked: Sequence[Asked], lives: Sequence[Life]) -> None:
+def _faults_are_found(contents: TopicContents, asked: Sequence[Asked], lives: Sequence[ProcessLife]) -> None:
     """Check the oracle: each kind of fault in the results of a real run is found."""
     *rest, last = contents.updates
     first_answer = next(each for each in asked if each.probabilities)
