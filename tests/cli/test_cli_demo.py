@@ -285,6 +285,11 @@ def test_a_service_of_the_demo_predicts_while_it_learns_and_resumes(tmp_path):
     assert learned == sorted(set(learned))
     assert {generation for generation, _ in learned} == {1}
     assert "data/service.toml" in said[0]
+    checked = streamiter("serve", "--check", "data/service.toml", cwd=tmp_path)
+    assert (checked.returncode, checked.stderr) == (
+        0,
+        "data/service.toml is right; start it with: streamiter serve data/service.toml\n",
+    )
 
 
 def _answer_after(client, question, seen):
