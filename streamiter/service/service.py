@@ -53,6 +53,11 @@ _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
+# A stop commits a last checkpoint, unless that takes so long. Kubernetes and the compose file kill the process after
+# 30 s, and an abort takes up to 8 s while the broker is away.
+_STOP_S: Final = 15.0
+
+
 class OnlineLearningService:
     """A flow that reads a topic, learns from it and publishes its model; with health, metrics, predictions and a page.
 
@@ -98,7 +103,7 @@ class OnlineLearningService:
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
         self._main: asyncio.Task[Any] | None = None
-        self._is_ending = self._is_stalled = False
+        self._is_ending = self._is_stalled = self._is_cut_short = False
 
     # -- the run -----------------------------------------------------------------------------------------
 
@@ -110,9 +115,10 @@ class OnlineLearningService:
     async def serve(self) -> int:
         """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
 
-        SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. A second
-        signal aborts the job. SIGHUP reads the file of the settings again. While a topic does not answer, the job is
-        started again and again.
+        SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. If this
+        takes more than 15 s, as it does while the broker is away, the service ends without it. A second signal aborts
+        the job. SIGHUP reads the file of the settings again. While a topic does not answer, the job is started again
+        and again.
 
         Codes: 0 suspended or finished, 1 failed, 3 stalled, if the settings ask for it, 4 another run has taken over,
         130 aborted. Raises ConfigurationError for an address that is in use.
@@ -220,6 +226,8 @@ class OnlineLearningService:
         while True:
             if self._stops and self.observations.phase.phase == "running":
                 self.observations.enter("stopping")
+            if self.observations.phase.phase == "stopping":
+                await self._end_in_time()
             self.observations.sample()
             if (statistics := self.observations.statistics()) is not None:
                 self._traces.checkpoint(statistics)
@@ -232,6 +240,14 @@ class OnlineLearningService:
             every_s = self.settings.log.every_s
             await self._clock.sleep(every_s)
             log_figures(self.observations, every_s)
+
+    async def _end_in_time(self) -> None:
+        """Abort a job whose last checkpoint takes too long, for example because the broker is away."""
+        job = self.observations.job
+        if job is not None and self.observations.seconds_in_phase > _STOP_S and not self._is_cut_short:
+            self._is_cut_short = True
+            _log.warning("no last checkpoint after %g s: the service ends, and resumes from the one before", _STOP_S)
+            await job.stop("abort")
 
     async def _end_if_stalled(self) -> None:
         job, facts = self.observations.job, facts_of(self.observations)
@@ -265,7 +281,7 @@ class OnlineLearningService:
                 self.observations.enter(state)
                 if self._is_stalled:
                     return STALLED
-                return ABORTED if state == "aborted" else SUCCEEDED
+                return ABORTED if state == "aborted" and not self._is_cut_short else SUCCEEDED
 
     def _failed(self, error: StreamiterError) -> int:
         _log.error("%s", error)

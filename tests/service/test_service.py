@@ -155,6 +155,28 @@ async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
         assert not task.done()
 
 
+async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
+    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM while the broker was being updated: the service tried for a minute to commit, and was killed."""
+    monkeypatch.setattr("streamiter.service.service._STOP_S", 1.0)
+    setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?request_timeout_s=0.5")
+    await setting.create()
+    await setting.write(ROWS)
+    service = setting.service()
+    async with running(service) as task:
+        await until_ready(service)
+        breakable_broker.stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(20.0):
+            assert await task == SUCCEEDED
+    breakable_broker.start()
+    await setting.write(ROWS)
+    service = setting.service()
+    async with running(service):
+        await until(lambda: service.observations.model and service.observations.model.records == 2 * len(ROWS))
+
+
 async def test_a_record_that_cannot_be_read_ends_the_service_with_code_1(setting: Setting) -> None:
     """A process that had failed ended with code 0, so its supervisor did not start it again."""
     await setting.write([*ROWS, b"not JSON"])
