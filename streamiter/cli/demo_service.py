@@ -123,9 +123,8 @@ def serve_demo(
     directory: Path, updates_bytes: int, model: str, question: dict[str, object], flights: int | None, rate: int
 ) -> int:
     """Replay the flights and run a service that learns from them, until Ctrl-C; return the exit code."""
+    from streamiter.service import OnlineLearningService, read_settings
     from streamiter.service.logs import logging_to
-    from streamiter.service.service import OnlineLearningService
-    from streamiter.service.settings_file import read_settings
 
     def url(name: str) -> str:
         return f"sqlite:///{quote(str(directory / _DATABASE))}?topic={name}"
