@@ -25,7 +25,7 @@ from streamiter.learn import (
     PageHinkley,
     train_online,
 )
-from streamiter.models import ModelSnapshot, Parameters
+from streamiter.models import ModelSnapshot, Parameters, Rollbacks
 from streamiter.numbers import positive
 from streamiter.operators import Context, Operator, Output
 from streamiter.optimizers import Constant, Optimizer
@@ -74,6 +74,7 @@ class ServiceLearning:
             self._make_model(),
             mini_batch=learn.learner_settings.get("mini_batch"),
             drift=detectors[learn.drift]() if learn.drift else None,
+            rollbacks=Rollbacks(topic(self._settings.publish.topic), self._settings.name),
             report_every_s=_REPORT_EVERY_S,
             **options,
             **rejections,

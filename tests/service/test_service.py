@@ -16,6 +16,7 @@ import pytest
 from support.kafka_server import KafkaServer, free_ports
 
 from streamiter import Operator
+from streamiter.models import roll_back
 from streamiter.operators import Output
 from streamiter.service.service import FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
 from streamiter.service.settings import (
@@ -247,3 +248,22 @@ async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(s
         assert (code, "hang[0] is at work on a batch" in text) == (503, True)
         object.__setattr__(service.settings.health, "exit_when_stalled", True)
         assert await asyncio.wait_for(task, PATIENCE_S) == STALLED
+
+
+async def test_a_rollback_is_served_and_the_service_resumes_from_it(setting: Setting) -> None:
+    """After a rollback the next version was again of the model that had gone bad."""
+    await setting.write(ROWS)
+    service = setting.service()
+    seen = service.observations
+    async with running(service):
+        await until(lambda: seen.model and seen.model.records == len(ROWS))
+        good = seen.model
+        assert good is not None
+        await setting.write([{"km": each["km"], "late": not each["late"]} for each in ROWS])
+        await until(lambda: seen.model.records == 2 * len(ROWS))  # type: ignore[union-attr]
+        update = await roll_back(topic(setting.updates), setting.name, f"{good.generation}.{good.version}")
+        await until(lambda: seen.model.generation == update.generation)  # type: ignore[union-attr]
+        await setting.write(ROWS[:100])
+        await until(lambda: seen.model.records == len(ROWS) + 100)  # type: ignore[union-attr]
+        assert seen.model is not None
+        assert (seen.model.generation, seen.model.version > 1) == (update.generation, True)
