@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import plain_float
 from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.service.settings import (
     CheckpointSettings,
@@ -365,16 +367,14 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
 
 
 def _check_optimizer(document: TomlDocument, learner: str) -> None:
-    """Make the optimizer, whose error names the setting."""
+    """Make the optimizer with each of its settings alone; its error says which numbers are good."""
     kind = OPTIMIZERS[learner]
     names = signature(kind).parameters
-    parsers = {"bits": whole_of(1, _BITS_MAX), "scales": _scales_of, "mini_batch": whole_of(1)}
-    settings = document.table(_SETTINGS, {name: Key(lambda value: value) for name in (*names, *parsers)})
-    for name, value in settings.items():
+    keys = {name: _key(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    settings = document.table(_SETTINGS, keys)
+    for name in [name for name in settings if name in names]:
         try:
-            parsers[name](value) if name in parsers else kind(**{name: value})
-        except WrongValue as wrong:
-            document.refuse_value((*_SETTINGS, name), wrong)
+            kind(**{name: settings[name]})
         except ConfigurationError as error:
             expected = str(error).partition("expected ")[2].partition(", given ")[0]
             document.refuse_value((*_SETTINGS, name), WrongValue(expected))
@@ -385,8 +385,16 @@ _BITS_MAX: Final = 28
 _CROSSED_KINDS: Final = ("number", "category")
 
 
+def _number_of(value: Any) -> float:
+    if type(value) in (int, float):
+        return plain_float(value)
+    raise WrongValue("a number", "write it without quotes")
+
+
 def _scales_of(value: Any) -> dict[str, float]:
-    if isinstance(value, Mapping) and all(type(scale) in (int, float) and scale > 0 for scale in value.values()):
+    if isinstance(value, Mapping) and all(
+        type(scale) in (int, float) and 0.0 < plain_float(scale) < math.inf for scale in value.values()
+    ):
         return dict(value)
     raise WrongValue("a table of fields with a scale above 0 for each", "write { distance = 0.001 }")
 
@@ -399,6 +407,11 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
+_LINEAR_KEYS: Final = {
+    "bits": _key(whole_of(1, _BITS_MAX)),
+    "scales": _key(_scales_of),
+    "mini_batch": _key(whole_of(1)),
+}
 _DEFAULT_KEYS: Final = {
     "mini_batch": _key(whole_of(1)),
     "crosses": _key(_crosses_of),

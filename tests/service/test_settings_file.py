@@ -345,6 +345,11 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             "given -1",
         ),
         (
+            'kind = "regression"\nlearner = "sgd"\nfeatures = { a = "number" }\nsettings = { l2 = [1] }',
+            "learn.settings.l2",
+            "expected a number, given the array [1]",
+        ),
+        (
             'kind = "regression"\nfeatures = { a = "number", b = "text" }\nsettings = { crosses = [["a", "b"]] }',
             "learn.settings.crosses",
             "give b one of these kinds in features",
