@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 from uvicorn import Server
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from streamiter.service.problems import CONTENT_TYPE, Problem
@@ -25,6 +26,10 @@ CONNECTIONS_MAX: Final = 512
 HEAD_BYTES_MAX: Final = 64 * 1024
 # Longer than the 15 s from one scrape of Prometheus to the next, so that scrapes keep their connection.
 KEEP_ALIVE_S: Final = 30
+# Hardly any client sends a request before the answer to the one before; each waiting request takes some kilobytes.
+PIPELINED_MAX: Final = 32
+# Bytes are parsed in parts, so that a client cannot fill the pipeline with thousands of requests at once.
+_PARSED_BYTES: Final = 8 * 1024
 # A client that reads nothing for so long is cut off.
 _UNREAD_S: Final = 30
 
@@ -57,6 +62,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._began_s = self.loop.time()
+        self.flow = _Flow(transport, self.pipeline)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         elif hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -67,11 +73,18 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._began_s is None:
             self._began_s = self.loop.time()
-        self._unparsed_bytes += len(data)
-        super().data_received(data)
-        if self._unparsed_bytes > HEAD_BYTES_MAX:
-            detail = f"expected a request line and headers of at most {HEAD_BYTES_MAX:,} bytes"
-            self._refuse(431, "head-too-large", detail)
+        for start in range(0, len(data), _PARSED_BYTES):
+            part = data[start : start + _PARSED_BYTES]
+            self._unparsed_bytes += len(part)
+            super().data_received(part)
+            if self._unparsed_bytes > HEAD_BYTES_MAX:
+                detail = f"expected a request line and headers of at most {HEAD_BYTES_MAX:,} bytes"
+                self._refuse(431, "head-too-large", detail)
+            if len(self.pipeline) > PIPELINED_MAX:
+                detail = f"expected at most {PIPELINED_MAX} requests before their answers; wait for answers"
+                self._refuse(429, "too-many-requests", detail)
+            if self.transport.is_closing():
+                return
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0
@@ -149,6 +162,18 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
         if self._answering is not None:
             self._answering.cancel()
+
+
+class _Flow(FlowControl):
+    """Reads no more from a client while its requests wait for their turn."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
 
 
 class EmbeddedServer(Server):

@@ -58,6 +58,7 @@ _GRACE_S: Final = 2.0
 # A body that is too large is read up to this size, because a client that still writes does not see the answer.
 _READ_ON_BYTES: Final = 16 << 20
 _VERSIONS_MAX: Final = 100
+_UNREAD_BYTES: Final = 128 * 1024
 
 # Health is asked without a token, and answered whatever the load.
 _PROBES: Final = frozenset({"/livez", "/readyz"})
@@ -106,7 +107,10 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
 def _listening(settings: HttpSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=512)
+        # Otherwise the kernel keeps megabytes for each client that does not read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+        return listener
     except OSError as error:
         raise ConfigurationError(
             f"http.address: expected an address of this machine with a free port, given {settings.address} "

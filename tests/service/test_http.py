@@ -13,7 +13,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import httpx
-import orjson
 import pytest
 from service.http_case import PATIENCE_S, case, problem_of, received, request, status_of
 from service.service_models import trips
@@ -158,7 +157,7 @@ async def test_more_requests_at_a_time_are_refused_but_probes_are_answered() -> 
 
 async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
     """A few clients that sent one byte a minute held all requests that a service allows."""
-    async with case(timeout_s=0.3, requests_max=8) as service:
+    async with case(timeout_s=1.0, requests_max=10) as service:
         head, body = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n", b"Content-Length: 10\r\n\r\n{"
         sent = {b"": b"", b"P": b"408", head: b"408", head + body: b"408"}
         sent[(head + body).replace(b"predict", b"nowhere")] = b"404"
@@ -173,25 +172,36 @@ async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
         assert service.observations.requests["/predict", 408] == 2
 
 
-async def test_a_client_that_does_not_read_holds_its_connection_only() -> None:
-    """A client that asked a thousand times and never read took the memory of the server, one answer at a time."""
-    async with case(timeout_s=0.5) as service:
-        asked = request("/predict", orjson.dumps({"rows": trips(200)}))
-        _, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=1)
-        writer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-
-        async def ask() -> None:
-            while True:
-                writer.write(asked)
-                await writer.drain()
-
-        asking = asyncio.create_task(ask())
-        async with asyncio.timeout(PATIENCE_S):
-            while not asking.done():
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """A client that asked and never read took the memory of the server, one answer after the other."""
+    async with case(timeout_s=1.0) as service:
+        size = len((await service.client.get("/openapi.json")).content)
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", service.port))
+            await loop.sock_sendall(client, 30 * request("/openapi.json", method="GET"))
+            until_s = loop.time() + 2.5
+            while loop.time() < until_s:
                 assert await service.is_well()
-        assert isinstance(asking.exception(), ConnectionError)
-        assert service.observations.requests["/predict", 200] > 1
-        writer.close()
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(PATIENCE_S):
+                    while part := await loop.sock_recv(client, 65_536):
+                        received += len(part)
+        assert received < 29 * size
+        assert 1 < service.observations.requests["/openapi.json", 200] < 30
+
+
+async def test_requests_before_answers_have_a_limit() -> None:
+    """A client that sent requests without an end took the memory of the job: all of them waited for their turn."""
+    async with case() as service:
+        answer = await service.raw(10_000 * request("/openapi.json", method="GET"), closes=False)
+        assert answer.count(b"HTTP/1.1 200 OK") < 33
+        assert sum(service.observations.requests.values()) < 34
+        assert [code for _, code in service.observations.requests if code != 200] == [429]
+        assert await service.is_well()
 
 
 @pytest.mark.parametrize(
