@@ -254,7 +254,7 @@ class Gate:
 
     @property
     def has_parked(self) -> bool:
-        return self._ready.has_parked
+        return bool(self._ready.parked)
 
     @property
     def held_records(self) -> int:

@@ -336,13 +336,10 @@ class ReadyPorts:
         self.queue: deque[Port] = deque()
         """The ports in their order. The gate looks whether there are any; only this class changes it."""
         self._is_queued = [False] * ports
-        self._parked: list[Port] = []
+        self.parked: list[Port] = []
+        """Only this class changes it."""
         self._is_parked = [False] * ports
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def has_parked(self) -> bool:
-        return bool(self._parked)
 
     def add(self, port: Port) -> None:
         """Put a port behind the others and wake the gate, unless the port is blocked or in the queue already."""
@@ -374,11 +371,11 @@ class ReadyPorts:
     def park(self, port: Port) -> None:
         if not self._is_parked[port.index]:
             self._is_parked[port.index] = True
-            self._parked.append(port)
+            self.parked.append(port)
 
     def unpark(self) -> list[Port]:
         """Return the parked ports, in the order in which they were parked; no port is parked any more."""
-        parked, self._parked = self._parked, []
+        parked, self.parked = self.parked, []
         for port in parked:
             self._is_parked[port.index] = False
         return parked

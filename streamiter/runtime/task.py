@@ -89,15 +89,15 @@ class Task:
         """Of a source: the positions behind the records that were handled."""
         self.ended = False
         """Whether the task has passed on the end of its input, or has stopped at a barrier. Only the task sets it."""
-        self.is_handling = False
-        """Whether a batch or control record is being handled."""
-        self.busy = Stopwatch(clock)
-        """Runs while ``is_handling``, also while the task waits for room."""
-        self.held = Stopwatch(clock)
-        """Runs while the task waits and has input that it does not want yet."""
+        self._handling_since_s: float | None = None
+        """When the handling of a batch or control record began that is under way."""
+        self._held_since_s: float | None = None
+        """Since when the task waits, with input that it does not want yet."""
+        self._handled_s = self._held_s = 0.0
         self.waits_for_room_in: Channel | None = None
         """The full channel that the task waits for."""
         self._clock = clock
+        self._now_s = clock.monotonic_s
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.first.step.loop is not None
@@ -154,6 +154,21 @@ class Task:
         self.first.context.serve_with(worker)
 
     @property
+    def is_handling(self) -> bool:
+        """Whether a batch or control record is being handled."""
+        return self._handling_since_s is not None
+
+    @property
+    def handled_s(self) -> float:
+        """The seconds in which batches and control records were handled, also while the task waited for room."""
+        return self._handled_s + (0.0 if self._handling_since_s is None else self._now_s() - self._handling_since_s)
+
+    @property
+    def held_s(self) -> float:
+        """The seconds in which the task has waited with input that it did not want yet."""
+        return self._held_s + (0.0 if self._held_since_s is None else self._now_s() - self._held_since_s)
+
+    @property
     def suspended(self) -> bool:
         """Whether the task has ended at a barrier, and not at the end of its input."""
         return self.barriers.suspension is _STOPPED
@@ -184,16 +199,18 @@ class Task:
         while not self.ended:
             if not await self._turn():
                 if self.gate.has_parked:
-                    self.held.start()
+                    self._held_since_s = self._now_s()
                 await self.gate.wait()
-                self.held.stop()
+                if self._held_since_s is not None:
+                    self._held_s += self._now_s() - self._held_since_s
+                    self._held_since_s = None
         for channel in self._feedback_channels:
             channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
     async def close(self) -> list[Exception]:
         """Close everything that is open, even if some operators fail to close; return the errors."""
-        self.busy.stop()
-        self.held.stop()
+        self._handled_s, self._held_s = self.handled_s, self.held_s
+        self._handling_since_s = self._held_since_s = None
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
         if (under_way := self.chain.closing) is not None:
@@ -246,8 +263,7 @@ class Task:
         port, message = polled
         self.progress.handled += 1
         self.progress.origin = None if isinstance(message, Control) else message.origin
-        self.is_handling = True
-        self.busy.start()
+        self._handling_since_s = self._now_s()
         try:
             if isinstance(message, Control):
                 await self._handle_control(port, message)
@@ -259,8 +275,8 @@ class Task:
                 failure.place = _place_of(message)
             raise
         await self._after_handling()
-        self.is_handling = False
-        self.busy.stop()
+        self._handled_s += self._now_s() - self._handling_since_s
+        self._handling_since_s = None
         self._batches_in_a_row += 1
         if (
             (self._in_loop and not isinstance(message, Control))
@@ -464,32 +480,6 @@ class Task:
         restore_turns(self.writers, state["turns"])
         self.gate.restore(state["gate"], state.get("logged", ()))
         self.ended = state["ended"]
-
-
-@final
-class Stopwatch:
-    """The time that a task has spent in one way."""
-
-    __slots__ = ("_clock", "_started_s", "_total_s")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._started_s: float | None = None
-        self._total_s = 0.0
-
-    def start(self) -> None:
-        self._started_s = self._clock.monotonic_s()
-
-    def stop(self) -> None:
-        """Stop, if it runs."""
-        if self._started_s is not None:
-            self._total_s += self._clock.monotonic_s() - self._started_s
-            self._started_s = None
-
-    def seconds(self) -> float:
-        """Return the seconds so far, also while it runs."""
-        now_s = self._started_s if self._started_s is None else self._clock.monotonic_s() - self._started_s
-        return self._total_s + (now_s or 0.0)
 
 
 def _place_of(batch: SourceBatch) -> str:
