@@ -202,6 +202,14 @@ def online_centroids(flow: Flow) -> Stream:
 
 
 def validation(kind: str, flow: Flow) -> Stream:
+    return validated(kind, flow, report_every_s=None)
+
+
+def validation_in_time(kind: str, flow: Flow) -> Stream:
+    return validated(kind, flow, report_every_s=0.5)
+
+
+def validated(kind: str, flow: Flow, *, report_every_s: float | None) -> Stream:
     rows = table(12)
     chance = 1 / (1 + np.exp(-rows["x"][:, 0]))
     records = [
@@ -214,7 +222,7 @@ def validation(kind: str, flow: Flow) -> Stream:
         }
         for n in range(0, 12, 2)
     ]
-    make = functools.partial(Validate, window=5, report_every=3)
+    make = functools.partial(Validate, window=5, report_every=3, report_every_s=report_every_s)
     return fed(flow, records).process(make, name="validate")
 
 
@@ -498,6 +506,7 @@ CASES = [
     Case(scaler, (StandardScaler,)),
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
     Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
+    Case(functools.partial(validation_in_time, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "classes"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(online_training, "asynchronous"), (*ONLINE, BroadcastSteps)),

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(s
         await until(lambda: (statistics := service.observations.statistics()) and statistics.stalled)
         code, text = await answers(service, "/livez")
         assert (code, "hang[0] is at work on a batch" in text) == (503, True)
-        object.__setattr__(service.settings.health, "exit_when_stalled", True)
+        service.apply(replace(service.settings, health=replace(service.settings.health, exit_when_stalled=True)))
         assert await asyncio.wait_for(task, PATIENCE_S) == STALLED
 
 
