@@ -14,7 +14,7 @@ from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.health import HealthProblem
 from streamiter.service.observations import TaskRates
-from streamiter.service.page import FlowDrawing, PageDetails, PageHistory, PageState
+from streamiter.service.page_documents import FlowDrawing, PageDetails, PageHistory, PageState
 from streamiter.service.predictions import PredictionAnswer
 from streamiter.service.problems import CONTENT_TYPE, ProblemDocument
 from streamiter.service.settings import HttpSettings

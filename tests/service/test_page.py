@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from support.chromium import chromium, visit
 from streamiter.clock import SystemClock
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
-from streamiter.service.page import page_history, page_state
+from streamiter.service.page_documents import page_history, page_state
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
     CheckpointSettings,
@@ -87,7 +88,7 @@ async def test_the_page_shows_a_service_that_learns(tmp_path: Path, chromium: Br
         await visited.says("#flow svg", "mini-batches")
         await visited.says("#loss", "0.")
         for tile in ("events", "lag", "loss", "auc", "version", "checkpoint"):
-            assert any(character.isdigit() for character in await visited.text(f"#{tile}")), tile
+            await visited.says(f"#{tile}", re.compile(r"\d"))
         assert await page.locator("#flow .step").count() >= 10
         assert await page.locator("#quality .series").count() == 2
         # The first screen has everything down to the flow.

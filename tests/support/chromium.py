@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Visit:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
 
-    async def says(self, selector: str, text: str) -> None:
+    async def says(self, selector: str, text: str | re.Pattern[str]) -> None:
         """Wait until an element has this text in its text."""
         await self.page.locator(selector).filter(has_text=text).first.wait_for()
 

@@ -186,8 +186,8 @@ function drawQuality(quality) {
   write("loss", fixed(4)(quality?.loss));
   const parts = [`baseline ${fixed(4)(quality?.baseline)}`];
   if (known(quality?.loss) && quality.baseline > 0) {
-    const less = 1 - quality.loss / quality.baseline;
-    const [kind, text] = less >= 0 ? ["better", `${(100 * less).toFixed(1)} % lower`] : ["worse", `${(-100 * less).toFixed(1)} % higher`];
+    const more = 100 * (quality.loss / quality.baseline - 1);
+    const [kind, text] = more <= 0 ? ["better", `−${(-more).toFixed(1)} %`] : ["worse", `+${more.toFixed(1)} %`];
     parts.push(", ", html("span", { class: kind }, text));
   }
   write("loss-note", ...parts);
@@ -294,7 +294,8 @@ class Chart {
       for (const drift of drifts.filter((each) => each.at_ms >= from)) {
         const at = x(drift.at_ms);
         picture.append(
-          svg("line", { class: "drift", x1: at, x2: at, y1: MARGIN.top, y2: bottom }, svg("title", {}, `drift at ${time(drift.at_ms)}`)),
+          svg("line", { class: "drift faint", x1: at, x2: at, y1: MARGIN.top, y2: bottom }),
+          svg("line", { class: "drift", x1: at, x2: at, y1: MARGIN.top - 4, y2: MARGIN.top + 4 }, svg("title", {}, `drift at ${time(drift.at_ms)}`)),
         );
       }
     }
@@ -541,12 +542,18 @@ function drawSteps() {
   );
 }
 
-// The drawing is asked for again when the steps are others.
+let drawnFor = "";
+
+// The drawing is asked for when the steps are others than before.
 async function takeDrawing() {
-  const names = (steps) => [...new Set(steps.map((step) => step.name))].sort().join("\n");
-  if (!state.steps.length || (drawing && names(drawing.steps.filter((step) => step.shape !== "service")) === names(state.steps))) return;
-  const answer = await fetch("api/drawing");
-  if (!answer.ok) return;
+  const names = state.steps.map((step) => step.name).join("\n");
+  if (!names || names === drawnFor) return;
+  drawnFor = names;
+  const answer = await fetch("api/drawing").catch(() => null);
+  if (!answer?.ok) {
+    drawnFor = "";
+    return;
+  }
   drawing = await answer.json();
   buildFlow();
 }
@@ -556,7 +563,8 @@ async function takeDrawing() {
 const rowsOf = (id) => $(id).querySelector(".rows");
 
 function drawDetails(details) {
-  drifts = details.drifts;
+  // As the points, drifts before a restart stay.
+  drifts = [...details.drifts, ...drifts.filter((drift) => drift.at_ms < state.started_at_ms)];
   drawWeights(details.weights);
   list(
     rowsOf("versions"),
@@ -658,7 +666,7 @@ async function connect() {
   source?.close();
   heardAt = Date.now();
   try {
-    const answer = await fetch("api/history");
+    const answer = await fetch("api/history", { signal: AbortSignal.timeout(SILENCE_MS) });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     takeHistory(await answer.json());
   } catch {

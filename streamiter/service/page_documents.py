@@ -1,0 +1,465 @@
+"""The documents of the page of a service, and how they are made from observations.
+
+Figures that are not known are None. The schemas are in the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final, Literal
+
+from streamiter.flow.drawing.formats import route_of
+from streamiter.flow.drawing.layout import lay_out
+from streamiter.flow.drawing.picture import Picture, picture_of
+from streamiter.models.versions import ModelDifference
+from streamiter.runtime.graph import Step
+from streamiter.runtime.statistics import JobStatistics, TaskStatistics
+from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
+from streamiter.service.observations import (
+    CheckpointSeen,
+    DriftFound,
+    Observations,
+    RejectedRecord,
+    Sample,
+    TaskRates,
+    ValidationReport,
+    VersionSeen,
+)
+
+# Points of a chart that is 600 pixels wide and shows an hour.
+_POINT_MS: Final = 5_000
+# The rate on the page is the mean of so many seconds, since sources read in bursts.
+_SMOOTHED: Final = 5
+# A step with a smaller share of work is drawn as idle.
+_IDLE: Final = 0.02
+_NEWEST: Final = 20
+# Each is a mark in the chart.
+_DRIFTS: Final = 100
+
+Level = Literal["well", "attention", "not ready", "failing"]
+StepState = Literal["busy", "blocked", "held", "idle", "ended"]
+
+
+# -- documents ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepNow:
+    """A step, all its subtasks together. Shares and rates are of the last second; None: not known."""
+
+    name: str
+    state: StepState | None
+    """``idle`` if its task had next to no work; otherwise what it did most of the time."""
+    busy: float | None
+    """The share of time in which the task handled records, as all shares a mean of the subtasks."""
+    blocked: float | None
+    """The share of time in which it waited for room downstream."""
+    held: float | None
+    """The share of time in which it had only input that it did not want yet."""
+    records_per_s: float | None
+    """The records that the step has received; of a source: has read."""
+    records: int
+    """These records since the job was started."""
+    waiting_records: int
+    """The records in the channels before the step."""
+    rejected: int
+    epoch_watermark: int | None
+    """The last epoch that is complete at all subtasks; None before the first one, and outside of iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNow:
+    """An iteration of the flow."""
+
+    heads: tuple[str, ...]
+    """The steps at which it begins."""
+    progress: str
+    epoch_complete: int | None
+    """The last complete epoch; None before the first one."""
+    fed_back_records: int
+    waiting_records: int
+    spilled_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QualityNow:
+    """The quality of predictions that were made before learning, over the newest rows."""
+
+    measure: Literal["log loss", "RMSE"]
+    loss: float | None
+    baseline: float | None
+    """The loss of always predicting the mean of the same labels."""
+    auc: float | None
+    rows: float | None
+    """The number of rows in this window."""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNow:
+    """The version that answers."""
+
+    generation: int
+    version: int
+    created_at_ms: int
+    age_s: float
+    records: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    """All figures of now. None: not known."""
+
+    service: str
+    started_at_ms: int
+    """When the process was started; another number tells that it was started again."""
+    at_ms: int
+    phase: str
+    phase_since_ms: int
+    level: Level
+    sentence: str
+    """Whether the service is well, and the reason if not."""
+    problems: tuple[HealthProblem, ...]
+    events_per_s: float | None
+    events: int | None
+    lag_records: int | None
+    lag_s: float | None
+    rejected: int | None
+    quality: QualityNow | None
+    model: ModelNow | None
+    checkpoint: CheckpointSeen | None
+    checkpoint_age_s: float | None
+    steps: tuple[StepNow, ...]
+    loops: tuple[LoopNow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageHistory:
+    """The last hour, as columns of one point for each five seconds; None: not known."""
+
+    started_at_ms: int
+    point_ms: int
+    at_ms: tuple[int, ...]
+    events_per_s: tuple[float | None, ...]
+    lag_records: tuple[int | None, ...]
+    lag_s: tuple[float | None, ...]
+    loss: tuple[float | None, ...]
+    baseline: tuple[float | None, ...]
+    auc: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageDetails:
+    """What changes more seldom; each list has the newest first."""
+
+    weights: ModelDifference | None
+    """The weights that changed most in one to two minutes; None before there are two versions."""
+    versions: tuple[VersionSeen, ...]
+    drifts: tuple[DriftFound, ...]
+    checkpoints: tuple[CheckpointSeen, ...]
+    checkpoints_given_up: int | None
+    dead_letters: tuple[RejectedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """A step in the drawing; lengths are in pixels."""
+
+    name: str
+    lines: tuple[str, ...]
+    """The name in lines that fit."""
+    times: str
+    """The number of subtasks, such as ×4; empty for one."""
+    shape: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLink:
+    """A link between two steps."""
+
+    source: str
+    target: str
+    kind: str
+    path: str
+    """The data of a path in SVG."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLoop:
+    """The frame around an iteration."""
+
+    steps: tuple[str, ...]
+    """The steps in the frame."""
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDrawing:
+    """The place of each step of the flow."""
+
+    width: float
+    height: float
+    steps: tuple[DrawnStep, ...]
+    links: tuple[DrawnLink, ...]
+    loops: tuple[DrawnLoop, ...]
+
+
+# -- from observations to documents ------------------------------------------------------------------------
+
+
+def page_state(observations: Observations) -> PageState:
+    """Return all figures of now.
+
+    >>> page_state(Observations("late-flights")).sentence
+    'Not ready: starting, 0.0 s'
+    """
+    statistics, phase = observations.statistics(), observations.phase
+    facts, quality = facts_of(observations), _quality(observations.validation[-1] if observations.validation else None)
+    level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
+    newest = observations.samples[-1] if observations.samples else None
+    rates = [each.events_per_s for each in list(observations.samples)[-_SMOOTHED:] if each.events_per_s is not None]
+    tasks = () if statistics is None else statistics.tasks
+    is_running = phase.phase in ("running", "stopping")
+    update = observations.model
+    return PageState(
+        service=observations.name,
+        started_at_ms=observations.started_at_ms,
+        at_ms=observations.clock.now_ms(),
+        phase=phase.phase,
+        phase_since_ms=phase.since_ms,
+        level=level,
+        sentence=sentence,
+        problems=problems,
+        events_per_s=sum(rates) / len(rates) if rates and is_running else None,
+        events=sum(each.steps[0].counts.records_in for each in tasks if _is_topic(each)) if tasks else None,
+        lag_records=newest.lag_records if newest is not None and is_running else None,
+        lag_s=newest.lag_s if newest is not None and is_running else None,
+        rejected=sum(step.counts.rejected for task in tasks for step in task.steps) if tasks else None,
+        quality=quality,
+        model=None
+        if update is None
+        else ModelNow(
+            update.generation,
+            update.version,
+            update.created_at_ms,
+            update.age_s(observations.clock),
+            update.records,
+        ),
+        checkpoint=observations.checkpoints[-1] if observations.checkpoints else None,
+        checkpoint_age_s=facts.checkpoint_age_s if observations.checkpoints else None,
+        steps=() if statistics is None else _steps(statistics, observations.rates if is_running else ()),
+        loops=() if statistics is None else _loops(statistics),
+    )
+
+
+def _verdict(
+    dead: Sequence[HealthProblem], unready: Sequence[HealthProblem], quality: QualityNow | None
+) -> tuple[Level, str, tuple[HealthProblem, ...]]:
+    """Return how well the service is, in a sentence, and all problems."""
+    problems = tuple(dict.fromkeys((*dead, *unready)))
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        kind: Level = "failing" if dead else "not ready"
+        return kind, f"{kind.capitalize()}: {problems[0].detail}{more}", problems
+    if quality is not None and (quality.loss or 0.0) > (quality.baseline or math.inf):
+        said = f"its {quality.measure} of {quality.loss:.4f} is above the baseline of {quality.baseline:.4f}"
+        return "attention", f"The service works, but the model predicts badly: {said}", ()
+    return "well", "All is well: the sources answer, the steps make progress, and a model predicts", ()
+
+
+def _quality(report: ValidationReport | None) -> QualityNow | None:
+    if report is None:
+        return None
+    metrics = report.metrics
+    loss, baseline = metrics.get("window_loss"), metrics.get("window_baseline_loss")
+    is_of_numbers = "window_mae" in metrics
+    if is_of_numbers:  # The loss of numbers is half of the squared error.
+        loss, baseline = (None if each is None else (2.0 * each) ** 0.5 for each in (loss, baseline))
+    measure: Literal["log loss", "RMSE"] = "RMSE" if is_of_numbers else "log loss"
+    return QualityNow(measure, loss, baseline, metrics.get("window_auc"), metrics.get("window_count"), report.at_ms)
+
+
+def _steps(statistics: JobStatistics, rates: Sequence[TaskRates]) -> tuple[StepNow, ...]:
+    rates_of = {each.task: each for each in rates}
+    parts: dict[str, list[tuple[TaskStatistics, int]]] = {}
+    for task in statistics.tasks:
+        for place, step in enumerate(task.steps):
+            parts.setdefault(step.step, []).append((task, place))
+    return tuple(_step(name, instances, rates_of) for name, instances in parts.items())
+
+
+def _step(name: str, instances: Sequence[tuple[TaskStatistics, int]], rates_of: dict[str, TaskRates]) -> StepNow:
+    counts = [task.steps[place].counts for task, place in instances]
+    rates = [(rates_of[task.name], place) for task, place in instances if task.name in rates_of]
+    busy, blocked, held, per_s = (
+        (
+            _mean(rate.busy for rate, _ in rates),
+            _mean(rate.blocked for rate, _ in rates),
+            _mean(rate.held for rate, _ in rates),
+            sum(rate.steps_per_s[place] for rate, place in rates),
+        )
+        if rates
+        else (None, None, None, None)
+    )
+    watermark = min(task.epoch_watermark for task, _ in instances)
+    return StepNow(
+        name=name,
+        state="ended" if all(task.ended for task, _ in instances) else _state_of(busy, blocked, held),
+        busy=busy,
+        blocked=blocked,
+        held=held,
+        records_per_s=per_s,
+        records=sum(each.records_in for each in counts),
+        waiting_records=sum(channel.records for task, place in instances if place == 0 for channel in task.inputs),
+        rejected=sum(each.rejected for each in counts),
+        epoch_watermark=watermark if watermark >= 0 and instances[0][0].loop is not None else None,
+    )
+
+
+def _is_topic(task: TaskStatistics) -> bool:
+    return task.source is not None and task.source.topic is not None
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepState | None:
+    if busy is None or blocked is None or held is None:
+        return None
+    shares: dict[StepState, float] = {"blocked": blocked, "held": held, "busy": busy, "idle": _IDLE}
+    return max(shares, key=shares.__getitem__)
+
+
+def _loops(statistics: JobStatistics) -> tuple[LoopNow, ...]:
+    return tuple(
+        LoopNow(
+            heads=loop.heads,
+            progress=loop.progress,
+            epoch_complete=loop.epoch_complete if loop.epoch_complete >= 0 else None,
+            fed_back_records=loop.fed_back_records,
+            waiting_records=loop.waiting_records,
+            spilled_bytes=loop.bytes_on_disk,
+        )
+        for loop in statistics.loops
+    )
+
+
+def page_history(observations: Observations) -> PageHistory:
+    """Return the last hour.
+
+    >>> observations = Observations("late-flights")
+    >>> observations.sample()
+    >>> page_history(observations).lag_records
+    (None,)
+    """
+
+    def point_of(each: Sample | ValidationReport) -> int:
+        return each.at_ms // _POINT_MS
+
+    reports = {point: _quality(list(group)[-1]) for point, group in groupby(observations.validation, point_of)}
+    rows = []
+    for point, group in groupby(observations.samples, point_of):
+        samples = list(group)
+        rates = [each.events_per_s for each in samples if each.events_per_s is not None]
+        quality = reports.get(point)
+        rows.append(
+            (
+                point * _POINT_MS,
+                sum(rates) / len(rates) if rates else None,
+                samples[-1].lag_records,
+                samples[-1].lag_s,
+                *((None, None, None) if quality is None else (quality.loss, quality.baseline, quality.auc)),
+            )
+        )
+    columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 7
+    return PageHistory(observations.started_at_ms, _POINT_MS, *columns)
+
+
+def page_details(observations: Observations, weights: ModelDifference | None) -> PageDetails:
+    """Return the lists of the page."""
+    statistics = observations.statistics()
+    checkpoints = None if statistics is None else statistics.checkpoints
+    return PageDetails(
+        weights=weights,
+        versions=tuple(observations.versions)[: -_NEWEST - 1 : -1],
+        drifts=tuple(observations.drifts)[: -_DRIFTS - 1 : -1],
+        checkpoints=tuple(observations.checkpoints)[::-1],
+        checkpoints_given_up=None if checkpoints is None else checkpoints.given_up,
+        dead_letters=tuple(observations.rejected)[::-1],
+    )
+
+
+def with_texts(difference: ModelDifference, observations: Observations) -> ModelDifference:
+    """Return the difference with texts in place of the places of their weights, where the texts are known."""
+    places = {each.name: int(found[1]) for each in difference.weights if (found := _PLACE.fullmatch(each.name))}
+    texts = observations.texts_at(places.values())
+    named = [replace(each, name=texts.get(places.get(each.name, -1), each.name)) for each in difference.weights]
+    return replace(difference, weights=named)
+
+
+_PLACE: Final = re.compile(r"(?:place |weights\[)(\d+)\]?")
+
+
+def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
+    """Return the place of each step, with room below its name for its rate and its epoch."""
+    whole = picture_of(flow, steps)
+    picture = Picture(
+        title="",
+        nodes=tuple(
+            # As an operator: without the lid of a cylinder, which takes height.
+            replace(node, shape="operator", notes=("0,000,000/s", "epoch 0,000")[: 1 if node.box is None else 2])
+            for node in whole.nodes
+        ),
+        links=tuple(replace(link, label="") for link in whole.links),
+        boxes=whole.boxes,
+    )
+    layout = lay_out(picture)
+    return FlowDrawing(
+        width=layout.width,
+        height=layout.height,
+        steps=tuple(
+            DrawnStep(
+                name=placed.node.name,
+                lines=tuple(line.text for line in placed.caption.lines if not line.muted),
+                times=placed.node.times,
+                shape=node.shape,
+                x=placed.place.x,
+                y=placed.place.y,
+                width=placed.place.width,
+                height=placed.place.height,
+            )
+            for node, placed in zip(whole.nodes, layout.nodes, strict=True)
+        ),
+        links=tuple(
+            DrawnLink(
+                picture.nodes[placed.link.source].name,
+                picture.nodes[placed.link.target].name,
+                placed.link.kind,
+                route_of(placed),
+            )
+            for placed in layout.links
+        ),
+        loops=tuple(
+            DrawnLoop(
+                tuple(node.name for node in picture.nodes if node.box == number),
+                placed.place.x,
+                placed.place.y,
+                placed.place.width,
+                placed.place.height,
+            )
+            for number, placed in enumerate(layout.boxes)
+        ),
+    )
