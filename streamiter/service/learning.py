@@ -54,7 +54,7 @@ class ServiceLearning:
         given = {"learning_rate": 0.0} | dict(settings.learn.learner_settings)
         self._rate = ChangeableRate(given["learning_rate"]) if given["learning_rate"] else None
 
-    def train(self, events: Stream) -> OnlineTraining:
+    def train(self, events: Stream, rollbacks: Rollbacks | None = None) -> OnlineTraining:
         """Add the training to the flow; ``models`` has the versions that the schedule lets pass."""
         learn = self._settings.learn
         rejections = rejections_of(self._settings.input)
@@ -74,8 +74,8 @@ class ServiceLearning:
             self._make_model(),
             mini_batch=learn.learner_settings.get("mini_batch"),
             drift=detectors[learn.drift]() if learn.drift else None,
-            rollbacks=Rollbacks(topic(self._settings.publish.topic), self._settings.name),
             report_every_s=_REPORT_EVERY_S,
+            rollbacks=rollbacks,
             **options,
             **rejections,
         )
@@ -189,6 +189,9 @@ class PublishInTime(Operator):
     def process(self, model: ModelSnapshot, out: Output) -> None:
         """Hold the version, or pass it on."""
         records = model.records or 0
+        if records < self._records:  # The training resumed from an earlier version.
+            self._records = self._published_records = records - 1
+            self._loss = self._missing = 0.0
         self._loss += model.metrics.get("loss", 0.0) * (records - self._records)
         self._missing += model.metrics.get("missing_values", 0.0)
         self._records, self._held = records, model

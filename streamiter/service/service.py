@@ -24,7 +24,7 @@ from streamiter.errors import (
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
-from streamiter.models import ServedModel
+from streamiter.models import Rollbacks, ServedModel
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
 from streamiter.service.health import facts_of
@@ -92,7 +92,7 @@ class OnlineLearningService:
             **rejections_of(given),
         )
         """The decoded records of the input."""
-        self.training: OnlineTraining = self.learning.train(self.events)
+        self.training: OnlineTraining = self.learning.train(self.events, Rollbacks(self._updates, self.name))
         """The streams of the training: models, validation, predictions, drifts."""
         self.training.models.publish_model(self._updates, model=self.name, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")

@@ -17,7 +17,7 @@ import pytest
 from support.kafka_server import KafkaServer, free_ports
 
 from streamiter import Operator
-from streamiter.models import roll_back
+from streamiter.models import LinearPredictor, ModelUpdate, last_update, roll_back
 from streamiter.operators import Output
 from streamiter.service.service import FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
 from streamiter.service.settings import (
@@ -125,6 +125,39 @@ async def test_a_service_on_an_idle_topic_is_ready(setting: Setting) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert await task == SUCCEEDED
     assert service.observations.phase.phase == "suspended"
+
+
+async def test_a_service_resumes_from_a_rollback(setting: Setting) -> None:
+    """The service continued to learn with the bad model, and its versions were never served again."""
+    updates = topic(setting.updates)
+
+    async def version(is_it: Callable[[ModelUpdate], bool]) -> ModelUpdate:
+        async with asyncio.timeout(PATIENCE_S):
+            while (update := await last_update(updates, setting.name)) is None or not is_it(update):
+                await asyncio.sleep(0.05)
+        return update
+
+    service = setting.service()
+    async with running(service):
+        await until_ready_to_learn(service)
+        await setting.write(ROWS)
+        good = await version(lambda update: update.records == 500)
+        await setting.write([row | {"late": not row["late"]} for row in ROWS * 3])
+        bad = await version(lambda update: update.records == 2000)
+        await roll_back(updates, setting.name, f"{good.generation}.{good.version}")
+        rolled_back = await version(lambda update: update.rollback_to is not None)
+        async with asyncio.timeout(PATIENCE_S):
+            while (newest := await last_update(updates, setting.name)) is None or newest.rank == rolled_back.rank:
+                await setting.write(ROWS[:5])  # Until the service has heard of it.
+                await asyncio.sleep(0.2)
+        assert (newest.generation, newest.since_rollback) == (rolled_back.generation, rolled_back.rank)
+        late = [LinearPredictor(update.parameters)({"km": 6.0}) for update in (good, bad, newest)]
+        assert late[0] > 0.9 > 0.1 > late[1]
+        assert late[2] > 0.9
+
+
+async def until_ready_to_learn(service: OnlineLearningService) -> None:
+    await until(lambda: service.observations.phase.phase == "running")
 
 
 async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
@@ -249,22 +282,3 @@ async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(s
         assert (code, "hang[0] is at work on a batch" in text) == (503, True)
         service.apply(replace(service.settings, health=replace(service.settings.health, exit_when_stalled=True)))
         assert await asyncio.wait_for(task, PATIENCE_S) == STALLED
-
-
-async def test_a_rollback_is_served_and_the_service_resumes_from_it(setting: Setting) -> None:
-    """After a rollback the next version was again of the model that had gone bad."""
-    await setting.write(ROWS)
-    service = setting.service()
-    seen = service.observations
-    async with running(service):
-        await until(lambda: seen.model and seen.model.records == len(ROWS))
-        good = seen.model
-        assert good is not None
-        await setting.write([{"km": each["km"], "late": not each["late"]} for each in ROWS])
-        await until(lambda: seen.model.records == 2 * len(ROWS))  # type: ignore[union-attr]
-        update = await roll_back(topic(setting.updates), setting.name, f"{good.generation}.{good.version}")
-        await until(lambda: seen.model.generation == update.generation)  # type: ignore[union-attr]
-        await setting.write(ROWS[:100])
-        await until(lambda: seen.model.records == len(ROWS) + 100)  # type: ignore[union-attr]
-        assert seen.model is not None
-        assert (seen.model.generation, seen.model.version > 1) == (update.generation, True)

@@ -309,6 +309,18 @@ async def test_versions_are_published_in_time_with_the_loss_of_all_their_records
     await job.stop("abort")
 
 
+async def test_versions_after_a_rollback_are_not_held() -> None:
+    """After a rollback nothing was published for as many records as the bad version had learned from."""
+    given, flow = Fed(), Flow("f")
+    seen = flow.from_source(lambda: given).process(by_records).collect()
+    job = await flow.start(clock=(clock := VirtualClock()))
+    given.give(version(10, 0.5), version(1_000, 9.0), version(40, 0.5), version(75, 0.25))
+    await clock.advance(0)
+    assert [model.records for model in seen.items] == [10, 1_000, 75]
+    assert seen.items[-1].metrics == {"loss": pytest.approx((0.5 + 35 * 0.25) / 36), "missing_values": 2.0}
+    await job.stop("abort")
+
+
 def by_records() -> PublishInTime:
     return PublishInTime(PublishSchedule(PublishSettings("memory://out", None, 30)))
 
