@@ -96,6 +96,18 @@ def adaptive(label: Callable[[float, int], Any]) -> dict[str, Any]:
     return model.parameters()
 
 
+def of_lists() -> dict[str, Any]:
+    """Return the parameters of a model of vectors and of lists of texts."""
+    model, random = AdaptiveLinearModel(), np.random.default_rng(6)
+    vectors = random.normal(size=(100, 2))
+    model.learn(
+        [{"v[0]": a, "v[1]": b, "tags": ["x", "y", "x"][: n % 4]} for n, (a, b) in enumerate(vectors.tolist())],
+        vectors[:, 0] > 0,
+    )
+    return model.parameters()
+
+
+LISTS = [{"v": [0.5, -2.0], "tags": ["x", "x", "y", "z"]}, {"tags": []}, {"v": [1.5, None]}]
 NAMED = [
     {"km": 700.25, "town": "Ἀθῆναι"},
     {"km": None, "town": None, "other": "x"},
@@ -114,6 +126,7 @@ MODELS: list[tuple[Any, list[Any]]] = [
     (adaptive(lambda km, n: km > 400), NAMED),
     (adaptive(lambda km, n: km / 7 + n), NAMED),
     (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
+    (of_lists(), LISTS),
 ]
 
 

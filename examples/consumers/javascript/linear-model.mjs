@@ -52,7 +52,7 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
 
   return (row) => {
     const sums = [].concat(intercept);
-    for (const [name, value] of Object.entries(row)) {
+    for (const [name, value] of fieldsOf(row)) {
       const feature = featuresOf(name, value);
       if (feature) scores(feature[0]).forEach((weight, score) => (sums[score] += weight * feature[1]));
     }
@@ -60,6 +60,15 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
     return softmax(sums, model.classes);
   };
+}
+
+// A list of numbers is a field for each of them; of a list of texts, each different text counts once.
+function* fieldsOf(row) {
+  for (const [name, value] of Object.entries(row)) {
+    if (!Array.isArray(value)) yield [name, value];
+    else if (value.every((each) => typeof each === "string")) yield* [...new Set(value)].map((text) => [name, text]);
+    else yield* value.map((number, position) => [`${name}[${position}]`, number]);
+  }
 }
 
 // A last probability without a label is that of a class that has not come yet.

@@ -5,6 +5,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -77,7 +78,22 @@ final class LinearModel {
     return deviation > 0.0 ? (value - parameters.get("mean").get(column).asDouble()) / deviation : 0.0;
   }
 
+  /** A list of numbers is a field for each of them; of a list of texts, each different text counts once. */
   private void addField(String name, JsonNode value, double[] sums) {
+    if (!value.isArray()) {
+      addValue(name, value, sums);
+      return;
+    }
+    Set<JsonNode> different = new LinkedHashSet<>();
+    value.forEach(different::add);
+    boolean areTexts = different.stream().allMatch(JsonNode::isTextual);
+    if (areTexts) different.forEach(text -> addValue(name, text, sums));
+    for (int place = 0; place < value.size() && !areTexts; place++) {
+      addValue(name + "[" + place + "]", value.get(place), sums);
+    }
+  }
+
+  private void addValue(String name, JsonNode value, double[] sums) {
     double number = value.isBoolean() ? (value.asBoolean() ? 1.0 : 0.0) : value.asDouble();
     if (value.isNull() || (!value.isTextual() && !(Math.abs(number) <= HUGE))) {
       addHashed(name, IS_MISSING, "", sums);
