@@ -221,7 +221,8 @@ class Admission:
                 401,
                 "no-token",
                 "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
-                headers={"WWW-Authenticate": 'Bearer, Basic realm="streamiter"'},
+                # Chromium asks for a password only if Basic is the one scheme of the header.
+                headers={"WWW-Authenticate": 'Basic realm="streamiter"'},
             )
         if self._running >= self._requests_max:
             raise Problem(

@@ -267,7 +267,7 @@ async def test_a_token_is_needed_by_all_but_probes(tmp_path: Path, monkeypatch: 
         ):
             answer = await service.client.get("/metrics", headers={} if given is None else {b"Authorization": given})
             assert (answer.status_code, problem_of(answer)["title"]) == (401, "No token")
-            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert answer.headers["www-authenticate"] == 'Basic realm="streamiter"'
         allowed: list[dict[Any, Any]] = [
             {b"Authorization": b"Bearer " + token},
             {b"Authorization": b"bearer  " + token},

@@ -212,6 +212,21 @@ async def test_nothing_is_loaded_from_elsewhere_and_no_script_is_taken_from_data
         assert any("connect-src" in complaint for complaint in visited.complaints)
 
 
+@in_browser
+async def test_a_browser_opens_the_page_of_a_service_with_a_token(
+    chromium: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The browser did not ask for the token, because the answer named two ways to send it in one header."""
+    monkeypatch.setenv("SERVICE_TOKEN", "s3cret")
+    given: Any = {"username": "anyone", "password": "s3cret"}
+    async with (
+        case(token_env="SERVICE_TOKEN") as service,
+        visit(chromium, service.address, http_credentials=given) as visited,
+    ):
+        await visited.says("#connection", "live")
+        assert visited.complaints == []
+
+
 # -- documents ---------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -63,9 +64,9 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @contextlib.asynccontextmanager
-async def visit(browser: Browser, address: str) -> AsyncIterator[Visit]:
+async def visit(browser: Browser, address: str, **options: Any) -> AsyncIterator[Visit]:
     """Open a page on a screen of 1280 × 800."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    context = await browser.new_context(viewport={"width": 1280, "height": 800}, **options)
     try:
         made = Visit(await context.new_page())
         await made.page.goto(address)
