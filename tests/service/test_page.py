@@ -162,7 +162,7 @@ class _At(SystemClock):
 
 @in_browser
 async def test_everything_is_reached_by_the_keyboard_and_has_a_name(chromium: Browser) -> None:
-    """Without a mouse nobody could open the table behind a chart; a screen reader said "button" four times."""
+    """Without a mouse the tables behind charts could not be opened; a screen reader said "button" four times."""
     async with case(flow=True) as service, visit(chromium, service.address) as visited:
         service.observations.enter("running")
         page = visited.page
