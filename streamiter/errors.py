@@ -13,6 +13,7 @@
     ├── FunctionResultError        (streamiter.operators) a user's function returned a value that its step cannot take
     ├── ModelError                 a model was given data that it cannot take, or its arithmetic failed
     │   ├── NoModel                (streamiter.models) no model was published yet
+    │   ├── NoSuchVersion          (streamiter.models) the topic does not have this version of the model
     │   ├── StatusError            (streamiter.networks) the steps of a layer were called out of order
     │   ├── Diverged               (streamiter.networks) a training has numbers that are not finite
     │   └── BadRows                (streamiter.learn) single rows of a mini-batch are wrong

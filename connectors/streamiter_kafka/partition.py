@@ -176,7 +176,7 @@ class ReadPartition:
             return None
         if not all(batch.validate_crc() for batch in batches):
             return None
-        located = _compiled_locate()(self.number, answer.fetched, answer.starts)
+        located = compiled_locate()(self.number, answer.fetched, answer.starts)
         if located is None:
             return None
         located.keep(self.next_offset, self._stop)
@@ -215,7 +215,8 @@ class ReadPartition:
 
 
 @cache
-def _compiled_locate() -> Callable[[int, bytes, Sequence[int]], LocatedRecords | None]:
+def compiled_locate() -> Callable[[int, bytes, Sequence[int]], LocatedRecords | None]:
+    """Return the function that locates the plain records of an answer; the first call compiles it."""
     from streamiter_kafka import record_columns
 
     with saying_that_it_compiles("the reader of Kafka topics"):

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from streamiter.compiled import is_loaded
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -34,7 +35,7 @@ from streamiter_kafka.cluster import (
     OffsetFinder,
     comparable,
 )
-from streamiter_kafka.partition import ReadPartition
+from streamiter_kafka.partition import ReadPartition, compiled_locate
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
 from streamiter_kafka.wire import (
     FetchTopicRequest,
@@ -134,6 +135,7 @@ class KafkaReader(TopicReader):
         self._taken = asyncio.Event()
         self._failure: StreamiterError | None = None
         self._is_closed = False
+        self._is_compiled = False
 
     def start(self, partitions: list[ReadPartition], partition_count: int) -> None:
         self._partitions = {partition.number: partition for partition in partitions}
@@ -148,6 +150,10 @@ class KafkaReader(TopicReader):
         while True:
             if self._is_closed:
                 raise closed_error("reader", self._topic)
+            if not self._is_compiled and is_loaded():
+                # Unless the compiled code is stored, this takes seconds, in which all other tasks continue.
+                await asyncio.to_thread(compiled_locate)
+                self._is_compiled = True
             batch = self._next_batch()
             if batch is not None:
                 return batch

@@ -130,12 +130,17 @@ class JsonColumns:
         self._scanner: ColumnScanner | None = None
         self._records_before_scanning = _LOADED_AFTER if is_compiling() else math.inf
 
-    def ahead(self, batch: TopicBatch) -> Callable[[], None] | None:
-        """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none."""
+    def ahead(self, batch: TopicBatch) -> Callable[[], object] | None:
+        """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none.
+
+        Compiling takes seconds unless the code is stored; this is such a part, too.
+        """
         values, scanner = batch.values, self._scanner
-        if not isinstance(values, JoinedValues) or scanner is None:
+        if len(values) < _SCANNED_TOGETHER or self._records_before_scanning > len(values):
             return None
-        if len(values) < _SCANNED_IN_THREAD or self._records_before_scanning > len(values):
+        if scanner is None:
+            return lambda: self._loaded_scanner().scan(values)
+        if not isinstance(values, JoinedValues) or len(values) < _SCANNED_IN_THREAD:
             return None
 
         def scan() -> None:
@@ -160,17 +165,18 @@ class JsonColumns:
         self._records_before_scanning -= len(values)
         if self._records_before_scanning > 0:
             return None
-        if self._scanner is None:
-            self._scanner = ColumnScanner([(field.name, field.dtype, field.width) for field in self._fields])
+        scanner = self._loaded_scanner()
         ahead = values.decoded if isinstance(values, JoinedValues) else None
-        if isinstance(ahead, _Scanned) and ahead.by is self._scanner:
-            scanned = ahead.scanned
-        else:
-            scanned = self._scanner.scan(values)
+        scanned = ahead.scanned if isinstance(ahead, _Scanned) and ahead.by is scanner else scanner.scan(values)
         if scanned is None or 2 * len(scanned[1]) > len(values):
             self._records_before_scanning = _BATCHES_BETWEEN_TRIALS * len(values)
             return None
         return scanned
+
+    def _loaded_scanner(self) -> ColumnScanner:
+        if self._scanner is None:
+            self._scanner = ColumnScanner([(field.name, field.dtype, field.width) for field in self._fields])
+        return self._scanner
 
     def _completed(self, arrays: dict[str, Array], odd: Indices, values: Sequence[bytes | None]) -> Columns:
         """Return the columns with the entries of the odd records, as msgspec decodes them."""

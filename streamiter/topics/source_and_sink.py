@@ -53,7 +53,7 @@ class TopicSource(Source):
         decoder: Decoder | None = None,
     ) -> None:
         self._topic = topic
-        self._ahead: Callable[[TopicBatch], Callable[[], None] | None] | None = getattr(decoder, "ahead", None)
+        self._ahead: Callable[[TopicBatch], Callable[[], object] | None] | None = getattr(decoder, "ahead", None)
         self._url = topic.url
         self.topic_name = topic.name
         self._timestamps_ms: dict[int, int] = {}
