@@ -111,7 +111,7 @@ def _surprises(stack: ServiceStack) -> Iterator[str]:
             assert life.ended_s is not None
             is_outage = any(begin_s <= life.ended_s <= end_s + 30.0 for begin_s, end_s in stack.broker_outages)
             if child is stack.service or not is_outage:
-                yield f"{child.name} ended with {life.code} on its own\n{child.log_tail()}"
+                yield f"{child.name} ended with {life.code} on its own\n{life.last_words}"
 
 
 async def _within(limit_s: float, condition: Callable[[], bool]) -> float:

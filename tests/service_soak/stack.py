@@ -80,6 +80,8 @@ class ProcessLife:
     """When the test killed it, taken just before the signal; None if the test did not."""
     ended_s: float | None = None
     code: int | None = None
+    last_words: str = ""
+    """The end of the log when it ended."""
     resources: list[Resources] = field(default_factory=list)
 
 
@@ -131,6 +133,7 @@ class ChildProcess:
                 self.lives.append(life)
                 life.code = await process.wait()
                 life.ended_s = time.time()
+        life.last_words = self.log_tail()
         return life
 
     def kill(self) -> bool:
