@@ -340,7 +340,7 @@ class _StandardizedModel:
         fields = self._with_vectors_as_fields(x)
         nothing = intercept * 0.0
         parts = {
-            name: self._score({name: value}, nothing)
+            name: self._score_of_fields({name: value}, nothing)
             for name, value in fields.items()
             if name in self.known or _is_none(value)
         }
@@ -379,6 +379,12 @@ class _StandardizedModel:
         return 1.0 / (1.0 + math.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX)))
 
     def _score(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
+        score = self._score_of_fields(row, score)
+        for cross in self._crosses:
+            score = score + self._score_of_cross(cross, row)
+        return score
+
+    def _score_of_fields(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
         for name, value in row.items():
             if isinstance(value, str):
                 if name in self._texts:
@@ -399,8 +405,6 @@ class _StandardizedModel:
                     score = score + weight * min(max(float(value) - center, -limit), limit)
             elif name in self._texts:
                 raise self._wrong_kind(name, "a text", shortened(value))
-        for cross in self._crosses:
-            score = score + self._score_of_cross(cross, row)
         return score
 
     def _score_of_cross(self, cross: Cross, row: Mapping[str, Any]) -> _Weight:
@@ -437,7 +441,7 @@ class _StandardizedModel:
 
     def _score_of_texts(self, name: str, texts: list[str], score: _Weight) -> _Weight:
         for text in dict.fromkeys(texts):
-            score = self._score({name: text}, score)
+            score = self._score_of_fields({name: text}, score)
         return score
 
     def _text_weight(self, name: str, value: Any) -> _Weight:

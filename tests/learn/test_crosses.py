@@ -195,3 +195,26 @@ def test_a_field_with_the_name_of_a_cross_is_refused() -> None:
     for given in (rows, rows[0]):
         with pytest.raises(ConfigurationError, match="expected no field 'a × b'"):
             LinearPredictor(model.parameters())(given)
+
+
+def test_a_list_of_texts_is_crossed_with_each_of_its_texts() -> None:
+    """Only the last text of a list was crossed, and which one that was depended on the other rows."""
+    draw = Random(5)
+    records = [
+        {
+            "words": draw.sample(["a", "b", "c", "d"], draw.randint(0, 3)),
+            "km": draw.gauss(9, 3),
+            "sky": draw.choice("pq"),
+        }
+        for _ in range(400)
+    ]
+    labels = ["a" in row["words"] and (row["km"] > 9 or row["sky"] == "p") for row in records]
+    crosses = [("words", "km"), ("words", "sky")]
+    together, cut = AdaptiveLinearModel(crosses=crosses), AdaptiveLinearModel(crosses=crosses)
+    found = together.learn_each(records, labels)
+    parts = [cut.learn_each(records[at : at + 7], labels[at : at + 7]) for at in range(0, 400, 7)]
+    assert np.array_equal(np.concatenate(parts), found)
+    served = LinearPredictor(together.parameters())
+    alone = [served(record) for record in records]
+    assert alone == pytest.approx(served(records), rel=1e-12)
+    assert 1 / (1 + np.exp(-served.explain(records[0]).score)) == pytest.approx(alone[0], rel=1e-12)

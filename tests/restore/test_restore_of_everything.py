@@ -56,6 +56,8 @@ ELSEWHERE = {
     "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",
     "streamiter.learn.drift.PageHinkley": "tests/learn/test_drift.py",
     "streamiter.learn.foreign_models.ForeignOwner": "tests/learn/test_foreign_models.py",
+    "streamiter.service.labels.MatchAnswers": "tests/service/test_service_learning.py",
+    "streamiter.service.learning.PublishInTime": "tests/service/test_service_learning.py",
 }
 """Classes whose case needs a file or a server, or no flow; each names the test with that case."""
 
@@ -69,6 +71,7 @@ NO_STATE = {
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
+    "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "reports the positions of others to tools",
 }

@@ -21,7 +21,7 @@ from service_soak.stack import ProcessLife
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor
-from streamiter.models.update import JSON_CONTENT_TYPE, Document, decode_document
+from streamiter.models.documents import JSON_CONTENT_TYPE, Document, decode_document
 
 __all__ = ["Findings", "TopicContents", "check", "read_topics", "requests_of"]
 
