@@ -210,7 +210,7 @@ def _events() -> Iterator[bytes]:
 
 def _serve(settings: str) -> None:
     from streamiter.service.service import OnlineLearningService
-    from streamiter.service.settings import read_settings
+    from streamiter.service import read_settings
 
     sys.exit(OnlineLearningService(read_settings(json.loads(settings))).run())
 
