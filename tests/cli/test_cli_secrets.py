@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from cli.program import streamiter
 
 from streamiter.cli.app import app
+from streamiter.clock import SystemClock
+from streamiter.models import ModelUpdateEncoder
+from streamiter.topics import topic
 
 # Each secret contains this mark, so a mark in the output is a secret that was shown.
 MARK = "S3cret"
@@ -66,6 +71,10 @@ URL_COMMANDS = {
     "topics tail": ["{url}"],
     "models tail": ["{url}", "--model", "ctr"],
     "models show": ["{url}", "--model", "ctr"],
+    "models diff": ["{url}", "1.1", "--model", "ctr"],
+    "models compare": ["{url}", "--model", "ctr"],
+    "models export": ["{url}", "ctr.json", "--model", "ctr"],
+    "models rollback": ["{url}", "1.1", "--model", "ctr"],
     "serve": ["--init", "{url}"],
 }
 
@@ -160,6 +169,29 @@ def test_no_command_on_topics_shows_a_secret(
     (folder / "given.toml").write_text(SERVICE.format(url=url, secret=SECRET))
     code, printed = call("serve", "--check", "given.toml")
     assert (code, "http.token_env: expected the name of an environment variable" in printed) == (1, True)
+
+
+def test_no_command_on_models_shows_or_stores_a_secret(
+    folder: Path, kafka_broker, topic_prefix: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """An exported model, or the record of a rollback, had the password of the topic that it came from."""
+    url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}models?ssl_password={SECRET}"
+
+    async def publish() -> None:
+        updates = topic(url)
+        await updates.create()
+        writer = await updates.open_writer()
+        encoder = ModelUpdateEncoder("ctr", 1, clock=SystemClock())
+        await writer.write(encoder.encode([{"weights": np.array([0.5, number])} for number in range(2)]))
+        await writer.close()
+
+    asyncio.run(publish())
+    on_models = {command: arguments for command, arguments in URL_COMMANDS.items() if command.startswith("models ")}
+    assert list(on_models)[-1] == "models rollback"
+    for command, arguments in [*on_models.items(), ("models tail", [*on_models["models tail"], "--json"])]:
+        code, printed = call(*command.split(), *(argument.format(url=url) for argument in arguments))
+        assert (code, "ctr" in printed or "weights" in printed) == (0, True), printed
+    without_secret((folder / "ctr.json").read_text())
 
 
 def test_no_command_on_flows_shows_or_stores_a_secret(

@@ -61,6 +61,17 @@ def busy():
     return flow
 """
 
+# A line of figures, ten a second, says when the service runs.
+SERVICE = """
+service.name = "clicks"
+input.topic = "{clicks}"
+publish.topic = "{updates}"
+learn = {{ kind = "regression", label = {{ field = "n" }} }}
+http.address = "127.0.0.1:0"
+checkpoints = {{ store = "checkpoints", interval = "200s" }}
+log = {{ format = "json", every = "100ms" }}
+"""
+
 
 class Place:
     """A folder with the things that commands wait for: a pipe without a writer, and a server that does not answer."""
@@ -72,13 +83,18 @@ class Place:
         os.mkfifo(folder / "pipe")
 
     async def prepare(self) -> None:
-        """Make flows, a topic with a record, and networks."""
+        """Make flows, topics with a record, files of services, and networks."""
         (self.folder / "flows.py").write_text(FLOWS)
-        events = topic(f"sqlite:///{self.folder}/events.db?topic=events")
-        await events.create()
-        writer = await events.open_writer()
-        await writer.write(OutgoingBatch([b"1"]))
-        await writer.close()
+        for name, record in (("events", b"1"), ("clicks", b'{"n": 1}')):
+            made = topic(f"sqlite:///{self.folder}/{name}.db?topic={name}")
+            await made.create()
+            writer = await made.open_writer()
+            await writer.write(OutgoingBatch([record]))
+            await writer.close()
+        await topic(f"sqlite:///{self.folder}/clicks.db?topic=updates").create()
+        served = {name: f"sqlite:///clicks.db?topic={name}" for name in ("clicks", "updates")}
+        (self.folder / "service.toml").write_text(SERVICE.format(**served))
+        (self.folder / "away.toml").write_text(SERVICE.format(clicks=self.url, updates=f"{self.url}-updates"))
         settings = document(train={"epoch": 1_000_000})
         (self.folder / "network.json").write_text(json.dumps(settings))
         network = Network.from_json(settings)
@@ -194,6 +210,7 @@ class Case:
 KEPT = "--checkpoints checkpoints --checkpoint-interval 3600"
 SUSPENDED = "endless: suspended, .*\n(checkpoints: number 1 committed .*\n)?"
 EVENTS = "sqlite:///events.db?topic=events"
+LOGGED = r'(\{"time":"[^"]*","level":"info",.*\}\n)*'
 CASES = [
     Case(
         "demo",
@@ -251,6 +268,23 @@ CASES = [
     Case("models tail", "URL --model ctr --follow", asks, 0),
     Case("models tail", "URL --model ctr", asks, why="the last updates"),
     Case("models show", "URL --model ctr", asks),
+    Case("models diff", "URL 2.17 --model ctr", asks),
+    Case("models compare", "URL --model champion --model challenger", asks),
+    Case("models export", "URL ctr.json --model ctr", asks),
+    Case("models rollback", "URL 2.17 --model ctr", asks),
+    Case(
+        "serve",
+        "service.toml",
+        says('.*"phase":"running"', "stderr"),
+        0,
+        said=LOGGED,
+        leaves="checkpoints/clicks/*.checkpoint",
+        is_own_way=True,
+    ),
+    Case("serve", "away.toml", asks, 0, said=LOGGED, why="connecting", is_own_way=True),
+    Case("serve", "pipe", opens("pipe"), why="the file"),
+    Case("serve", "--check away.toml", asks, why="check"),
+    Case("serve", "new.toml --init URL", asks, why="a new file"),
     Case("checkpoints list", "kept", opens("kept", "flow", "record.json")),
     Case("checkpoints show", "kept", opens("kept", "flow", "record.json")),
     Case("checkpoints verify", "kept", opens("kept", "flow", "record.json")),

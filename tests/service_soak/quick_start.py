@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+from support.processes import process
 
 _ROOT: Final = Path(__file__).parents[2]
 _LIMIT_S: Final = 180.0
+# The service commits a last checkpoint.
+_END_S: Final = 60.0
 
 
 def quick_start() -> list[str]:
@@ -35,23 +38,25 @@ def main(folder: Path) -> None:
     clone, serve, ask = quick_start()
     folder.mkdir(parents=True)
     began_s = time.monotonic()
-    subprocess.run(re.sub(r"https://\S+", f"{_ROOT} streamiter", clone), shell=True, cwd=folder, check=True)
+    cloned = re.sub(r"https://\S+", f"{_ROOT} streamiter", clone)
+    subprocess.run(cloned, shell=True, cwd=folder, timeout=_LIMIT_S, check=True)
     print(f"{time.monotonic() - began_s:6.1f} s  cloned", flush=True)
-    service = subprocess.Popen(serve, shell=True, cwd=folder / "streamiter", start_new_session=True)
-    try:
+    command = ["/bin/sh", "-c", serve]
+    with process(command, limit_s=_LIMIT_S + _END_S, cwd=folder / "streamiter") as service:
         seen = set[int]()
         while len(seen) < 2:
             assert time.monotonic() < began_s + _LIMIT_S, f"no two versions have predicted after {_LIMIT_S:g} s"
             assert service.poll() is None, f"{serve} has ended"
-            asked = subprocess.run(f"{ask} --silent", shell=True, cwd=folder, capture_output=True, check=False)
+            asked = subprocess.run(
+                f"{ask} --silent", shell=True, cwd=folder, capture_output=True, timeout=_LIMIT_S, check=False
+            )
             if b'"probability"' in asked.stdout:
                 version = orjson.loads(asked.stdout)["version"]
                 print(f"{time.monotonic() - began_s:6.1f} s  {asked.stdout.decode()}", flush=True)
                 seen.add(version)
             time.sleep(0.5)
-    finally:
         os.killpg(service.pid, signal.SIGINT)
-        code = service.wait(60.0)
+        code = service.wait(_END_S)
     print(f"{time.monotonic() - began_s:6.1f} s  ended with {code}")
 
 

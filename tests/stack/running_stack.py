@@ -170,8 +170,8 @@ class Stack:
 
     async def _exit_code(self, command: list[str]) -> int:
         quiet = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
-        checking = await asyncio.create_subprocess_exec(*command, **quiet)
-        return await checking.wait()
+        async with async_process(command, limit_s=PATIENCE_S, **quiet) as checking:
+            return await checking.wait()
 
     async def updates(self) -> list[ModelUpdate]:
         """Return all updates published so far."""
