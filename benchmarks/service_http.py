@@ -209,8 +209,8 @@ def _events() -> Iterator[bytes]:
 
 
 def _serve(settings: str) -> None:
-    from streamiter.service.service import OnlineLearningService
     from streamiter.service import read_settings
+    from streamiter.service.service import OnlineLearningService
 
     sys.exit(OnlineLearningService(read_settings(json.loads(settings))).run())
 
