@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 # Only this process and its children see the mounts. The folder of the test has the volumes.
 _CONFINED = (
     "mount --make-rprivate / && mount --bind /tmp /tmp && mount --bind $1 $1 && mount -o remount,bind,ro / && "
-    'shift && ! touch "$PWD/written" 2> /dev/null && exec "$@"'
+    'shift && ! touch /written 2> /dev/null && exec "$@"'
 )
 
 

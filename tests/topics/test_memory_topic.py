@@ -154,10 +154,11 @@ async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> 
     """Two tests shared a broker, or two topics of one process did not."""
     mine, processes = MemoryBroker().topic("apart"), topic("memory://apart")
     await mine.create()
+    of_other_tests = await connector_for("memory://").list_topics("memory://", {})
     assert mine.commit_domain != processes.commit_domain
     assert processes.commit_domain == topic("memory://other").commit_domain
     await processes.create()
-    assert await connector_for("memory://").list_topics("memory://", {}) == ["apart"]
+    assert await connector_for("memory://").list_topics("memory://", {}) == sorted([*of_other_tests, "apart"])
     transactions = await processes.open_transactions("t")
     await transactions.begin()
     with pytest.raises(TopicError, match="commit domain"):
