@@ -336,7 +336,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model = self._functions.load(state["model"])
-        self._rollbacks.restore(state.get("rollback"))
+        self._rollbacks.restore(state["rollback"])
         self._records, self._read_records = state["records"], state["records read"]
         self._may_predict = state["may predict"]
         self._steps, self._is_started = state["steps"], state["started"]

@@ -330,7 +330,7 @@ class RowOwner(Operator, IterationListener):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.restore(state["model"])
-        self._rollbacks.restore(state.get("rollback"))
+        self._rollbacks.restore(state["rollback"])
         self._is_started, self._steps, self._published = state["started"], state["steps"], state["published"]
         self._records_published = state["records published"]
         self._held = list(state["held"])

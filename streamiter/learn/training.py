@@ -412,8 +412,8 @@ class ParameterOwner(Operator, IterationListener):
         self._model.restore(state["model"])
         self._published, self._loss = state["published"], state["loss"]
         self._rule.restore(state["rule"])
-        self._rollbacks.restore(state.get("rollback"))
-        self._starts = state.get("starts", 0)
+        self._rollbacks.restore(state["rollback"])
+        self._starts = state["starts"]
 
 
 class StartedOwner(ParameterOwner):

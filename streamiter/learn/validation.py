@@ -606,5 +606,5 @@ class Validate(Operator):
             self._validation = ProgressiveValidation(window=self._window, kind=validation["kind"])
             self._validation.restore(validation)
         self._since_report = state["since report"]
-        self._has_timer = state.get("timer", False)
+        self._has_timer = state["timer"]
         self._comparison.restore(state["comparison"])

@@ -2,36 +2,28 @@
 
 from typing import TYPE_CHECKING
 
+from streamiter.service.settings import (
+    CheckpointSettings,
+    FieldComparison,
+    HealthSettings,
+    HttpSettings,
+    InputSettings,
+    LabelSettings,
+    LearnSettings,
+    LogSettings,
+    PublishSettings,
+    ServiceSettings,
+)
+from streamiter.service.settings_file import SettingChange, changed, read_settings
+from streamiter.service.toml_document import SettingProblem, SettingsError
+
 if TYPE_CHECKING:
     from streamiter.service.service import OnlineLearningService
-    from streamiter.service.settings import (
-        CheckpointSettings,
-        FieldComparison,
-        HealthSettings,
-        HttpSettings,
-        InputSettings,
-        LabelSettings,
-        LearnSettings,
-        LogSettings,
-        PublishSettings,
-        ServiceSettings,
-    )
-    from streamiter.service.settings_file import SettingChange, changed, read_settings
-    from streamiter.service.toml_document import SettingProblem, SettingsError
 else:
     from streamiter.lazy import lazy_names
 
     # The file is read, checked and proposed without the HTTP server, which is an extra.
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "streamiter.service.service": "OnlineLearningService",
-            "streamiter.service.settings": "CheckpointSettings FieldComparison HealthSettings HttpSettings "
-            "InputSettings LabelSettings LearnSettings LogSettings PublishSettings ServiceSettings",
-            "streamiter.service.settings_file": "SettingChange changed read_settings",
-            "streamiter.service.toml_document": "SettingProblem SettingsError",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, {"streamiter.service.service": "OnlineLearningService"})
 
 __all__ = [
     "CheckpointSettings",

@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._began_s = self.loop.time()
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = _PipelineFlow(transport, self.pipeline)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         elif hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
             self._answering.cancel()
 
 
-class _Flow(FlowControl):
+class _PipelineFlow(FlowControl):
     """Reads no more from a client while its requests wait for their turn."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
