@@ -50,7 +50,7 @@ def compiled(function: AnyFunction) -> AnyFunction:
     """
     if not is_compiling():
         return function
-    from numba import njit
+    from streamiter.numba_names import njit
 
     try:
         return cast(AnyFunction, njit(cache=True, nogil=True)(function))
@@ -76,8 +76,7 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
     """
     if not is_compiling():
         return lambda array: array
-    from numba.core import types
-    from numba.extending import intrinsic
+    from streamiter.numba_names import intrinsic, types
 
     def pointer_to(_context: Any, array: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -99,7 +98,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
             _warn_of_slowness(functions)
         yield
         return
-    from numba.core.event import Event, Listener, install_listener
+    from streamiter.numba_names import Event, Listener, install_listener
 
     class _Says(Listener):
         is_said = False
