@@ -23,11 +23,7 @@ from benchmarks.networks import networks_speed
 from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
-from benchmarks.parameter_server import (
-    parameter_server,
-    parameter_server_calls,
-    parameter_server_optimizer,
-)
+from benchmarks.parameter_server import parameter_server, parameter_server_calls, parameter_server_optimizer
 from benchmarks.parameter_server_on_ray import parameter_server_on_ray
 from benchmarks.predicting import predicting
 from benchmarks.report import write

@@ -83,12 +83,7 @@ def recovery(session: Session) -> Iterator[Figure]:
     yield Figure(first, "s to the first event", early, target=Target("figure", below=3.0))
     ratios = tuple(b / a for a, b in zip(early, late, strict=True))
     yield Figure(
-        last,
-        "s to the first event",
-        late,
-        compared_with=first,
-        ratios=ratios,
-        target=Target("ratio", below=1.2),
+        last, "s to the first event", late, compared_with=first, ratios=ratios, target=Target("ratio", below=1.2)
     )
 
 
@@ -99,15 +94,7 @@ def _restarts(session: Session, once: list[bytes], count: int, times: int) -> tu
     kafka.fill(session, events, chain.from_iterable(repeat(once, count // len(once))), partitions=1)
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        life = [
-            sys.executable,
-            "-m",
-            "benchmarks.recovering",
-            session.kafka,
-            events.name,
-            updates.name,
-            folder,
-        ]
+        life = [sys.executable, "-m", "benchmarks.recovering", session.kafka, events.name, updates.name, folder]
         _run([*life, str(count)])
         for _ in range(times):
             kafka.fill(session, events, once[:_NEW_EVENTS], partitions=1)

@@ -11,15 +11,7 @@ import uvloop
 
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import Session
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Operator,
-    OutputTag,
-    Stream,
-    connect,
-    iterate_unbounded_streams,
-)
+from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams
 from streamiter.operators.source import Source
 
 __all__ = ["feedback_latency", "feedback_throughput"]

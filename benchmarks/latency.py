@@ -117,15 +117,7 @@ def _running(pipeline: str | None, session: Session, source: Topic, target: Topi
     if pipeline is None:
         yield
         return
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.pipelines",
-        pipeline,
-        session.kafka,
-        source.name,
-        target.name,
-    ]
+    command = [sys.executable, "-m", "benchmarks.pipelines", pipeline, session.kafka, source.name, target.name]
     with running(command, limit_s=_LIMIT_S):
         yield
 

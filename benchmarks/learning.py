@@ -16,16 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.learning_peers import (
-    FOREST,
-    OURS,
-    TREE,
-    VALUES_OF_A_FOREST,
-    Learner,
-    installed_learners,
-    loss,
-    losses,
-)
+from benchmarks.learning_peers import FOREST, OURS, TREE, VALUES_OF_A_FOREST, Learner, installed_learners, loss, losses
 from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
 from benchmarks.report import environment
 from benchmarks.session import PROJECT

@@ -18,16 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-__all__ = [
-    "Contender",
-    "DifferentResultsError",
-    "Figure",
-    "Series",
-    "Stopwatch",
-    "Target",
-    "Trial",
-    "alternate",
-]
+__all__ = ["Contender", "DifferentResultsError", "Figure", "Series", "Stopwatch", "Target", "Trial", "alternate"]
 
 _CPU: Final = "CPU-s"
 
@@ -69,10 +60,7 @@ class Stopwatch:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.seconds = time.perf_counter() - self._began_s
         self.cpu_seconds = time.process_time() - self._began_cpu_s

@@ -97,8 +97,7 @@ def _logistic_regression(session: Session) -> Iterator[Figure]:
 
     name = "a9a, logistic regression, 10 epochs"
     series = alternate(
-        {f"{name}, with reading the file": in_all, f"{name}, rows in memory": without_reading},
-        repeat=session.repeat,
+        {f"{name}, with reading the file": in_all, f"{name}, rows in memory": without_reading}, repeat=session.repeat
     )
     yield series.figure(f"{name}, with reading the file", "s", target=Target("figure", below=_SECONDS_BELOW))
     yield series.figure(f"{name}, rows in memory", "s")

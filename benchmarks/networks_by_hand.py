@@ -15,13 +15,7 @@ BY_FEATURE = ("wide.weight", "embedding.weight")
 
 
 def train_deepfm(
-    p: dict[str, Floats],
-    features: npt.NDArray[np.intp],
-    labels: Floats,
-    *,
-    epochs: int,
-    updates: int,
-    rate: float,
+    p: dict[str, Floats], features: npt.NDArray[np.intp], labels: Floats, *, epochs: int, updates: int, rate: float
 ) -> list[float]:
     """Train the parameters in place with Adam, and return the loss of each step.
 

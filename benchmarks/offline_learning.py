@@ -33,10 +33,7 @@ def offline_logistic_regression(session: Session) -> Iterator[Figure]:
     targets = (generator.random(rows) < chances).astype(np.float64)
     bare = "numpy loop"
     series = alternate(
-        {
-            bare: lambda: _bare(features, targets),
-            "LogisticRegression.fit": lambda: _fit(features, targets),
-        },
+        {bare: lambda: _bare(features, targets), "LogisticRegression.fit": lambda: _fit(features, targets)},
         repeat=session.repeat,
         agree=lambda first, other: np.allclose(first, other, rtol=1e-10, atol=0.0),
     )

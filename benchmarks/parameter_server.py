@@ -17,13 +17,7 @@ from benchmarks.session import Session
 from streamiter.optimizers import Adam
 from streamiter.parameter_server import ASP, SSP, Client, Consistency, ParameterServer, psf
 
-__all__ = [
-    "agree",
-    "digest",
-    "parameter_server",
-    "parameter_server_calls",
-    "parameter_server_optimizer",
-]
+__all__ = ["agree", "digest", "parameter_server", "parameter_server_calls", "parameter_server_optimizer"]
 
 CALLS: Final = "calls/s"
 AT_LEAST: Final = 0.5
@@ -51,10 +45,7 @@ def parameter_server(session: Session) -> Iterator[Figure]:
         session,
         "whole row",
         session.size(40, 4),
-        numpy=lambda count: {
-            "add": by_hand.adds_row(start, count, row_values),
-            "get": by_hand.gets_row(start, count),
-        },
+        numpy=lambda count: {"add": by_hand.adds_row(start, count, row_values), "get": by_hand.gets_row(start, count)},
         served=lambda shards, count: {
             "add": _served(shards, start, _adds(count, [None], row_values)),
             "get": _served(shards, start, _gets(count, [None])),
@@ -96,10 +87,7 @@ def parameter_server_calls(session: Session) -> Iterator[Figure]:
         "2 shards, SSP": (2, SSP(staleness=CLOCKS_AHEAD + 1)),
     }
     uses = {"add": _adds(count, keys, values), "get": _gets(count, keys)}
-    numpy = {
-        "add": by_hand.adds_keys(start, count, keys, values),
-        "get": by_hand.gets_keys(start, count, keys),
-    }
+    numpy = {"add": by_hand.adds_keys(start, count, keys, values), "get": by_hand.gets_keys(start, count, keys)}
     for call, use in uses.items():
         series = alternate(
             {f"numpy, {call}": _measured(count, numpy[call])}
@@ -156,9 +144,7 @@ def _compared_with_numpy(
         for shards in (1, 2):
             contenders[f"{label}, {call}, {shards} shard{'s' * (shards > 1)}"] = served(shards, count)[call]
         series = alternate(
-            {name: _measured(count, work) for name, work in contenders.items()},
-            repeat=session.repeat,
-            agree=agree,
+            {name: _measured(count, work) for name, work in contenders.items()}, repeat=session.repeat, agree=agree
         )
         bare_name, *others = contenders
         yield series.figure(bare_name, CALLS)
@@ -204,12 +190,7 @@ def _served(shards: int, start: Numbers, use: Use, consistency: Consistency | No
     async def run(watch: Stopwatch) -> Numbers:
         async with ParameterServer(shards) as server:
             await server.create_matrix(
-                MATRIX,
-                rows=1,
-                columns=len(start),
-                dtype="float32",
-                consistency=consistency or ASP(),
-                init=start,
+                MATRIX, rows=1, columns=len(start), dtype="float32", consistency=consistency or ASP(), init=start
             )
             client = server.client(worker=0)
             server.client(worker=1)

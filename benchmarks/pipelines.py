@@ -35,10 +35,7 @@ def score_by_hand(address: str, source: str, target: str) -> None:
     """Score each event as soon as it has arrived, in a loop on aiokafka."""
 
     async def copy() -> None:
-        async with (
-            kafka.consumer(address, source, partitions=1) as consumer,
-            kafka.producer(address) as producer,
-        ):
+        async with kafka.consumer(address, source, partitions=1) as consumer, kafka.producer(address) as producer:
             while True:
                 for records in (await consumer.getmany(timeout_ms=1000)).values():
                     for record in records:
@@ -61,10 +58,7 @@ def learn_by_hand(address: str, source: str, target: str) -> None:
     async def learn() -> None:
         weights = np.zeros(FEATURES)
         version, pending = 0, []
-        async with (
-            kafka.consumer(address, source, partitions=1) as consumer,
-            kafka.producer(address) as producer,
-        ):
+        async with kafka.consumer(address, source, partitions=1) as consumer, kafka.producer(address) as producer:
             while True:
                 for records in (await consumer.getmany(timeout_ms=1000)).values():
                     for record in records:

@@ -36,10 +36,7 @@ def snapshot_pause(session: Session) -> Iterator[Figure]:
     """A keyed step with {"n": int, "s": float} for each of a million keys takes a snapshot each second."""
     keys = session.size(1_000_000, 50_000)
     interval_s = 1.0 if not session.quick else 0.05
-    contenders = {
-        "no checkpoints": _measured(keys, None),
-        "with checkpoints": _measured(keys, interval_s),
-    }
+    contenders = {"no checkpoints": _measured(keys, None), "with checkpoints": _measured(keys, interval_s)}
     series = alternate(contenders, repeat=session.repeat)
     yield series.figure("no checkpoints", PAUSE)
     yield series.figure("with checkpoints", PAUSE, compared_with="no checkpoints", target=Target("figure", below=250))

@@ -106,10 +106,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
         def on_start(self, event: Event) -> None:
             if not self.is_said:
                 self.is_said = True
-                _log.info(
-                    "compiling %s; this takes about 10 s, once if a directory can be written",
-                    functions,
-                )
+                _log.info("compiling %s; this takes about 10 s, once if a directory can be written", functions)
 
         def on_end(self, event: Event) -> None:
             """Say nothing."""

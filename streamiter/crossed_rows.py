@@ -58,12 +58,7 @@ def numbers_of(rows: NamedRows, fields: Sequence[str]) -> Floats:
 
 
 def crossed(
-    rows: NamedRows,
-    crosses: Sequence[Cross],
-    numbers: Floats,
-    *,
-    bits: int,
-    known: Container[str] | None = None,
+    rows: NamedRows, crosses: Sequence[Cross], numbers: Floats, *, bits: int, known: Container[str] | None = None
 ) -> NamedRows:
     """Return the rows with their crosses, as further numeric columns and hashed features.
 

@@ -222,8 +222,7 @@ class FieldReader:
     def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
         if bad := [row for row, record in enumerate(records) if not isinstance(record, Mapping)]:
             raise self._refuse(
-                bad,
-                f"{self._owner}: expected records with named fields, given {shortened(records[bad[0]])}",
+                bad, f"{self._owner}: expected records with named fields, given {shortened(records[bad[0]])}"
             )
         if not records:
             return {}
@@ -340,8 +339,7 @@ class FieldReader:
         except OverflowError:
             bad = [row for row, value in enumerate(column) if abs(value) > 1e308]
             raise self._refuse(
-                bad,
-                f"{self._owner}: expected numbers that fit a float in the field {name!r}, given larger ones",
+                bad, f"{self._owner}: expected numbers that fit a float in the field {name!r}, given larger ones"
             ) from None
 
     def _places_of_array(self, name: str, texts: Array) -> Array:

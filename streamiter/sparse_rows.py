@@ -88,10 +88,7 @@ class SparseRows:
             indptr.append(indptr[-1] + len(row_indices))
         as_array = _as_indices("indices", _joined(indices))
         made = cls._trusted(
-            np.array(indptr, dtype=np.intp),
-            as_array,
-            as_floats("SparseRows", "values", _joined(values)),
-            width,
+            np.array(indptr, dtype=np.intp), as_array, as_floats("SparseRows", "values", _joined(values)), width
         )
         made._check_indices()
         if not made._is_canonical():

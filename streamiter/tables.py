@@ -150,11 +150,7 @@ def _loaded(library: str, *names: str) -> tuple[type[Any], ...]:
 
 
 def _column_types() -> tuple[type[Any], ...]:
-    return (
-        *_loaded("pandas", "Series"),
-        *_loaded("polars", "Series"),
-        *_loaded("pyarrow", "ChunkedArray", "Array"),
-    )
+    return (*_loaded("pandas", "Series"), *_loaded("polars", "Series"), *_loaded("pyarrow", "ChunkedArray", "Array"))
 
 
 def _has_columns(kind: type[Any]) -> bool:

@@ -8,13 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import (
-    breakable_broker,
-    broker_to_break,
-    kafka_broker,
-    kafka_broker_factory,
-    topic_prefix,
-)
+from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, kafka_broker_factory, topic_prefix
 from support.small_disk import small_disk
 from support.soak import for_each_soak_seed, soak_header, without_time_limits
 
@@ -42,10 +36,7 @@ pytest.register_assert_rewrite(
 # On two busy cores, single examples and their generation are slow; tests of hangs have their own time limits.
 # Each run has other examples, so that many short runs find as much as a few long ones.
 hypothesis.settings.register_profile(
-    "streamiter",
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "streamiter", max_examples=60, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 # ``make mutate`` only needs the failure of a test: it uses the same examples each time, and does not reduce them.
 hypothesis.settings.register_profile(

@@ -33,11 +33,7 @@ print(json.dumps({
 def imported() -> dict[str, object]:
     """Import streamiter in a fresh interpreter, and return the report of the effects."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHECK],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-W", "error", "-c", CHECK], capture_output=True, text=True, check=True, timeout=LIMIT_S
     )
     assert done.stderr == ""
     report: dict[str, object] = json.loads(done.stdout)
@@ -92,11 +88,7 @@ print(took_s, *sys.modules)
 def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
     """A web service that only predicts loaded the whole engine, and each of its workers started half a second later."""
     report = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FOLLOWS],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-W", "error", "-c", FOLLOWS], capture_output=True, text=True, check=True, timeout=LIMIT_S
     )
     took_s, *modules = report.stdout.split()
     print(f"what a follower imports took {float(took_s):.3f} s, without numpy")

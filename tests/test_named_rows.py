@@ -146,10 +146,7 @@ def test_a_column_of_arrays_is_a_field_for_each_number() -> None:
     """A matrix as a column was refused, or read as one number."""
     rows = FieldReader(bits=BITS).rows(Columns({"x": np.array([[1.0, math.nan], [3.0, 4.0]]), "y": np.array([5, 6])}))
     assert rows.fields == ("x[0]", "x[1]", "y")
-    assert found_rows(rows) == [
-        ({"x[0]": 1.0, "y": 5.0}, [], 1),
-        ({"x[0]": 3.0, "x[1]": 4.0, "y": 6.0}, [], 0),
-    ]
+    assert found_rows(rows) == [({"x[0]": 1.0, "y": 5.0}, [], 1), ({"x[0]": 3.0, "x[1]": 4.0, "y": 6.0}, [], 0)]
     matrix = named_matrix(np.array([[1.0, math.inf]]))
     assert (matrix.fields, matrix.missing.tolist()) == (("0", "1"), [1])
 

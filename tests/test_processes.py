@@ -76,10 +76,7 @@ def test_ctrl_c_works_in_a_process_as_the_test_says(is_ignored: bool, is_forked:
     """In the background of a script, processes of the tests ignored Ctrl-C, and the tests waited for their end."""
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     with process(
-        [sys.executable, "-c", program],
-        is_sigint_ignored=is_ignored,
-        is_forked=is_forked,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", program], is_sigint_ignored=is_ignored, is_forked=is_forked, stdout=subprocess.PIPE
     ) as child:
         assert child.communicate()[0] == f"{is_ignored}\n"
 

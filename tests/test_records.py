@@ -214,10 +214,7 @@ def test_batches_whose_records_would_change_are_not_joined(first: Batch, second:
 def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> None:
     """A decoder of network data got native floats or others, depending on the batches that had met in a queue."""
     first, second = np.zeros(2, dtype), np.ones(3, dtype)
-    for joined in (
-        concatenate([first, second]),
-        concatenate([Columns({"x": first}), Columns({"x": second})])["x"],
-    ):
+    for joined in (concatenate([first, second]), concatenate([Columns({"x": first}), Columns({"x": second})])["x"]):
         assert isinstance(joined, np.ndarray)
         assert (joined.dtype, joined.dtype.char) == (first.dtype, first.dtype.char)
         assert joined.tolist() == first.tolist() + second.tolist()
@@ -335,11 +332,7 @@ def test_tags_of_one_name_are_one_side_output() -> None:
         (Idle, "Idle()", {}),
         (EndOfInput, "EndOfInput()", {"epoch": None}),
         (lambda: EndOfInput(4), "EndOfInput(4)", {"epoch": 4}),
-        (
-            lambda: DataBatch([1]),
-            "DataBatch(1 records, epoch 0)",
-            {"records": [1], "epoch": 0, "origin": None},
-        ),
+        (lambda: DataBatch([1]), "DataBatch(1 records, epoch 0)", {"records": [1], "epoch": 0, "origin": None}),
         (
             lambda: DataBatch([1, 2], 3, BatchOrigin("memory://clicks", 0, 5, 6)),
             "DataBatch(2 records, epoch 3)",

@@ -79,8 +79,7 @@ def test_a_slice_is_that_of_a_list(rows, part):
 
 
 @pytest.mark.parametrize(
-    "which",
-    [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [0, 1, 2], [1, 2], [1, 1], [True, False, True]],
+    "which", [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [0, 1, 2], [1, 2], [1, 1], [True, False, True]]
 )
 def test_rows_are_chosen_by_positions_or_by_a_mask(which):
     """Positions or a mask chose other rows than they choose in a matrix."""
@@ -162,20 +161,14 @@ def test_dense_rows_keep_zeros_only_when_asked():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: SparseRows([0, 1], [8], [1.0], 8),
-            r"indices from 0 to 7 \(width 8\), given 8 in row 0; give a",
-        ),
+        (lambda: SparseRows([0, 1], [8], [1.0], 8), r"indices from 0 to 7 \(width 8\), given 8 in row 0; give a"),
         (lambda: SparseRows([0, 0, 0, 2], [1, -1], [1.0, 1.0], 8), "given -1 in row 2"),
         (lambda: SparseRows([0, 2], [1, 2], [1.0], 8), r"given 2 indices but values of shape \(1,\)"),
         (lambda: SparseRows([0, 1], [1, 2], [1.0, 1.0], 8), "ascend from 0 to the number of values, 2"),
         (lambda: SparseRows([0, 2, 1, 2], [1, 2], [1.0, 1.0], 8), "expected indptr to ascend"),
         (lambda: SparseRows([0, 1], [1.5], [1.0], 8), "expected indices as a list of integers"),
         (lambda: SparseRows.from_rows([([1], [1.0]), ([1, 2], [1.0])], 8), "row 1, given 1 for 2"),
-        (
-            lambda: SparseRows.from_dense([1.0, 2.0]),
-            r"expected a matrix \(rows, features\), given shape \(2,\)",
-        ),
+        (lambda: SparseRows.from_dense([1.0, 2.0]), r"expected a matrix \(rows, features\), given shape \(2,\)"),
         (
             lambda: SparseRows.concatenate([SparseRows([0], [], [], 4), SparseRows([0], [], [], 8)]),
             r"expected parts of one width, given \[4, 8\]",

@@ -30,15 +30,7 @@ from streamiter.topics.connecting import (
     timestamp_of,
 )
 from streamiter.topics.formats import Json, Text
-from streamiter.topics.topic import (
-    Connector,
-    Decoder,
-    ReadRequest,
-    Topic,
-    TopicBatch,
-    TopicDescription,
-    TopicReader,
-)
+from streamiter.topics.topic import Connector, Decoder, ReadRequest, Topic, TopicBatch, TopicDescription, TopicReader
 from streamiter.topics.urls import shown_url
 from streamiter_files.chunks import (
     ByteSource,
@@ -175,10 +167,7 @@ class FilesTopic(Topic):
         check_request(request, self.name)
         partitions = await asyncio.to_thread(self._files.partitions, request)
         return FilesReader(
-            partitions,
-            topic=self.name,
-            max_records=request.max_records,
-            files_at_once=self._options.files_at_once,
+            partitions, topic=self.name, max_records=request.max_records, files_at_once=self._options.files_at_once
         )
 
     async def open_writer(self) -> FilesWriter:

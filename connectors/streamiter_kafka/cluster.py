@@ -83,11 +83,7 @@ class BrokerConnections:
     """
 
     def __init__(
-        self,
-        servers: tuple[Server, ...],
-        options: KafkaOptions,
-        subject: str,
-        clock: Clock | None = None,
+        self, servers: tuple[Server, ...], options: KafkaOptions, subject: str, clock: Clock | None = None
     ) -> None:
         self.options = options
         # The system clock, also for a job with another clock: the brokers know no other time.
@@ -126,12 +122,7 @@ class BrokerConnections:
         return await persist_within(limit_s, self._subject, attempt)
 
     async def request(
-        self,
-        node: int,
-        request: object,
-        *,
-        lane: ConnectionPurpose = ConnectionPurpose.CONTROL,
-        wait_s: float = 0.0,
+        self, node: int, request: object, *, lane: ConnectionPurpose = ConnectionPurpose.CONTROL, wait_s: float = 0.0
     ) -> Response:
         """Return the answer of broker ``node``; the broker itself may delay its answer by ``wait_s``."""
         server = self._brokers.get(node)

@@ -24,14 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import has_plain_digits
-from streamiter.topics.urls import (
-    check_options,
-    hide,
-    secret_option_names,
-    shown_path,
-    shown_url,
-    with_secrets,
-)
+from streamiter.topics.urls import check_options, hide, secret_option_names, shown_path, shown_url, with_secrets
 
 _SECRET: Final = ("sasl_username", "sasl_password", "ssl_password")
 

@@ -37,11 +37,7 @@ from streamiter_kafka.cluster import (
 )
 from streamiter_kafka.partition import ReadPartition, compiled_locate
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
-from streamiter_kafka.wire import (
-    FetchTopicRequest,
-    Response,
-    fetched_partitions,
-)
+from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
 
 if TYPE_CHECKING:
     pass
@@ -73,12 +69,7 @@ async def open_reader(cluster: BrokerConnections, topic: str, request: ReadReque
 
 
 async def _first_partitions(
-    finder: OffsetFinder,
-    topic: str,
-    subject: str,
-    request: ReadRequest,
-    share: range,
-    identities: Mapping[int, str],
+    finder: OffsetFinder, topic: str, subject: str, request: ReadRequest, share: range, identities: Mapping[int, str]
 ) -> list[ReadPartition]:
     ends = await finder.ends(share)
     check_identities(request, comparable(request.identities or {}, identities), ends, topic=topic)

@@ -24,23 +24,12 @@ from streamiter.topics.topic import (
     TopicWriter,
     Transactions,
 )
-from streamiter_kafka.cluster import (
-    NO_LEADER,
-    BrokerConnections,
-    CoordinatorKind,
-    OffsetFinder,
-    shown_settings,
-)
+from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, CoordinatorKind, OffsetFinder, shown_settings
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
 from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check, code_name
-from streamiter_kafka.wire import (
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    OffsetCommitRequest,
-)
+from streamiter_kafka.wire import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, OffsetCommitRequest
 from streamiter_kafka.writer import open_packing, open_writer
 
 

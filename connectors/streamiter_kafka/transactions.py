@@ -11,13 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from streamiter.errors import (
-    ConfigurationError,
-    ProducerFenced,
-    StreamiterError,
-    TopicError,
-    TransactionExpired,
-)
+from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections, CoordinatorKind
@@ -211,11 +205,7 @@ class KafkaTransactions(Transactions):
     """Transactions of one transactional id in a Kafka cluster."""
 
     def __init__(
-        self,
-        cluster: BrokerConnections,
-        commit_domain: str,
-        coordinator: Coordinator,
-        producer: ProducerIdentity,
+        self, cluster: BrokerConnections, commit_domain: str, coordinator: Coordinator, producer: ProducerIdentity
     ) -> None:
         self._cluster = cluster
         self._commit_domain = commit_domain

@@ -34,10 +34,7 @@ from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
-from aiokafka.protocol.api import (  # type: ignore[import-untyped]
-    Request,
-    RequestStruct,
-)
+from aiokafka.protocol.api import Request, RequestStruct  # type: ignore[import-untyped]
 from aiokafka.protocol.api import Response as ResponseStruct
 from aiokafka.protocol.commit import OffsetCommitRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.coordination import FindCoordinatorRequest  # type: ignore[import-untyped]
@@ -45,11 +42,7 @@ from aiokafka.protocol.fetch import FetchRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.metadata import MetadataRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.offset import OffsetRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.produce import ProduceRequest  # type: ignore[import-untyped]
-from aiokafka.protocol.transaction import (  # type: ignore[import-untyped]
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-)
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.types import (  # type: ignore[import-untyped]
     Boolean,
     CompactArray,
@@ -62,10 +55,7 @@ from aiokafka.protocol.types import (  # type: ignore[import-untyped]
     Schema,
     TaggedFields,
 )
-from aiokafka.record.control_record import (  # type: ignore[import-untyped]
-    ABORT_MARKER,
-    ControlRecord,
-)
+from aiokafka.record.control_record import ABORT_MARKER, ControlRecord  # type: ignore[import-untyped]
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as RecordBatchBuilder  # type: ignore[import-untyped]
 from aiokafka.record.memory_records import MemoryRecords  # type: ignore[import-untyped]
 
@@ -233,12 +223,7 @@ _INIT_PRODUCER_ID: Final = _request_type(
         ("producer_id", Int64),
         ("producer_epoch", Int16),
     ],
-    response=[
-        ("throttle_time_ms", Int32),
-        ("error_code", Int16),
-        ("producer_id", Int64),
-        ("producer_epoch", Int16),
-    ],
+    response=[("throttle_time_ms", Int32), ("error_code", Int16), ("producer_id", Int64), ("producer_epoch", Int16)],
 )
 
 _METADATA: Final = _request_type(

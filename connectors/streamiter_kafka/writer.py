@@ -45,11 +45,7 @@ class Sender:
     """Sends batches until they are stored. After a lasting failure every call raises it."""
 
     def __init__(
-        self,
-        cluster: BrokerConnections,
-        subject: str,
-        producer: ProducerIdentity,
-        enlist: Enlist | None = None,
+        self, cluster: BrokerConnections, subject: str, producer: ProducerIdentity, enlist: Enlist | None = None
     ) -> None:
         self._cluster = cluster
         self._subject = subject

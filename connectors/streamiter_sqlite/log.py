@@ -138,8 +138,7 @@ def delete_topic(connection: sqlite3.Connection, name: str) -> None:
 def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int, PartitionEnds]:
     """Return the ends of all partitions by number; raise ``TopicNotFound`` after the topic was deleted."""
     rows = connection.execute(
-        "SELECT number, start_offset, end_offset FROM partitions WHERE topic_id = ? ORDER BY number",
-        (topic.id,),
+        "SELECT number, start_offset, end_offset FROM partitions WHERE topic_id = ? ORDER BY number", (topic.id,)
     ).fetchall()
     if not rows:
         _check_deleted(connection, topic.id, topic.name)
@@ -231,11 +230,7 @@ def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None
 
 
 def _retain_partition(
-    connection: sqlite3.Connection,
-    topic: TopicRow,
-    number: int,
-    state: tuple[int, int, int],
-    now_ms: int,
+    connection: sqlite3.Connection, topic: TopicRow, number: int, state: tuple[int, int, int], now_ms: int
 ) -> None:
     start_offset, end_offset, size_bytes = state
     kept_from = end_offset - topic.settings.get("retention_records", end_offset)

@@ -19,13 +19,7 @@ from typing import Concatenate, Final, ParamSpec
 
 from streamiter.clock import Clock
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
-from streamiter.topics.connecting import (
-    TransactionState,
-    check_outgoing,
-    check_record_sizes,
-    closed_error,
-    spread,
-)
+from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
 from streamiter_sqlite.file import (
     DamagedFile,
@@ -176,12 +170,7 @@ class SqliteTransactions(Transactions):
     """
 
     def __init__(
-        self,
-        database: Database,
-        domain: str,
-        owner: TransactionOwner,
-        timeout_s: float,
-        options: SqliteOptions,
+        self, database: Database, domain: str, owner: TransactionOwner, timeout_s: float, options: SqliteOptions
     ) -> None:
         self._database = database
         self._domain = domain
@@ -195,12 +184,7 @@ class SqliteTransactions(Transactions):
 
     @classmethod
     async def open(
-        cls,
-        database: Database,
-        domain: str,
-        transactional_id: str,
-        timeout_s: float,
-        options: SqliteOptions,
+        cls, database: Database, domain: str, transactional_id: str, timeout_s: float, options: SqliteOptions
     ) -> SqliteTransactions:
         """Take over the id, and return transactions that own ``database``."""
         owner = await database.run(take_over, transactional_id, options.clock.now_ms())
@@ -376,8 +360,7 @@ def _next_run(connection: sqlite3.Connection, transactional_id: str) -> int:
 
 def _discard_staged(connection: sqlite3.Connection, transactional_id: str) -> None:
     connection.execute(
-        "DELETE FROM blocks WHERE id IN (SELECT block_id FROM staged WHERE transactional_id = ?)",
-        (transactional_id,),
+        "DELETE FROM blocks WHERE id IN (SELECT block_id FROM staged WHERE transactional_id = ?)", (transactional_id,)
     )
     connection.execute("DELETE FROM staged WHERE transactional_id = ?", (transactional_id,))
 
@@ -414,11 +397,7 @@ def stage(
 
 
 def _stage_block(
-    connection: sqlite3.Connection,
-    owner: TransactionOwner,
-    topic: TopicRow,
-    partition: int,
-    block: PackedBlock,
+    connection: sqlite3.Connection, owner: TransactionOwner, topic: TopicRow, partition: int, block: PackedBlock
 ) -> None:
     connection.execute(
         "INSERT INTO staged (block_id, transactional_id, topic_id, partition, records, size_bytes, latest_ms)"

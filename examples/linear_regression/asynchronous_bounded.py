@@ -101,16 +101,13 @@ class Report(Operator):
 def regression(flow: Flow, examples: Stream) -> Stream:
     """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items(
-        [{"worker": worker, "parameters": np.zeros(FEATURES)} for worker in range(WORKERS)],
-        name="start",
-        parallelism=1,
+        [{"worker": worker, "parameters": np.zeros(FEATURES)} for worker in range(WORKERS)], name="start", parallelism=1
     )
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [answers], [examples] = variables, data
         training = connect(
-            parameters=answers.partition_by(lambda answer: answer["worker"]),
-            examples=examples.rebalance(),
+            parameters=answers.partition_by(lambda answer: answer["worker"]), examples=examples.rebalance()
         )
         steps = training.process(Train, name="train", parallelism=WORKERS)
         new_answers = steps.process(Parameters, name="parameters", parallelism=1)

@@ -101,9 +101,7 @@ class Report(Operator):
 def regression(flow: Flow, examples: Stream) -> Stream:
     """Return the stream of models that are learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items(
-        [{"worker": worker, "step": np.zeros(FEATURES)} for worker in range(WORKERS)],
-        name="start",
-        parallelism=1,
+        [{"worker": worker, "step": np.zeros(FEATURES)} for worker in range(WORKERS)], name="start", parallelism=1
     )
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -115,8 +113,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
         )
         new_steps = training.process(Train, name="train", parallelism=WORKERS)
         return IterationBodyResult(
-            feedback_variable_streams=[new_steps.rebalance()],
-            output_streams=[parameters.side_output(MODEL_UPDATES)],
+            feedback_variable_streams=[new_steps.rebalance()], output_streams=[parameters.side_output(MODEL_UPDATES)]
         )
 
     [updates] = iterate_unbounded_streams([start], [examples], body)

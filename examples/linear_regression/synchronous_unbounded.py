@@ -100,18 +100,10 @@ class Train(Operator):
 
     def snapshot(self) -> dict[str, Any]:
         # Copies: a snapshot must not change when the next example arrives.
-        return {
-            "parameters": self.parameters,
-            "features": list(self.features),
-            "targets": list(self.targets),
-        }
+        return {"parameters": self.parameters, "features": list(self.features), "targets": list(self.targets)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.parameters, self.features, self.targets = (
-            state["parameters"],
-            state["features"],
-            state["targets"],
-        )
+        self.parameters, self.features, self.targets = (state["parameters"], state["features"], state["targets"])
 
 
 class Report(Operator):
@@ -139,8 +131,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
         training = connect(parameters=parameters.broadcast(), examples=examples.rebalance())
         steps = training.process(Train, name="train", parallelism=WORKERS)
         return IterationBodyResult(
-            feedback_variable_streams=[steps.rebalance()],
-            output_streams=[parameters.side_output(MODEL_UPDATES)],
+            feedback_variable_streams=[steps.rebalance()], output_streams=[parameters.side_output(MODEL_UPDATES)]
         )
 
     [updates] = iterate_unbounded_streams([start], [examples], body)

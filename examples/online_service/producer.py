@@ -41,10 +41,7 @@ async def main() -> None:
 async def write_paced(writer: TopicWriter) -> None:
     """Write each batch when it is due, and print a line after every hundred batches."""
     flights = FlightEvents()
-    print(
-        f"{len(flights)} events of {flights.flights} flights, {EVENTS_PER_SECOND or 'all'} a second",
-        flush=True,
-    )
+    print(f"{len(flights)} events of {flights.flights} flights, {EVENTS_PER_SECOND or 'all'} a second", flush=True)
     clock = SystemClock()
     started_s, written = clock.monotonic_s(), 0
     for number, batch in enumerate(batches(flights), start=1):

@@ -31,11 +31,7 @@ PARTITIONS = int(os.environ.get("PARTITIONS", "1"))
 # Kafka keeps a day of events, and deletes them in files of 64 MB.
 EVENTS_SETTINGS = {"retention.ms": "86400000", "segment.bytes": "67108864"}
 # Kafka keeps the last update for ever, and earlier updates until a file of 16 MB is full.
-UPDATES_SETTINGS = {
-    "cleanup.policy": "compact",
-    "segment.bytes": "16777216",
-    "max.compaction.lag.ms": "3600000",
-}
+UPDATES_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "16777216", "max.compaction.lag.ms": "3600000"}
 
 
 class Departure(msgspec.Struct, tag_field="event", tag="departure"):

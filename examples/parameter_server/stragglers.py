@@ -197,10 +197,7 @@ if __name__ == "__main__":
     parser.add_argument("--k-means", action="store_true", help="clusters, instead of a logistic regression")
     parser.add_argument("--picture", type=Path, default=Path("stragglers.png"))
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=Worker.seconds,
-        help="the length of each training, in virtual seconds",
+        "--seconds", type=float, default=Worker.seconds, help="the length of each training, in virtual seconds"
     )
     given = parser.parse_args()
     if len(given.files) not in (0, 2):

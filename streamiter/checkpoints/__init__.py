@@ -7,15 +7,7 @@ memory; ``directory_store`` is the store in a directory; ``files`` has locks and
 """
 
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue, SpillStatistics
-from streamiter.checkpoints.keys import (
-    KEY_GROUPS,
-    Key,
-    check_keys,
-    encode_key,
-    key_group,
-    key_groups,
-    normalize_key,
-)
+from streamiter.checkpoints.keys import KEY_GROUPS, Key, check_keys, encode_key, key_group, key_groups, normalize_key
 from streamiter.checkpoints.plain_data import PlainData
 
 __all__ = [

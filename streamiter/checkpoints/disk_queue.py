@@ -20,13 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.disk_batches import (
-    Content,
-    EncodedBatch,
-    HeldDiskBatches,
-    LimitedBatches,
-    errors_with_name,
-)
+from streamiter.checkpoints.disk_batches import Content, EncodedBatch, HeldDiskBatches, LimitedBatches, errors_with_name
 from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import InternalError, PlainDataError

@@ -320,11 +320,7 @@ class _PlainDataDecoder:
     )
 
     def __init__(
-        self,
-        frame: bytes | memoryview,
-        buffers_start: int,
-        structs: StructRegistry,
-        resolve: Resolve | None,
+        self, frame: bytes | memoryview, buffers_start: int, structs: StructRegistry, resolve: Resolve | None
     ) -> None:
         self._frame = frame
         self._in_place = isinstance(frame, memoryview) and not frame.readonly

@@ -36,16 +36,7 @@ from streamiter.checkpoints.encoding import Resolve, decode_frame, encode_frame
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import (
-    Batch,
-    CheckpointBarrier,
-    Columns,
-    Control,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    Idle,
-)
+from streamiter.records import Batch, CheckpointBarrier, Columns, Control, EndOfData, EndOfInput, EpochWatermark, Idle
 
 
 class PlainData:

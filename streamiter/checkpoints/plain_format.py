@@ -113,12 +113,7 @@ def extension(code: int, payload: bytes) -> Extension:
     return tuple.__new__(msgpack.ExtType, (code, payload))
 
 
-def pack(
-    value: PlainValue,
-    default: Replace | None = None,
-    *,
-    unicode_errors: str = UNICODE_ERRORS,
-) -> bytes:
+def pack(value: PlainValue, default: Replace | None = None, *, unicode_errors: str = UNICODE_ERRORS) -> bytes:
     """Return the msgpack object of ``value``.
 
     With ``unicode_errors="strict"`` strings take two thirds of the time, and a lone surrogate raises
@@ -147,11 +142,7 @@ def unpack(
     """Return the value of one msgpack object. Raises ``ValueError``, or an error of the hooks, if it is damaged."""
     _check_lengths(packed)
     return msgpack.unpackb(
-        packed,
-        ext_hook=ext_hook,
-        list_hook=list_hook,
-        strict_map_key=False,
-        unicode_errors=UNICODE_ERRORS,
+        packed, ext_hook=ext_hook, list_hook=list_hook, strict_map_key=False, unicode_errors=UNICODE_ERRORS
     )
 
 

@@ -40,14 +40,11 @@ def demo(
     mini_batch: Annotated[
         int,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="The number of events for each version; the quality does not depend on it.",
+            metavar="N", min=1, help="The number of events for each version; the quality does not depend on it."
         ),
     ] = 1000,
     labels: Annotated[
-        When,
-        typer.Option(help="When the label of a flight is known: after its arrival, or at once, for comparison."),
+        When, typer.Option(help="When the label of a flight is known: after its arrival, or at once, for comparison.")
     ] = When.delayed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
@@ -161,8 +158,7 @@ def options(
         bool, typer.Option("--debug", help="Show the traceback of an error. May be given anywhere.")
     ] = False,
     show_version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Learning on streams: run flows, read and write topics, follow models."""

@@ -18,21 +18,15 @@ from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError
 
 Directory = Annotated[
-    Path,
-    typer.Argument(metavar="DIRECTORY", help="The folder of the checkpoints.", show_default=False),
+    Path, typer.Argument(metavar="DIRECTORY", help="The folder of the checkpoints.", show_default=False)
 ]
 FlowName = Annotated[
-    str | None,
-    typer.Option("--flow", metavar="NAME", help="Only the checkpoints of this flow.", show_default=False),
+    str | None, typer.Option("--flow", metavar="NAME", help="Only the checkpoints of this flow.", show_default=False)
 ]
 Number = Annotated[
     int | None,
     typer.Option(
-        "--checkpoint",
-        metavar="N",
-        min=0,
-        help="The number of a checkpoint, as list shows it.",
-        show_default=False,
+        "--checkpoint", metavar="N", min=0, help="The number of a checkpoint, as list shows it.", show_default=False
     ),
 ]
 
@@ -259,8 +253,7 @@ def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) ->
     """Return the checkpoint with this number (None: any): the committed one if possible, else the newest."""
     if not found:
         raise typer.BadParameter(
-            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet",
-            param_hint="'DIRECTORY'",
+            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet", param_hint="'DIRECTORY'"
         )
     among = found if number is None else numbered(found, number)
     return next((each for each in among if each.id == each.committed), among[-1])

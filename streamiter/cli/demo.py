@@ -99,12 +99,7 @@ def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, tell: Callable[[
 
 def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) -> _Prepared:
     started_s = time.monotonic()
-    bar = (
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-    )
+    bar = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("Reading the flights", total=None)

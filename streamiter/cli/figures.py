@@ -51,10 +51,7 @@ _STOPPING: Final[dict[StopMode, str]] = {
 
 @contextlib.asynccontextmanager
 async def watched(
-    job: Job,
-    render: Callable[[JobStatistics], RenderableType] | None = None,
-    *,
-    stops: Sequence[StopMode] = (),
+    job: Job, render: Callable[[JobStatistics], RenderableType] | None = None, *, stops: Sequence[StopMode] = ()
 ) -> AsyncIterator[None]:
     """Show the figures of a job on the terminal (stderr) while it runs; show nothing without a terminal.
 
@@ -314,14 +311,7 @@ def print_table(
     caption: str | None = None,
 ) -> None:
     """Print a table on the terminal; the columns in ``numbers`` are aligned on the right."""
-    table = Table(
-        title=title,
-        caption=caption,
-        box=None,
-        pad_edge=False,
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table(title=title, caption=caption, box=None, pad_edge=False, title_justify="left", caption_justify="left")
     for heading in headings:
         table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
     for row in rows:

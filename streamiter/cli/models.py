@@ -37,9 +37,7 @@ models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, 
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL",
-        help="The topic of the updates, such as kafka://127.0.0.1:9092/models",
-        show_default=False,
+        metavar="URL", help="The topic of the updates, such as kafka://127.0.0.1:9092/models", show_default=False
     ),
 ]
 Model = Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)]
@@ -66,8 +64,7 @@ def tail(
         bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")
     ] = False,
     count: Annotated[
-        int,
-        typer.Option("--count", "-n", metavar="N", min=0, help="The number of last updates to start with."),
+        int, typer.Option("--count", "-n", metavar="N", min=0, help="The number of last updates to start with.")
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -148,8 +145,7 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
 
 
 Version = Annotated[
-    str,
-    typer.Argument(metavar="VERSION", help="Such as 2.17; 2 is the last of generation 2.", show_default=False),
+    str, typer.Argument(metavar="VERSION", help="Such as 2.17; 2 is the last of generation 2.", show_default=False)
 ]
 Count = Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="The number of weights and scales.")]
 
@@ -289,14 +285,9 @@ def export(
 
 
 @models_app.command(
-    "rollback",
-    epilog=examples("streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr"),
+    "rollback", epilog=examples("streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr")
 )
-def rollback(
-    url: Url,
-    version: Version,
-    model: Model,
-) -> None:
+def rollback(url: Url, version: Version, model: Model) -> None:
     """Publish an earlier version again, as a new version that is later than all others.
 
     A trainer that follows rollbacks (train_online(rollbacks=…)) resumes from it. Stop another one first.

@@ -152,11 +152,7 @@ def _place(error: BaseException) -> str:
     """Return the innermost line that is not in a library."""
     if isinstance(error, SyntaxError):
         return ""  # its message has file and line
-    libraries = (
-        __file__,
-        "<frozen",
-        *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
+    libraries = (__file__, "<frozen", *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(libraries)]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
@@ -182,14 +178,12 @@ def run(
         ),
     ] = None,
     interval_s: Annotated[
-        float | None,
-        typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10 by default."),
+        float | None, typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10 by default.")
     ] = None,
     restore: Annotated[
         str | None,
         typer.Option(
-            "--restore",
-            help="Where to resume: last, none (start from the beginning), or the number of a checkpoint.",
+            "--restore", help="Where to resume: last, none (start from the beginning), or the number of a checkpoint."
         ),
     ] = None,
     changed_steps: Annotated[
@@ -266,12 +260,10 @@ class Format(StrEnum):
 
 
 OutputOption = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to this file: .mmd, .svg or .png."),
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file: .mmd, .svg or .png.")
 ]
 FormatOption = Annotated[
-    Format | None,
-    typer.Option("--format", help="The format, whatever the suffix of the file.", show_default=False),
+    Format | None, typer.Option("--format", help="The format, whatever the suffix of the file.", show_default=False)
 ]
 
 _FORMAT_OF_SUFFIX = {".mmd": Format.MERMAID, ".svg": Format.SVG, ".png": Format.PNG}

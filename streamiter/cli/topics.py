@@ -39,8 +39,7 @@ from streamiter.topics.topic import last_records
 from streamiter.topics.urls import shown_url
 
 Url = Annotated[
-    str,
-    typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False),
+    str, typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document on each line.")]
 
@@ -229,12 +228,7 @@ def _records(description: TopicDescription) -> int:
 
 def _described(name: str, description: TopicDescription) -> dict[str, object]:
     offsets = {str(partition): list(ends) for partition, ends in description.offsets.items()}
-    return {
-        "topic": name,
-        "partitions": description.partitions,
-        "records": _records(description),
-        "offsets": offsets,
-    }
+    return {"topic": name, "partitions": description.partitions, "records": _records(description), "offsets": offsets}
 
 
 def produce(
@@ -243,17 +237,13 @@ def produce(
         str, typer.Argument(metavar="FILE", help="A file of lines, a record each; - is standard input.")
     ] = "-",
     key: Annotated[
-        str | None,
-        typer.Option(metavar="FIELD", help="The field of the JSON lines that is the key of the record."),
+        str | None, typer.Option(metavar="FIELD", help="The field of the JSON lines that is the key of the record.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it does not exist.")] = False,
     partitions: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="The number of partitions of a created topic; 1 by default.",
-            show_default=False,
+            metavar="N", min=1, help="The number of partitions of a created topic; 1 by default.", show_default=False
         ),
     ] = None,
 ) -> None:
@@ -330,11 +320,7 @@ def tail(
     count: Annotated[
         int,
         typer.Option(
-            "--count",
-            "-n",
-            metavar="N",
-            min=0,
-            help="The number of last records of each partition to start with.",
+            "--count", "-n", metavar="N", min=0, help="The number of last records of each partition to start with."
         ),
     ] = 10,
     as_json: AsJson = False,
@@ -435,8 +421,7 @@ topics_app.command(
 topics_app.command(
     "list",
     epilog=examples(
-        "streamiter topics list kafka://127.0.0.1:9092",
-        "streamiter topics list sqlite:///demo-data/streamiter.db",
+        "streamiter topics list kafka://127.0.0.1:9092", "streamiter topics list sqlite:///demo-data/streamiter.db"
     ),
 )(list_topics)
 topics_app.command(

@@ -115,22 +115,18 @@ def train(
     start: Annotated[
         Path | None,
         typer.Option(
-            "--start",
-            metavar="DIR",
-            help="A saved model to start from; model.loadpath of the network by default.",
+            "--start", metavar="DIR", help="A saved model to start from; model.loadpath of the network by default."
         ),
     ] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default."),
+        int | None, typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")] = 1,
     consistency: Annotated[
         str, typer.Option("--consistency", help="How workers wait for each other: bsp, asp, or ssp:2.")
     ] = "bsp",
     seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, help="The seed of all random numbers: the same seed gives the same model."),
+        int, typer.Option("--seed", min=0, help="The seed of all random numbers: the same seed gives the same model.")
     ] = 0,
     plot: PlotOption = None,
     as_json: AsJson = False,
@@ -193,11 +189,7 @@ def _line(result: EpochResult) -> str:
 
 def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_json: bool) -> None:
     if as_json:
-        document = {
-            "model": str(folder),
-            "ended_by": trained.ended_by,
-            "epochs": trained.results,
-        }
+        document = {"model": str(folder), "ended_by": trained.ended_by, "epochs": trained.results}
         print_json(document)
         return
     last = len(trained.results)
@@ -210,8 +202,7 @@ def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_js
 
 
 PlotOption = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw loss, accuracy and AUC of each epoch: .svg or .png."),
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw loss, accuracy and AUC of each epoch: .svg or .png.")
 ]
 
 _TITLES: Final = {"accuracy": "Accuracy", "auc": "Area under the ROC curve"}
@@ -283,8 +274,7 @@ def predict(
     model: Annotated[Path, typer.Option("--model", metavar="DIR", help="A saved model of streamiter train.")],
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="The rows.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write predictions to this file."),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write predictions to this file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -342,8 +332,7 @@ def _tell(saved: SavedNetwork, rows: LabelledRows) -> None:
 
 
 ConfigurationFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="A configuration file, such as deepfm.json", show_default=False),
+    Path, typer.Argument(metavar="FILE", help="A configuration file, such as deepfm.json", show_default=False)
 ]
 
 
@@ -379,8 +368,7 @@ def show(
     file: ConfigurationFile,
     as_json: AsJson = False,
     as_canonical: Annotated[
-        bool,
-        typer.Option("--canonical", help="Print canonical JSON instead: with all defaults, and layers in order."),
+        bool, typer.Option("--canonical", help="Print canonical JSON instead: with all defaults, and layers in order.")
     ] = False,
 ) -> None:
     """Show the layers of a network: inputs, outputs, parameters."""
@@ -394,11 +382,7 @@ def show(
         return
     summary = network.summary()
     if as_json:
-        document = {
-            "network": network.configuration.source,
-            "features": network.features,
-            "dtype": str(network.dtype),
-        }
+        document = {"network": network.configuration.source, "features": network.features, "dtype": str(network.dtype)}
         print_json({**document, "layers": summary.rows})
     elif sys.stdout.isatty():
         print_table(
@@ -426,8 +410,7 @@ network_app.command(
     ),
 )(show)
 network_app.command(
-    "draw",
-    epilog=examples("streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg"),
+    "draw", epilog=examples("streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg")
 )(draw_network)
 network_app.command(
     "check",

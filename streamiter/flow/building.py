@@ -208,14 +208,7 @@ class Outlets:
                     "which was taken out again when the call that added it failed; make the stream again"
                 )
         return [
-            Edge(
-                outlet.step,
-                input_name,
-                outlet.partitioning or Forward(),
-                outlet.tag,
-                feedback,
-                feedback_topic,
-            )
+            Edge(outlet.step, input_name, outlet.partitioning or Forward(), outlet.tag, feedback, feedback_topic)
             for outlet in self._outlets
         ]
 
@@ -416,10 +409,7 @@ def add_next_step(
 
 
 def add_operator(
-    inputs: Mapping[str, Outlets],
-    factory: OperatorFactory,
-    options: ProcessOptions,
-    keys: KeySelector | None = None,
+    inputs: Mapping[str, Outlets], factory: OperatorFactory, options: ProcessOptions, keys: KeySelector | None = None
 ) -> StepOutput:
     """Add a step with an operator of the user."""
     check_options("process", options, ProcessOptions)
@@ -428,13 +418,7 @@ def add_operator(
         check_factory(factory, list(inputs), step=label)
     service = options.pop("parameter_server", None)
     return add_next_step(
-        inputs,
-        label,
-        factory,
-        options,
-        service=service,
-        keys=keys,
-        emits_unasked=_may_emit_unasked(factory),
+        inputs, label, factory, options, service=service, keys=keys, emits_unasked=_may_emit_unasked(factory)
     )
 
 
@@ -506,10 +490,7 @@ def add_sink(
     with stream.flow.all_or_nothing():
         stream.flow.register_struct_of(encoder)
         _add_end(
-            stream,
-            f"sink {topic.name}",
-            lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
-            options,
+            stream, f"sink {topic.name}", lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once), options
         )
 
 

@@ -146,12 +146,7 @@ class Flow(FlowWithSources):
         """
         batch = listed_items("from_items", items)
         return self._add_source(
-            name or "items",
-            name,
-            lambda: ItemsSource(batch),
-            operator=Identity,
-            parallelism=parallelism,
-            bounded=True,
+            name or "items", name, lambda: ItemsSource(batch), operator=Identity, parallelism=parallelism, bounded=True
         )
 
     def from_source(self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None) -> Stream:

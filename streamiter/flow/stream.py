@@ -186,12 +186,7 @@ class Stream(Outlets):
         return self._add("filter_batch", lambda: FilterBatch(f), options)
 
     def batch(
-        self,
-        n: int,
-        timeout_s: float | None = None,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
+        self, n: int, timeout_s: float | None = None, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """Emit one record (a list, array or ``Columns``) for n records of each subtask, in their order.
 
@@ -371,10 +366,7 @@ class Stream(Outlets):
         return self._gather({SINGLE_INPUT: self}, "sort", lambda: Sort(key, reverse=reverse), options)
 
     def join(
-        self,
-        other: Stream,
-        on: str | Callable[[Any], Any] | tuple[Any, Any],
-        **options: Unpack[GatheringOptions],
+        self, other: Stream, on: str | Callable[[Any], Any] | tuple[Any, Any], **options: Unpack[GatheringOptions]
     ) -> Stream:
         """At the end of both (bounded) inputs, emit the pairs ``(left, right)`` whose keys are equal.
 
@@ -404,11 +396,7 @@ class Stream(Outlets):
         return self._gather({"left": self, "right": other}, "join", lambda: Join(on), options)
 
     def _gather(
-        self,
-        inputs: Mapping[str, Stream],
-        method: str,
-        factory: OperatorFactory,
-        options: GatheringOptions,
+        self, inputs: Mapping[str, Stream], method: str, factory: OperatorFactory, options: GatheringOptions
     ) -> Stream:
         check_options(method, options, GatheringOptions)
         output = add_next_step(inputs, method, factory, {**options, "parallelism": 1}, waits_for_end=True)
@@ -554,11 +542,7 @@ class KeyedStream(Stream):
         )
 
     def process(
-        self,
-        factory: OperatorFactory,
-        *,
-        time_to_live_s: float | None = None,
-        **options: Unpack[ProcessOptions],
+        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
     ) -> Stream:
         """Add your own operator with ``context.key``, ``context.state`` and timers.
 

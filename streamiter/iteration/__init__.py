@@ -3,12 +3,4 @@
 from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
 from streamiter.iteration.marked_streams import FeedbackRecords, FeedbackThrough, Replayed
 
-__all__ = [
-    "FeedbackRecords",
-    "FeedbackThrough",
-    "Replayed",
-    "all_reduce",
-    "last_round",
-    "map_with",
-    "terminate_after",
-]
+__all__ = ["FeedbackRecords", "FeedbackThrough", "Replayed", "all_reduce", "last_round", "map_with", "terminate_after"]

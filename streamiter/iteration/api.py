@@ -27,13 +27,7 @@ from streamiter.iteration.config import (
     is_stamped,
 )
 from streamiter.iteration.loop import Loop
-from streamiter.iteration.marked_streams import (
-    FeedbackThrough,
-    Replayed,
-    Replayer,
-    check_topic_is_free,
-    stream_of,
-)
+from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, Replayer, check_topic_is_free, stream_of
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
 from streamiter.runtime.graph import Edge, Step

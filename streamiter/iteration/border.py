@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from streamiter.errors import CheckpointError
-from streamiter.iteration.coordinator import (
-    Admit,
-    Advance,
-    LoopCoordinator,
-    Release,
-    RestoredEpochs,
-    Terminate,
-)
+from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Release, RestoredEpochs, Terminate
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -378,11 +371,7 @@ class Entrance(Boundary):
     outlives_inputs = True
 
     def __init__(
-        self,
-        coordinator_of: Callable[[JobScope], LoopCoordinator],
-        *,
-        stamped: bool,
-        max_epochs_ahead: int | None,
+        self, coordinator_of: Callable[[JobScope], LoopCoordinator], *, stamped: bool, max_epochs_ahead: int | None
     ) -> None:
         self._coordinator_of = coordinator_of
         self._stamped = stamped
@@ -509,10 +498,7 @@ class Entrance(Boundary):
         self.context.post(Admit())
         self.coordinator.restore(
             RestoredEpochs(
-                post=self.context.post,
-                advanced=self.last_complete,
-                ended_in=self._ended_in,
-                report=self._report_again,
+                post=self.context.post, advanced=self.last_complete, ended_in=self._ended_in, report=self._report_again
             )
         )
 

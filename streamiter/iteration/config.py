@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     Outputs = TypeVar(
-        "Outputs",
-        bound=Sequence[Stream] | Mapping[str, Stream],
-        covariant=True,
-        default=Sequence[Stream],
+        "Outputs", bound=Sequence[Stream] | Mapping[str, Stream], covariant=True, default=Sequence[Stream]
     )
 else:
     from typing import TypeVar

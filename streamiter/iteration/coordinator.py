@@ -93,13 +93,7 @@ class LoopCoordinator:
     """
 
     def __init__(
-        self,
-        heads: int,
-        entrances: int,
-        criteria_heads: int = 0,
-        *,
-        releases_early: bool = True,
-        where: str = "",
+        self, heads: int, entrances: int, criteria_heads: int = 0, *, releases_early: bool = True, where: str = ""
     ) -> None:
         """``heads``, ``entrances`` and ``criteria_heads`` are the numbers of their subtasks.
 
@@ -147,12 +141,7 @@ class LoopCoordinator:
     # -- reports -----------------------------------------------------------------------------------------
 
     def register_head(
-        self,
-        post: Post,
-        feedback: Iterable[FeedbackChannel],
-        held: EpochsAside | None = None,
-        *,
-        name: str = "",
+        self, post: Post, feedback: Iterable[FeedbackChannel], held: EpochsAside | None = None, *, name: str = ""
     ) -> int:
         """Register a head and the feedback that it holds for later; return the number of the head."""
         self._heads.append(post)

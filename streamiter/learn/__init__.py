@@ -47,13 +47,7 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import OnlineTraining, train_online
-from streamiter.learn.regression import (
-    Fit,
-    LinearRegression,
-    LogisticRegression,
-    OfflineTraining,
-    train_offline,
-)
+from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression, OfflineTraining, train_offline
 from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker

@@ -307,9 +307,7 @@ def _joined_examples(parts: Sequence[Examples]) -> Examples:
             [np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights for part in parts]
         )
     return Examples(
-        _stacked([_dense(part.features, width) for part in parts]),
-        _stacked([part.targets for part in parts]),
-        weights,
+        _stacked([_dense(part.features, width) for part in parts]), _stacked([part.targets for part in parts]), weights
     )
 
 
@@ -367,9 +365,7 @@ def _checked_classes(labels: npt.ArrayLike, length: int) -> npt.NDArray[Any]:
     if given.dtype.kind == "f":
         if not holds(whole := np.isfinite(given) & (given == np.rint(given))):
             raise refuse_rows(
-                whole,
-                f'{_NAME}: expected classes, whole numbers or texts (or task="regression" for any number)',
-                given,
+                whole, f'{_NAME}: expected classes, whole numbers or texts (or task="regression" for any number)', given
             )
     elif given.dtype.kind not in "biuU":
         raise ModelError(

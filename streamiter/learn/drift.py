@@ -119,13 +119,7 @@ class ADWIN(DriftDetector):
         checked = self._checked(values)
         changes = np.empty((len(checked) // self._check_every + 1, 3))
         found = self._steps.adwin(
-            checked,
-            self._confidence,
-            self._check_every,
-            self._seen,
-            self._buckets,
-            self._lengths,
-            changes,
+            checked, self._confidence, self._check_every, self._seen, self._buckets, self._lengths, changes
         )
         self._seen += len(checked)
         return _changes(changes[:found])
@@ -162,12 +156,7 @@ class PageHinkley(DriftDetector):
     name = "PageHinkley"
 
     def __init__(
-        self,
-        *,
-        threshold: float = 10.0,
-        allowance: float = 0.1,
-        memory: float = 0.9999,
-        rows_min: int = 30,
+        self, *, threshold: float = 10.0, allowance: float = 0.1, memory: float = 0.9999, rows_min: int = 30
     ) -> None:
         from streamiter.learn import drift_steps
 
@@ -196,10 +185,7 @@ class PageHinkley(DriftDetector):
 
     def new(self) -> Self:
         return type(self)(
-            threshold=self._threshold,
-            allowance=self._allowance,
-            memory=self._memory,
-            rows_min=self._rows_min,
+            threshold=self._threshold, allowance=self._allowance, memory=self._memory, rows_min=self._rows_min
         )
 
     def state(self) -> dict[str, object]:

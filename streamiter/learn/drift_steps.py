@@ -118,13 +118,7 @@ def _drop_oldest(count: float, buckets: Floats, lengths: Indices) -> None:
 
 @compiled
 def adwin(
-    values: Floats,
-    confidence: float,
-    check_every: int,
-    seen: int,
-    buckets: Floats,
-    lengths: Indices,
-    changes: Floats,
+    values: Floats, confidence: float, check_every: int, seen: int, buckets: Floats, lengths: Indices, changes: Floats
 ) -> int:
     """Add values; put position, old and new mean of each change into ``changes``, and return the number of changes.
 
@@ -144,13 +138,7 @@ def adwin(
 
 @compiled
 def page_hinkley(
-    values: Floats,
-    threshold: float,
-    allowance: float,
-    memory: float,
-    rows_min: int,
-    test: Floats,
-    changes: Floats,
+    values: Floats, threshold: float, allowance: float, memory: float, rows_min: int, test: Floats, changes: Floats
 ) -> int:
     """Add values; put position, old and new mean of each rise into ``changes``, and return the number of rises."""
     found = 0

@@ -195,13 +195,7 @@ class ExpertWeights:
         for first in range(self._steps.STATISTICS, self._columns.shape[1], own):
             self._columns[:, first + experts : first + own] *= _SQUARES_KEPT
 
-    def step(
-        self,
-        rows: ModelRows,
-        steps: RowSteps,
-        targets: Floats,
-        asked: Floats | None = None,
-    ) -> Floats:
+    def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
         ``asked`` has the scores of the experts, by question: of a question that is predicted they are put there.

@@ -22,15 +22,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import (
-    Floats,
-    Indices,
-    Moments,
-    has_plain_digits,
-    plain_float,
-    standardized,
-    whole_number,
-)
+from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
@@ -69,8 +61,7 @@ def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Seq
         if not bad:
             raise
         raise BadRows(
-            bad,
-            f"FeatureHasher: expected records with fields, given {type(records[bad[0]]).__name__} in row {bad[0]}",
+            bad, f"FeatureHasher: expected records with fields, given {type(records[bad[0]]).__name__} in row {bad[0]}"
         ) from None
     except KeyError:
         bad = [row for row, record in enumerate(records) if field not in record]
@@ -503,8 +494,5 @@ def online_standard_scaler(
 
     windows = rows.batch(window, timeout_s, parallelism=1, name=label("windows"))
     return windows.process(
-        lambda: LearnMiniBatches(StandardScaler()),
-        name=label("scale"),
-        on_error=on_error,
-        dead_letter=dead_letter,
+        lambda: LearnMiniBatches(StandardScaler()), name=label("scale"), on_error=on_error, dead_letter=dead_letter
     )

@@ -247,13 +247,7 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             features, labels, weights = blaming_rows(self._read, records, self._read)
             predictions = self._learn_rows(features, labels, weights, out)
             known = len(labels) - len(predictions)
-            self._emit(
-                predictions,
-                labels[known:],
-                None if weights is None else weights[known:],
-                numbers[known:],
-                out,
-            )
+            self._emit(predictions, labels[known:], None if weights is None else weights[known:], numbers[known:], out)
             self._steps += 1
 
         of_numbered_rows(learn, mini_batch, self._read_records, out)

@@ -227,25 +227,16 @@ def apriori(
         maximum_size = whole_number("apriori(maximum_size=)", maximum_size, 1, error=GraphError)
     flow = transactions.flow
     label = step_names(flow, name)
-    clean = transactions.map(
-        as_transaction,
-        name=label("transactions"),
-        on_error=on_error,
-        dead_letter=dead_letter,
-    )
+    clean = transactions.map(as_transaction, name=label("transactions"), on_error=on_error, dead_letter=dead_letter)
     candidates = flow.from_items([], name=label("no candidates"), parallelism=1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         inputs = connect(candidates=variables[0].broadcast(), transactions=data[0])
         counts = inputs.process(
-            CountItemSets,
-            name=label("count item sets"),
-            parallelism=clean.parallelism if workers is None else workers,
+            CountItemSets, name=label("count item sets"), parallelism=clean.parallelism if workers is None else workers
         )
         frequent = all_reduce(counts, added_counts, name=label("add counts")).process(
-            lambda: ChooseFrequent(minimum_support, maximum_size),
-            name=label("choose item sets"),
-            parallelism=1,
+            lambda: ChooseFrequent(minimum_support, maximum_size), name=label("choose item sets"), parallelism=1
         )
         return IterationBodyResult([frequent.side_output(CANDIDATES)], [frequent])
 

@@ -262,9 +262,7 @@ class LinearModel:
         few = weights <= _STEPS_LIMIT
         if not holds(few):
             raise refuse_rows(
-                few,
-                f"{self._name}.learn_each: expected sample weights up to {_STEPS_LIMIT:,}, as many steps",
-                weights,
+                few, f"{self._name}.learn_each: expected sample weights up to {_STEPS_LIMIT:,}, as many steps", weights
             )
         return np.array(self._learn_rows(rows, checked, weights.tolist()), dtype=np.float64)
 

@@ -152,11 +152,7 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
         return np.asarray(pulled, dtype=np.float64)
 
     def compute(self, mini_batch: LinearMiniBatch, pulled: Floats) -> Computed[Floats]:
-        rows, targets, weights = (
-            rows_from_record(mini_batch["rows"]),
-            mini_batch["targets"],
-            mini_batch["weights"],
-        )
+        rows, targets, weights = (rows_from_record(mini_batch["rows"]), mini_batch["targets"], mini_batch["weights"])
         coefficients = pulled[: len(pulled) - self.intercept]
         with np.errstate(over="ignore", invalid="ignore"):
             margins = dots(rows, coefficients)

@@ -26,12 +26,7 @@ from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.linear import LinearModel
-from streamiter.learn.online_workers import (
-    DelayedLabelsWorker,
-    OnlineWorker,
-    OnlineWorkerOptions,
-    function_of_features,
-)
+from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
     DelayedLabels,
     EventReader,
@@ -44,14 +39,7 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, row_weights
-from streamiter.learn.training import (
-    MODELS,
-    BroadcastSteps,
-    EpochSteps,
-    MakeModel,
-    StartedOwner,
-    check_makes_model,
-)
+from streamiter.learn.training import MODELS, BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks
 from streamiter.numbers import Floats, positive, whole_number
@@ -198,8 +186,7 @@ def train_online(
         body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
     elif is_by_row:
         make_adaptive = cast(
-            Callable[[], AdaptiveLinearModel],
-            model or partial(AdaptiveLinearModel, task=task, crosses=crosses),
+            Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task, crosses=crosses)
         )
         bits = make_adaptive().bits
 
@@ -271,11 +258,7 @@ def _outputs(owner: Stream, predicted: Stream) -> IterationBodyResult:
     """Return the feedback and the outputs of a loop; ``predicted`` is the step that predicts, owner or workers."""
     return IterationBodyResult(
         feedback_variable_streams=[owner],
-        output_streams=[
-            owner.side_output(MODELS),
-            predicted.side_output(PREDICTIONS),
-            owner.side_output(DRIFTS),
-        ],
+        output_streams=[owner.side_output(MODELS), predicted.side_output(PREDICTIONS), owner.side_output(DRIFTS)],
     )
 
 
@@ -306,9 +289,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
 
 
 def _by_rows(
-    shared: _TrainingOptions,
-    make_model: Callable[[], AdaptiveLinearModel],
-    make_reader: Callable[[], Operator],
+    shared: _TrainingOptions, make_model: Callable[[], AdaptiveLinearModel], make_reader: Callable[[], Operator]
 ) -> Body:
     """Return the loop in which workers read rows, and the owner learns row by row."""
     labels, named = shared.labels, shared.named
@@ -347,11 +328,7 @@ def _by_rows(
             dead_letter=shared.dead_letter,
         )
         owner = connect(start=variables[0], rows=rows.rebalance()).process(
-            make_owner,
-            name=named("learn"),
-            parallelism=1,
-            on_error=shared.on_error,
-            dead_letter=shared.dead_letter,
+            make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
         )
         return _outputs(owner, predicted=owner)
 
@@ -429,12 +406,7 @@ def _makes_adaptive(model: object) -> bool:
 
 
 def _check_options(
-    mode: object,
-    label: object,
-    features: object,
-    weight: object,
-    extract: Extract | None,
-    labels: DelayedLabels | None,
+    mode: object, label: object, features: object, weight: object, extract: Extract | None, labels: DelayedLabels | None
 ) -> None:
     given = [
         name for name, value in (("label=", label), ("extract=", extract), ("labels=", labels)) if value is not None

@@ -20,12 +20,7 @@ from streamiter.learn.rows import (
     row_weights,
     without,
 )
-from streamiter.learn.training import (
-    MINI_BATCHES_WITH_ONE_MODEL,
-    GradientSum,
-    GradientWorker,
-    MakeModel,
-)
+from streamiter.learn.training import MINI_BATCHES_WITH_ONE_MODEL, GradientSum, GradientWorker, MakeModel
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
@@ -34,10 +29,7 @@ from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
 
 
-def function_of_features(
-    owner: str,
-    features: Sequence[str] | Callable[[Any], Any] | None,
-) -> Callable[[Any], Any]:
+def function_of_features(owner: str, features: Sequence[str] | Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     """Return the function; GraphError for names of fields, of which a model of a fixed width knows nothing."""
     if callable(features):
         return features

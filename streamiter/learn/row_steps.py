@@ -157,14 +157,7 @@ def _probability(score: float) -> float:
 
 @compiled
 def _link(
-    task: int,
-    scores: Floats,
-    size: int,
-    mixture: Floats,
-    totals: Floats,
-    predictions: Floats,
-    first: int,
-    rates: Rates,
+    task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int, rates: Rates
 ) -> None:
     """Mix the experts' scores, and turn them into a probability, probabilities or a number, from ``first`` on."""
     for score in range(size // len(rates)):

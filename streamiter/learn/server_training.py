@@ -111,10 +111,7 @@ class ServerTraining:
         refuses follow ``on_error`` or go to ``dead_letter``.
         """
         mini_batches = self.stream.batch(self.batch, parallelism=self.workers, name=self.label("mini-batches")).process(
-            lambda: Prepare(mini_batch),
-            name=self.label("prepare"),
-            on_error=on_error,
-            dead_letter=dead_letter,
+            lambda: Prepare(mini_batch), name=self.label("prepare"), on_error=on_error, dead_letter=dead_letter
         )
         if self.epochs > 1:
             mini_batches = repeated(

@@ -94,10 +94,7 @@ class GradientSum:
 
     def to_record(self) -> SumRecord:
         """Return the sums as plain data."""
-        return {
-            "gradient": None if self.gradient is None else self.gradient.to_record(),
-            "loss": self.loss,
-        }
+        return {"gradient": None if self.gradient is None else self.gradient.to_record(), "loss": self.loss}
 
     @classmethod
     def from_record(cls, record: SumRecord) -> GradientSum:

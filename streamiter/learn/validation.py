@@ -23,13 +23,7 @@ from streamiter.operators.output import Output
 from streamiter.records import OutputTag
 from streamiter.sparse_rows import sums_by
 
-__all__ = [
-    "CalibrationBin",
-    "ProgressiveValidation",
-    "ScoreHistogram",
-    "Validate",
-    "area_under_curve",
-]
+__all__ = ["CalibrationBin", "ProgressiveValidation", "ScoreHistogram", "Validate", "area_under_curve"]
 
 
 _log = logging.getLogger("streamiter.learn")
@@ -520,11 +514,7 @@ class MeanComparison:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state`."""
         self._count, self._loss, self._first = state["count"], state["loss"], state["first"]
-        self._recent, self._all, self._is_told = (
-            np.array(state["recent"]),
-            np.array(state["all"]),
-            state["is told"],
-        )
+        self._recent, self._all, self._is_told = (np.array(state["recent"]), np.array(state["all"]), state["is told"])
 
 
 def _added(first: Floats, second: Floats) -> Floats:

@@ -12,14 +12,7 @@ Each module imports from the modules before it: ``documents`` (parameters, the v
 from typing import TYPE_CHECKING
 
 from streamiter.models.documents import Parameters, UpdateFormat
-from streamiter.models.reader import (
-    ModelUpdates,
-    OnError,
-    UpdateStart,
-    UpdateStatistics,
-    last_update,
-    model_updates,
-)
+from streamiter.models.reader import ModelUpdates, OnError, UpdateStart, UpdateStatistics, last_update, model_updates
 from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
 

@@ -33,11 +33,7 @@ def _sigmoid(score: Floats) -> Floats:
 
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
-    {
-        "identity": lambda score: score,
-        "logit": _sigmoid,
-        "log": lambda score: np.exp(np.minimum(score, 700.0)),
-    }
+    {"identity": lambda score: score, "logit": _sigmoid, "log": lambda score: np.exp(np.minimum(score, 700.0))}
 )
 
 

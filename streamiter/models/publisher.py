@@ -37,22 +37,9 @@ from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.topics.source_and_sink import TopicSink
-from streamiter.topics.topic import (
-    RECORD_BYTES_MAX,
-    Headers,
-    OutgoingBatch,
-    Topic,
-    record_limit,
-)
+from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
 
-__all__ = [
-    "EncoderState",
-    "InitialModel",
-    "ModelPublisher",
-    "ModelUpdateEncoder",
-    "initial_model",
-    "record_limit",
-]
+__all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder", "initial_model", "record_limit"]
 
 
 _log = logging.getLogger("streamiter.models")
@@ -280,11 +267,7 @@ class ModelUpdateEncoder:
 
     def snapshot(self) -> EncoderState:
         """Return the state for a run that is restored."""
-        return {
-            "generation": self.generation,
-            "next_version": self.next_version,
-            "leftovers": list(self._leftovers),
-        }
+        return {"generation": self.generation, "next_version": self.next_version, "leftovers": list(self._leftovers)}
 
     def restore(self, state: EncoderState) -> None:
         """Restore a snapshot: continue its generation with the next version."""

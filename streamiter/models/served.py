@@ -14,13 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import (
-    ConfigurationError,
-    ModelError,
-    OffsetOutOfRange,
-    TopicNotFound,
-    TopicUnavailable,
-)
+from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.documents import Parameters
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import ModelUpdate, Rank, check_model_name

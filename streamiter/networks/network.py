@@ -23,11 +23,7 @@ from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.functions import (
-    LOSSES,
-    TRANSFER_FUNCTIONS,
-    Predictions,
-)
+from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS, Predictions
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer, Parameter, initial_values
 from streamiter.numbers import whole_number
@@ -393,13 +389,7 @@ def summary_of(configuration: Configuration, graph: LayerGraph, *, features_are_
         numbers, per_feature = _sizes(built.parameters, features_are_known)
         rows.append(
             SummaryRow(
-                layer.name,
-                _described(layer),
-                layer.inputs,
-                built.output_dim,
-                numbers,
-                per_feature,
-                str(built.status),
+                layer.name, _described(layer), layer.inputs, built.output_dim, numbers, per_feature, str(built.status)
             )
         )
     features = graph.place_holder.feature_dimension if features_are_known else None
@@ -456,10 +446,7 @@ def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture
             links.append(Link(0, numbers[row.layer]))
     return Picture(
         title=configuration.source,
-        nodes=(
-            _mini_batch(configuration),
-            *map(_layer, configuration.layers, summary.rows),
-        ),
+        nodes=(_mini_batch(configuration), *map(_layer, configuration.layers, summary.rows)),
         links=tuple(links),
     )
 

@@ -23,17 +23,13 @@ from safetensors import SafetensorError
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows import (
-    holds,
-)
+from streamiter.learn.rows import holds
 from streamiter.learn.validation import area_under_curve
 from streamiter.models.documents import Parameters
 from streamiter.models.linear_predictor import rows_to_predict
 from streamiter.models.served import ServedModel
 from streamiter.models.update import ModelUpdate
-from streamiter.networks.data import (
-    LabelledRows,
-)
+from streamiter.networks.data import LabelledRows
 from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.records import Array
@@ -166,11 +162,7 @@ class EpochResult:
         """
         if self.validation is None:
             return "" if self.training_loss is None else f"training loss {self.training_loss:.4f}"
-        named = {
-            "loss": self.validation.loss,
-            "accuracy": self.validation.accuracy,
-            "AUC": self.validation.auc,
-        }
+        named = {"loss": self.validation.loss, "accuracy": self.validation.accuracy, "AUC": self.validation.auc}
         return ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
 
 

@@ -18,27 +18,10 @@ from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
-from streamiter.learn.rows import (
-    BadRows,
-    Extract,
-    refuse_not_finite,
-)
-from streamiter.learn.server_training import (
-    ServerTraining,
-    check_consistency,
-    check_server,
-    count_of,
-    trained,
-)
+from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
+from streamiter.learn.server_training import ServerTraining, check_consistency, check_server, count_of, trained
 from streamiter.models.update import ModelSnapshot
-from streamiter.networks.data import (
-    LabelledRows,
-    TrainingSteps,
-    as_labelled_rows,
-    prepared,
-    to_record,
-    translated,
-)
+from streamiter.networks.data import LabelledRows, TrainingSteps, as_labelled_rows, prepared, to_record, translated
 from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
 from streamiter.networks.network import Network
 from streamiter.networks.serving import (

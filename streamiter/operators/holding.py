@@ -13,14 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.operators.functions import (
-    apply_to_each,
-    fail_at,
-    field_or_function,
-    plain_function,
-    records_of,
-    refuse,
-)
+from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
@@ -95,12 +88,7 @@ class MiniBatch(Operator, IterationListener):
         if self._timeouts is not None:
             self._timeouts.begin(epoch)
 
-    def on_epoch_watermark_incremented(
-        self,
-        epoch_watermark: int,
-        context: Context,
-        out: Output,
-    ) -> None:
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         ended = [epoch for epoch in self._left_over if epoch is not None and epoch <= epoch_watermark]
         for epoch in sorted(ended):
             self._emit_left_over(epoch, out)

@@ -119,11 +119,7 @@ class KeyedReduce(KeyedOperator):
     """
 
     def __init__(
-        self,
-        key_of: Callable[[Any], Any],
-        f: Callable[[Any, Any], Any],
-        *,
-        check_keys: CheckKeys = any_keys,
+        self, key_of: Callable[[Any], Any], f: Callable[[Any, Any], Any], *, check_keys: CheckKeys = any_keys
     ) -> None:
         super().__init__(key_of, check_keys)
         self._f = plain_function("KeyedReduce(f)", f)
@@ -134,11 +130,7 @@ class KeyedReduce(KeyedOperator):
 
 
 def running_reduce(
-    f: Callable[[Any, Any], Any],
-    states: dict[Any, Any],
-    keys: list[Any],
-    records: list[Any],
-    out: Output,
+    f: Callable[[Any, Any], Any], states: dict[Any, Any], keys: list[Any], records: list[Any], out: Output
 ) -> list[Any]:
     """Return for each record the new value of its key, and store it in ``states``."""
     results: list[Any] = []

@@ -66,13 +66,7 @@ class KeyedState:
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        time_to_live_s: float | None = None,
-        *,
-        name: str,
-        encode: Encode,
-        in_thread: bool = False,
+        self, clock: Clock, time_to_live_s: float | None = None, *, name: str, encode: Encode, in_thread: bool = False
     ) -> None:
         """``name`` is the name of the step. ``in_thread``: another thread than the event loop's uses the states."""
         self._clock = clock

@@ -17,16 +17,7 @@ from streamiter.optimizers.optimizer import (
     checked_optimizer,
     view_of,
 )
-from streamiter.optimizers.rules import (
-    FTRL,
-    SGD,
-    AdaDelta,
-    AdaGrad,
-    Adam,
-    GradientDescent,
-    Momentum,
-    RMSProp,
-)
+from streamiter.optimizers.rules import FTRL, SGD, AdaDelta, AdaGrad, Adam, GradientDescent, Momentum, RMSProp
 
 __all__ = [
     "FTRL",

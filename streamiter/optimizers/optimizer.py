@@ -88,12 +88,7 @@ class Optimizer(abc.ABC):
         """Apply a gradient of the shape of the weights. ``step`` counts the updates from 1."""
 
     def update_at(
-        self,
-        indices: npt.NDArray[np.intp],
-        weights: FloatArray,
-        gradient: FloatArray,
-        slots: Slots,
-        step: int,
+        self, indices: npt.NDArray[np.intp], weights: FloatArray, gradient: FloatArray, slots: Slots, step: int
     ) -> None:
         """Apply a sparse gradient: ``gradient[i]`` is the gradient of ``weights[indices[i]]``; no index occurs twice.
 

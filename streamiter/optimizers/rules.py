@@ -130,12 +130,7 @@ class SGD(_RateRule):
         self._move(weights, gradient, self._l2(), self._rate(step))
 
     def update_at(
-        self,
-        indices: npt.NDArray[np.intp],
-        weights: FloatArray,
-        gradient: FloatArray,
-        slots: Slots,
-        step: int,
+        self, indices: npt.NDArray[np.intp], weights: FloatArray, gradient: FloatArray, slots: Slots, step: int
     ) -> None:
         l2, gathered = self._l2(), weights[indices]
         self._move(gathered, gradient, l2[indices] if isinstance(l2, np.ndarray) else l2, self._rate(step))

@@ -19,13 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, fina
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.numbers import positive, whole_number
-from streamiter.parameter_server.requests import (
-    ClockRequest,
-    JoinRequest,
-    LeaveRequest,
-    RaiseRequest,
-    Request,
-)
+from streamiter.parameter_server.requests import ClockRequest, JoinRequest, LeaveRequest, RaiseRequest, Request
 
 S = TypeVar("S")
 T = TypeVar("T")

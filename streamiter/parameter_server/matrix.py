@@ -13,13 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import (
-    ConfigurationError,
-    OutOfRange,
-    ParameterServerError,
-    RowsInDifferentBlocks,
-    UnknownMatrix,
-)
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks, UnknownMatrix
 from streamiter.numbers import is_number, plain_float, plain_scalar, whole_number
 from streamiter.parameter_server.consistency import ASP, Consistency
 
@@ -295,11 +289,7 @@ def _slices_of_runs(
     begins = [0, *((at[1:] != at[:-1]).nonzero()[0] + 1).tolist()]
     ends = [*begins[1:], len(at)]
     return [
-        Slice(
-            blocks[number],
-            columns[begin:end],
-            slice(begin, end) if positions is None else positions[begin:end],
-        )
+        Slice(blocks[number], columns[begin:end], slice(begin, end) if positions is None else positions[begin:end])
         for number, begin, end in zip(at[begins].tolist(), begins, ends, strict=True)
     ]
 

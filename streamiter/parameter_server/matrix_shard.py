@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from streamiter.deferred import Encode
-from streamiter.errors import (
-    ConfigurationError,
-    OutOfTurn,
-    ParameterServerError,
-    ServerReset,
-    StreamiterError,
-)
+from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerError, ServerReset, StreamiterError
 from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, model_of

@@ -466,15 +466,7 @@ _ERRORS: Final = {
     for kind in vars(errors).values()
     if isinstance(kind, type)
     and issubclass(
-        kind,
-        (
-            ParameterServerError,
-            CheckpointError,
-            ConfigurationError,
-            InternalError,
-            ModelError,
-            PlainDataError,
-        ),
+        kind, (ParameterServerError, CheckpointError, ConfigurationError, InternalError, ModelError, PlainDataError)
     )
     and kind.__init__ is Exception.__init__
 }

@@ -20,14 +20,7 @@ from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
-from streamiter.parameter_server.matrix import (
-    BlockRange,
-    Matrix,
-    MatrixPartitioning,
-    Slice,
-    fits_int64,
-    unknown_matrix,
-)
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
 from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.psf.function import (
     GetFunction,

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import release_all
-from streamiter.errors import (
-    CheckpointError,
-    ConfigurationError,
-    ParameterServerError,
-    ShardLost,
-    shortened,
-)
+from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import (
-    OutOfTurn,
-    ParameterServerError,
-    ServerReset,
-    StreamiterError,
-    WorkerHasLeft,
-)
+from streamiter.errors import OutOfTurn, ParameterServerError, ServerReset, StreamiterError, WorkerHasLeft
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.matrix import unknown_matrix

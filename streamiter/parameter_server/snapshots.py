@@ -148,11 +148,7 @@ def merged(states: Sequence[ServerState]) -> ServerState:
     for state in states:
         for name, matrix in state["matrices"].items():
             if (there := matrices.get(name)) is None:
-                matrices[name] = {
-                    **matrix,
-                    "blocks": list(matrix["blocks"]),
-                    "pending": list(matrix["pending"]),
-                }
+                matrices[name] = {**matrix, "blocks": list(matrix["blocks"]), "pending": list(matrix["pending"])}
             else:
                 there["blocks"].extend(matrix["blocks"])
                 there["pending"].extend(matrix["pending"])

@@ -152,11 +152,7 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        instance: OperatorInstance,
-        gate: Gate,
-        progress: Progress,
-        make_operator: Callable[[], Operator],
+        self, instance: OperatorInstance, gate: Gate, progress: Progress, make_operator: Callable[[], Operator]
     ) -> None:
         self.epoch: int | None = None
         """The epoch of the current operator, if there is one."""
@@ -252,11 +248,7 @@ class Rounds:
         """Return the state as plain data."""
         if self.epoch is None:
             return {"epoch": None}
-        return {
-            "epoch": self.epoch,
-            "told": list(self._told),
-            "instance": await self._instance.snapshot(),
-        }
+        return {"epoch": self.epoch, "told": list(self._told), "instance": await self._instance.snapshot()}
 
     async def restore(self, state: dict[str, PlainValue]) -> None:
         if state["epoch"] is None:

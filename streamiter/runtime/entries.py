@@ -52,12 +52,7 @@ SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
 
 
 def handler_of(
-    operator: Operator | type[Operator],
-    input_name: str,
-    *,
-    step: str,
-    keyed: bool = False,
-    where: str | None = None,
+    operator: Operator | type[Operator], input_name: str, *, step: str, keyed: bool = False, where: str | None = None
 ) -> tuple[str, bool]:
     """Return the name of the method that handles an input, and whether the method takes whole batches.
 
@@ -77,12 +72,7 @@ def handler_of(
 
 
 def check_handlers(
-    operator: Operator | type[Operator],
-    input_names: Sequence[str],
-    *,
-    step: str,
-    keyed: bool,
-    where: str | None = None,
+    operator: Operator | type[Operator], input_names: Sequence[str], *, step: str, keyed: bool, where: str | None = None
 ) -> None:
     """Raise GraphError for an operator, or its class, with methods that the engine cannot call.
 
@@ -176,12 +166,7 @@ def make_entry(operator: Operator, input_name: str, out: Output, context: Contex
 
 
 def make_async_entry(
-    operator: Operator,
-    input_name: str,
-    out: Output,
-    context: Context,
-    key_of: KeyOf | None,
-    progress: Progress,
+    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, progress: Progress
 ) -> AsyncEntry:
     """Return the entry of an operator that the engine awaits.
 

@@ -15,15 +15,7 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
-from streamiter.records import (
-    Control,
-    DataBatch,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    Idle,
-    estimated_bytes,
-)
+from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.port import Port
 
 

@@ -18,14 +18,7 @@ from streamiter.deferred import Encode, PlainValue
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.operators.operator import (
-    Context,
-    IterationListener,
-    JobScope,
-    Operator,
-    OperatorStatistics,
-    Progress,
-)
+from streamiter.operators.operator import Context, IterationListener, JobScope, Operator, OperatorStatistics, Progress
 from streamiter.operators.output import Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
@@ -92,11 +85,7 @@ class OperatorInstance:
         self.keyed: KeyedState | None = None
         if step.keys is not None:
             self.keyed = KeyedState(
-                clock,
-                step.keys.time_to_live_s,
-                name=step.name,
-                encode=encode,
-                in_thread=operator.runs_in_thread,
+                clock, step.keys.time_to_live_s, name=step.name, encode=encode, in_thread=operator.runs_in_thread
             )
         index, parallelism = place or (subtask, step.parallelism)
         self.context = Context(

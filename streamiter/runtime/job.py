@@ -168,10 +168,7 @@ class Job:
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         names = {task.name: None for task in self._tasks}
         names.update({service_key(name): None for name in self._services.names()})
-        for given, expected, kind in (
-            (snapshot, names, "only in the snapshot"),
-            (names, snapshot, "only in the flow"),
-        ):
+        for given, expected, kind in ((snapshot, names, "only in the snapshot"), (names, snapshot, "only in the flow")):
             different = [name for name in given if name not in expected]
             if different:
                 raise ConfigurationError(

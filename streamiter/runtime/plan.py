@@ -25,20 +25,8 @@ from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds, is_per_round
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
-from streamiter.runtime.entries import (
-    SOURCE_METHODS,
-    check_can_listen,
-    check_handlers,
-    check_methods,
-    is_awaited,
-)
-from streamiter.runtime.feedback import (
-    AttachedBoundary,
-    FeedbackChannel,
-    FeedbackLimits,
-    Surroundings,
-    spill_queue,
-)
+from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_handlers, check_methods, is_awaited
+from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, FeedbackLimits, Surroundings, spill_queue
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop

@@ -84,11 +84,7 @@ def run_in_own_loop(main: Coroutine[Any, Any, T]) -> T:
     KeyboardInterrupt.
     """
     # A signal may come before ``main`` has begun; Python would then warn of a coroutine that was never awaited.
-    with (
-        contextlib.closing(main),
-        _rare_collections(),
-        asyncio.Runner(loop_factory=_fast_event_loop) as runner,
-    ):
+    with contextlib.closing(main), _rare_collections(), asyncio.Runner(loop_factory=_fast_event_loop) as runner:
         handler = signal.getsignal(signal.SIGTERM)
         if isinstance(handler, Interruption) and threading.current_thread() is threading.main_thread():
             return handler.run(runner, main)

@@ -27,14 +27,7 @@ from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
 from streamiter.runtime.output import Forward
 from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
 from streamiter.runtime.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
-from streamiter.topics.topic import (
-    ReadRequest,
-    Topic,
-    TopicDescription,
-    TopicReader,
-    TopicWriter,
-    record_limit,
-)
+from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicReader, TopicWriter, record_limit
 
 # A smaller limit of a topic leaves little room besides the headers.
 _LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
@@ -50,14 +43,7 @@ class TopicFeedback:
     """
 
     def __init__(
-        self,
-        step: Step,
-        *,
-        worker: Worker,
-        run_id: str,
-        start: str,
-        plain_data: PlainData,
-        clock: Clock,
+        self, step: Step, *, worker: Worker, run_id: str, start: str, plain_data: PlainData, clock: Clock
     ) -> None:
         """``step`` is the head; ``start`` is the unique id of this start of the job."""
         self._step = step
@@ -145,10 +131,7 @@ class TopicFeedback:
         for index in range(self._worker.count):
             producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
             self._inlets[head][producer] = Inlet(
-                channel,
-                return_path,
-                takes_barriers=index == self._worker.index,
-                takes_epochs=not self._worker.shares,
+                channel, return_path, takes_barriers=index == self._worker.index, takes_epochs=not self._worker.shares
             )
         return channel
 

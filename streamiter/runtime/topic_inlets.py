@@ -30,14 +30,7 @@ from streamiter.runtime.feedback import (
     check_range_in_topic,
     missing_records_error,
 )
-from streamiter.runtime.topic_outlets import (
-    DATA,
-    RUN_HEADER,
-    START,
-    Message,
-    control_from_kind,
-    foreign_record_error,
-)
+from streamiter.runtime.topic_outlets import DATA, RUN_HEADER, START, Message, control_from_kind, foreign_record_error
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
 
 # The most records of one read. Each may be a batch of up to a megabyte, and all of them are in memory.
@@ -309,12 +302,7 @@ class Inlet:
     """The end of the way of one producer's feedback: a channel of the head's gate, and the way into it."""
 
     def __init__(
-        self,
-        channel: FeedbackChannel,
-        return_path: TopicReturnPath,
-        *,
-        takes_barriers: bool,
-        takes_epochs: bool,
+        self, channel: FeedbackChannel, return_path: TopicReturnPath, *, takes_barriers: bool, takes_epochs: bool
     ) -> None:
         """``takes_barriers``: False for another worker's feedback. ``takes_epochs``: whether watermarks are used."""
         self.channel = channel

@@ -31,11 +31,7 @@ from streamiter.operators import Context, Operator, Output
 from streamiter.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows, FieldPredictor
 from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of
-from streamiter.service.settings import (
-    InputSettings,
-    PublishSettings,
-    ServiceSettings,
-)
+from streamiter.service.settings import InputSettings, PublishSettings, ServiceSettings
 from streamiter.service.settings_file import OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
 

@@ -250,11 +250,7 @@ def page_state(observations: Observations) -> PageState:
         model=None
         if update is None
         else ModelNow(
-            update.generation,
-            update.version,
-            update.created_at_ms,
-            update.age_s(observations.clock),
-            update.records,
+            update.generation, update.version, update.created_at_ms, update.age_s(observations.clock), update.records
         ),
         checkpoint=observations.checkpoints[-1] if observations.checkpoints else None,
         checkpoint_age_s=facts.checkpoint_age_s if observations.checkpoints else None,

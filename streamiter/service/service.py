@@ -75,10 +75,7 @@ class OnlineLearningService:
         """The flow; it has the name of the service."""
         self._clock = clock or SystemClock()
         self.observations = Observations(
-            self.name,
-            limits=settings.health,
-            checkpoint_interval_s=settings.checkpoints.interval_s,
-            clock=self._clock,
+            self.name, limits=settings.health, checkpoint_interval_s=settings.checkpoints.interval_s, clock=self._clock
         )
         """All that is known about the service."""
         given, self._updates = settings.input, topic(settings.publish.topic)

@@ -54,14 +54,7 @@ class FieldComparison:
 
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], Any]]] = MappingProxyType(
-    {
-        ">": operator.gt,
-        ">=": operator.ge,
-        "<": operator.lt,
-        "<=": operator.le,
-        "==": operator.eq,
-        "!=": operator.ne,
-    }
+    {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 )
 _COMPARISON: Final = re.compile(
     r"\s*(?P<field>[^\W\d][\w.-]*)\s*(?P<operator>[<>]=?|[=!]=)\s*"

@@ -233,11 +233,7 @@ TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyT
         ),
         "publish": (
             PublishSettings,
-            {
-                "topic": _required(topic_url_of),
-                "every": _key(duration_of, "every_s"),
-                "records": _key(whole_of(1)),
-            },
+            {"topic": _required(topic_url_of), "every": _key(duration_of, "every_s"), "records": _key(whole_of(1))},
         ),
         "checkpoints": (
             CheckpointSettings,

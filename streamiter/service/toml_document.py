@@ -206,10 +206,7 @@ def _syntax_message(message: str, line: str) -> str:
 
 # ---- places
 
-_STRING: Final = re.compile(
-    r'"""(?:\\.|[^\\])*?"""+|' r"'''.*?'''+|" r'"(?:\\.|[^"\\])*"|' r"'[^']*'",
-    re.DOTALL,
-)
+_STRING: Final = re.compile(r'"""(?:\\.|[^\\])*?"""+|' r"'''.*?'''+|" r'"(?:\\.|[^"\\])*"|' r"'[^']*'", re.DOTALL)
 _BLANK: Final = re.compile(r"(?:[\s,]|#[^\n]*)*")
 _BARE_KEY: Final = re.compile(r"[\w-]+")
 _BARE_VALUE: Final = re.compile(r"[^,\]}#\n]*")

@@ -98,12 +98,7 @@ def check_identities(
 
 
 def first_position(
-    request: ReadRequest,
-    partition: int,
-    ends: PartitionEnds,
-    offset_at: Callable[[int], int],
-    *,
-    topic: str,
+    request: ReadRequest, partition: int, ends: PartitionEnds, offset_at: Callable[[int], int], *, topic: str
 ) -> int:
     """Return the offset at which reading of a partition begins; the partition exists when the reader is opened.
 

@@ -112,14 +112,7 @@ class WithMetadata:
         partition, values = batch.partition, self.decoder.decode(batch)
         columns = (batch.keys, values, batch.timestamps_ms, batch.offsets, batch.headers)
         return [
-            {
-                "key": key,
-                "value": value,
-                "timestamp_ms": ms,
-                "partition": partition,
-                "offset": at,
-                "headers": headers,
-            }
+            {"key": key, "value": value, "timestamp_ms": ms, "partition": partition, "offset": at, "headers": headers}
             for key, value, ms, at, headers in zip(*columns, strict=True)
         ]
 

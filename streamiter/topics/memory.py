@@ -20,13 +20,7 @@ from streamiter.topics.connecting import (
     partitions_of,
     reading_positions,
 )
-from streamiter.topics.memory_log import (
-    MemoryTopics,
-    MemoryTransactions,
-    TopicLog,
-    append,
-    check_not_deleted,
-)
+from streamiter.topics.memory_log import MemoryTopics, MemoryTransactions, TopicLog, append, check_not_deleted
 from streamiter.topics.topic import (
     Connector,
     Decoder,

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamiter.clock import Clock, TimerHandle
-from streamiter.errors import (
-    ProducerFenced,
-    TopicNotFound,
-    TransactionExpired,
-)
+from streamiter.errors import ProducerFenced, TopicNotFound, TransactionExpired
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -179,12 +175,7 @@ class TopicLog:
 
 
 def append(
-    log: TopicLog,
-    batch: OutgoingBatch,
-    now_ms: int,
-    *,
-    unkeyed: int,
-    transaction: Transaction | None = None,
+    log: TopicLog, batch: OutgoingBatch, now_ms: int, *, unkeyed: int, transaction: Transaction | None = None
 ) -> None:
     """Check ``batch`` and write all of it, or nothing. The caller holds the lock."""
     check_not_deleted(log)

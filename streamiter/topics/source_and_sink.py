@@ -46,11 +46,7 @@ class TopicSource(Source):
     """
 
     def __init__(
-        self,
-        topic: Topic,
-        start: StartPosition = "earliest",
-        stop: StopPosition = None,
-        decoder: Decoder | None = None,
+        self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None, decoder: Decoder | None = None
     ) -> None:
         self._topic = topic
         self._ahead: Callable[[TopicBatch], Callable[[], object] | None] | None = getattr(decoder, "ahead", None)
@@ -133,8 +129,7 @@ class TopicSource(Source):
                 read[partition] = max(offset, read.get(partition, offset))
         return [
             _positions_of(
-                {number: read[number] for number in sorted(read) if number % parallelism == subtask},
-                identities,
+                {number: read[number] for number in sorted(read) if number % parallelism == subtask}, identities
             )
             for subtask in range(parallelism)
         ]
@@ -181,9 +176,7 @@ class DecodeValues(Operator):
             value = batch.values[index]
             if not out.tolerates_rejections:
                 out.fail(
-                    DecodeError({index: f"{reason}; the value begins {(value or b'')[:80]!r}"}),
-                    value,
-                    origin=origin,
+                    DecodeError({index: f"{reason}; the value begins {(value or b'')[:80]!r}"}), value, origin=origin
                 )
             out.reject(value, reason, origin=origin, key=batch.keys[index])
         good = [index for index in range(len(batch)) if index not in error.failures]

@@ -35,10 +35,7 @@ class Large(Deferred):
 def parts(number: int) -> list[SnapshotPart]:
     """Return more parts than are written at once, different ones for each number."""
     frames = [b"%d" % number * 20_000 for _ in range(10)]
-    return [
-        SnapshotPart("p", b"%d" % number, (Frames(frames * 3),)),
-        SnapshotPart("q", b"", (Frames(frames),)),
-    ]
+    return [SnapshotPart("p", b"%d" % number, (Frames(frames * 3),)), SnapshotPart("q", b"", (Frames(frames),))]
 
 
 async def take_checkpoints(directory: str, run: str) -> None:

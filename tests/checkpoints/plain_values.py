@@ -227,14 +227,7 @@ def _same_content(first: Any, second: Any) -> bool:
 def same_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
     """Return whether the types are equal with their C types, alignment and titles, which ``==`` ignores."""
     described = (first.str, first.char, first.isalignedstruct, first.names, first.shape, first.itemsize)
-    if described != (
-        second.str,
-        second.char,
-        second.isalignedstruct,
-        second.names,
-        second.shape,
-        second.itemsize,
-    ):
+    if described != (second.str, second.char, second.isalignedstruct, second.names, second.shape, second.itemsize):
         return False
     if first.subdtype is not None:
         return same_dtype(first.base, second.base)

@@ -19,20 +19,7 @@ from streamiter.errors import CheckpointError, InternalError, ProducerFenced
 
 MakeStore = Callable[[], CheckpointStore]
 
-FLOWS = [
-    "clicks",
-    "Clicks",
-    "a/b",
-    "..",
-    "../clicks",
-    "a b",
-    "größe",
-    "%2e",
-    ".",
-    "~",
-    "漢字" * 60,
-    "漢字" * 61,
-]
+FLOWS = ["clicks", "Clicks", "a/b", "..", "../clicks", "a b", "größe", "%2e", ".", "~", "漢字" * 60, "漢字" * 61]
 
 
 class StoreContract:
@@ -331,12 +318,7 @@ class StoreContract:
         await save_and_commit(store, 5, 6, run="b")
         newer = await save(store, 7, "b")
         assert await store.prune("clicks", keep=4) == [*orphans, newer]
-        assert [str(each) for each in await ids(store)] == [
-            "1 of run a",
-            "2 of run a",
-            "5 of run b",
-            "6 of run b",
-        ]
+        assert [str(each) for each in await ids(store)] == ["1 of run a", "2 of run a", "5 of run b", "6 of run b"]
 
     async def test_of_two_snapshots_with_one_number_the_committed_one_is_kept(self, make_store: MakeStore) -> None:
         """The run before had saved a checkpoint with the same number, which sorts first, and it was kept instead."""

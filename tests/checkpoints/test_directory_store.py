@@ -51,12 +51,7 @@ async def test_files_of_others_in_the_directory_are_not_changed(make_store: Make
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
-    others = [
-        folder / "notes.txt",
-        folder / "1.partial",
-        folder.parent / "file",
-        folder.parent / "Other" / "file",
-    ]
+    others = [folder / "notes.txt", folder / "1.partial", folder.parent / "file", folder.parent / "Other" / "file"]
     for other in others:
         other.parent.mkdir(exist_ok=True)
         other.write_text("mine")

@@ -77,11 +77,7 @@ async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder
         with pytest.raises(Damage):
             unpack_record(whole[:length])
     record.write_bytes(whole[:-10])
-    for call in (
-        store.pointer("clicks"),
-        store.commit("clicks", CheckpointId(1, "a")),
-        store.prune("clicks", keep=1),
-    ):
+    for call in (store.pointer("clicks"), store.commit("clicks", CheckpointId(1, "a")), store.prune("clicks", keep=1)):
         with pytest.raises(
             CheckpointError, match=rf"^{record}: expected the runs and the last commit of .* given a damaged"
         ):

@@ -36,8 +36,7 @@ async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: Sm
     disk, _ = small_disk
     make_read_only(disk)
     with pytest.raises(
-        ConfigurationError,
-        match=r"expected a directory for checkpoints that this process may write to.*Read-only",
+        ConfigurationError, match=r"expected a directory for checkpoints that this process may write to.*Read-only"
     ):
         await DirectoryStore(disk).claim("clicks", "a")
 
@@ -51,8 +50,7 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
     large = [SnapshotPart("p", b"", (Frames([bytes(MIB // 2)] * 10),))]
     for number in range(2, 5):
         with pytest.raises(
-            StorageFull,
-            match=rf"^flow 'clicks': expected room for checkpoints in {disk}, given No space left",
+            StorageFull, match=rf"^flow 'clicks': expected room for checkpoints in {disk}, given No space left"
         ):
             await store.save(header(number), large)
     assert await ids(store) == [CheckpointId(1, "a")]

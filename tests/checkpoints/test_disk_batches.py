@@ -123,8 +123,7 @@ def test_a_batch_above_the_limit_is_refused(make_batches):
     batches = make_batches(limit_bytes=HEAD_BYTES + 1000)
     batches.append(EncodedBatch(0, 1, b"a" * 1000))
     with pytest.raises(
-        LoopOverflow,
-        match=r"^train: expected at most 1024 bytes of batches waiting on disk, given 1048 .*emit less$",
+        LoopOverflow, match=r"^train: expected at most 1024 bytes of batches waiting on disk, given 1048 .*emit less$"
     ):
         batches.append(EncodedBatch(0, 1, b""))
     assert batches.count == 1
@@ -160,7 +159,6 @@ def test_a_batch_of_another_length_than_its_head_says_is_damaged(make_batches):
     """The count of a loop's records was wrong after a damaged batch."""
     batches = make_batches()
     with pytest.raises(
-        PlainDataError,
-        match=r"^train: expected a batch of 3 records, given one of 2; its bytes are damaged$",
+        PlainDataError, match=r"^train: expected a batch of 3 records, given one of 2; its bytes are damaged$"
     ):
         batches.decode(batches.encode([1, 2])._replace(records=3))

@@ -45,24 +45,7 @@ def test_keys_have_the_same_bytes_exactly_when_they_are_equal(keys):
 
 def test_keys_that_look_alike_differ():
     """A user id as a number, as text and as bytes was one key, although these are three keys."""
-    alike = [
-        1,
-        "1",
-        b"1",
-        (1,),
-        ("1",),
-        (b"1",),
-        ((1,),),
-        "",
-        b"",
-        (),
-        (1, 1),
-        ("1", 1),
-        ("11",),
-        "\ud800",
-        -1,
-        2**64,
-    ]
+    alike = [1, "1", b"1", (1,), ("1",), (b"1",), ((1,),), "", b"", (), (1, 1), ("1", 1), ("11",), "\ud800", -1, 2**64]
     assert len({encode_key(key) for key in alike}) == len(alike)
 
 

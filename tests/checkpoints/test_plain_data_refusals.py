@@ -216,8 +216,7 @@ def test_numpy_strings_of_variable_width_are_refused():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda a: a.extend([a, a]), lambda a: a.append({"a": (a,)}), lambda a: a.append(Click("u", more=a))],
+    "make", [lambda a: a.extend([a, a]), lambda a: a.append({"a": (a,)}), lambda a: a.append(Click("u", more=a))]
 )
 def test_a_value_that_contains_itself_is_refused(make):
     """The packer, or the search for the wrong value, ran forever."""

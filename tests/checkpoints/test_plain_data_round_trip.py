@@ -154,11 +154,7 @@ def test_read_only_void_scalars_stay_hashable():
 
 def test_the_order_of_several_arrays_in_one_value_survives():
     """Contents are stored apart from their value; they were exchanged, and weights became optimizer state."""
-    value = {
-        "w": np.arange(1000.0),
-        "tags": (np.arange(3), [np.float32(1), np.ones(2)]),
-        "z": np.zeros((0, 7)),
-    }
+    value = {"w": np.arange(1000.0), "tags": (np.arange(3), [np.float32(1), np.ones(2)]), "z": np.zeros((0, 7))}
     assert same(PLAIN.decode(PLAIN.encode(value)), value)
 
 

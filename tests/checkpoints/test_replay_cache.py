@@ -107,12 +107,7 @@ BATCHES = LISTS | ARRAYS | STRUCTURED | COLUMNS
 def closed_after(memory_limit_bytes, directory):
     """Return a cache to close in the test: Hypothesis calls a test many times, and fixtures close too late."""
     return contextlib.closing(
-        ReplayCache(
-            name="points",
-            directory=directory,
-            memory_limit_bytes=memory_limit_bytes,
-            disk_limit_bytes=10**9,
-        )
+        ReplayCache(name="points", directory=directory, memory_limit_bytes=memory_limit_bytes, disk_limit_bytes=10**9)
     )
 
 
@@ -122,10 +117,7 @@ def directory(tmp_path_factory):
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    batches=st.lists(BATCHES, max_size=12),
-    memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]),
-)
+@given(batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]))
 def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, memory_limit_bytes):
     """A record changed its type or its place between two epochs, and was trained on as another record."""
     with closed_after(memory_limit_bytes, directory) as cache:
@@ -138,9 +130,7 @@ def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, mem
 
 @settings(deadline=None, max_examples=100)
 @given(
-    batches=st.lists(BATCHES, max_size=12),
-    memory_limit_bytes=st.sampled_from([0, 500, 5_000, 10**9]),
-    data=st.data(),
+    batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 10**9]), data=st.data()
 )
 def test_reading_between_appends_changes_no_batch_that_was_read(directory, batches, memory_limit_bytes, data):
     """A replay that resumed at a number found another batch there."""
@@ -184,10 +174,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_below_the_limit_the_very_objects_come_back_and_no_file_is_made(make_cache, tmp_path, kind):
     """Replaying data that fits into memory, as most data does, cost more than a look-up in a list."""
-    cache = filled(
-        make_cache(memory_limit_bytes=10**9, directory=tmp_path / "not made"),
-        KINDS[kind],
-    )
+    cache = filled(make_cache(memory_limit_bytes=10**9, directory=tmp_path / "not made"), KINDS[kind])
     assert len(cache) == len(KINDS[kind])
     assert all(given is kept for given, kept in zip(KINDS[kind], replayed(cache), strict=True))
     assert not (tmp_path / "not made").exists()

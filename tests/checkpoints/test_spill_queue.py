@@ -192,11 +192,7 @@ def make_queue(tmp_path):
     queues = []
 
     def make(**options):
-        defaults = {
-            "memory_limit_bytes": MEMORY_LIMIT_BYTES,
-            "disk_limit_bytes": 10**8,
-            "directory": tmp_path,
-        }
+        defaults = {"memory_limit_bytes": MEMORY_LIMIT_BYTES, "disk_limit_bytes": 10**8, "directory": tmp_path}
         queues.append(SpillQueue(name="train", **(defaults | options)))
         return queues[-1]
 

@@ -46,8 +46,7 @@ def some_key(random: Random) -> Any:
 
 def some_batches(random: Random) -> Waited:
     return many(
-        random,
-        lambda random: (random.randint(0, 8), [random.randint(-99, 99) for _ in range(some_count(random))]),
+        random, lambda random: (random.randint(0, 8), [random.randint(-99, 99) for _ in range(some_count(random))])
     )
 
 
@@ -117,9 +116,7 @@ def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
 
 
 @random_examples(lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random)))
-def test_each_subtask_reads_exactly_its_share_of_waiting_records(
-    example: tuple[Waited, Partitioning, int],
-) -> None:
+def test_each_subtask_reads_exactly_its_share_of_waiting_records(example: tuple[Waited, Partitioning, int]) -> None:
     """New subtasks, which read all waiting records separately, disagreed on the subtask of a record."""
     given_batches, partitioning, subtasks = example
     encoded = len(given_batches) % 2 == 1
@@ -138,13 +135,7 @@ def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:
 
 def test_batches_that_waited_after_a_watermark_keep_their_level() -> None:
     """In a channel with watermarks between its batches, all batches came before the first watermark after a change."""
-    items = [
-        ("data", 4, 1, [1]),
-        ("watermark", 5),
-        ("data", 6, 2, b"encoded"),
-        ("end of data", 0),
-        ("data", 7, 1, [4]),
-    ]
+    items = [("data", 4, 1, [1]), ("watermark", 5), ("data", 6, 2, b"encoded"), ("end of data", 0), ("data", 7, 1, [4])]
     assert list(waiting_batches(items, 2, 1)) == [
         WaitingBatch(2, 4, 1, 1, [1]),
         WaitingBatch(5, 6, 1, 2, b"encoded"),

@@ -64,11 +64,7 @@ def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[su
 
 
 def on_terminal(
-    *arguments: str,
-    cwd: Path,
-    width: int = 80,
-    interrupt_at: Sequence[str] = (),
-    stdout: IO[bytes] | None = None,
+    *arguments: str, cwd: Path, width: int = 80, interrupt_at: Sequence[str] = (), stdout: IO[bytes] | None = None
 ) -> tuple[int, str]:
     """Run the program on a terminal, and return its exit code and its raw output.
 

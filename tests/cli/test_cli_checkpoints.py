@@ -216,16 +216,10 @@ async def test_nothing_is_pruned_while_the_committed_checkpoint_is_unknown(tmp_p
         (["show", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept", "--keep", "0"], "'--keep'"),
-        (
-            ["show", "kept", "--flow", "views", "--checkpoint", "9"],
-            "'--checkpoint': expected one of 1, given 9",
-        ),
+        (["show", "kept", "--flow", "views", "--checkpoint", "9"], "'--checkpoint': expected one of 1, given 9"),
         (["verify", "kept", "--checkpoint", "9"], "'--checkpoint': expected one of 1, 2, 3, given 9"),
         (["show", "empty"], "'DIRECTORY': expected checkpoints in empty, given none"),
-        (
-            ["list", "empty", "--flow", "clicks"],
-            "'--flow': expected a directory with checkpoints, given 'clicks'",
-        ),
+        (["list", "empty", "--flow", "clicks"], "'--flow': expected a directory with checkpoints, given 'clicks'"),
     ],
 )
 async def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):

@@ -117,12 +117,7 @@ async def test_events_are_json_in_time_order_each_at_its_time(demo):
         "distance": 1400,
     }
     [arrival] = [event for _, event in arrivals if event["flight"] == "UA1545 EWR 2013-01-01"]
-    assert arrival == {
-        "event": "arrival",
-        "flight": "UA1545 EWR 2013-01-01",
-        "time": "2013-01-01T14:04Z",
-        "delay": 11,
-    }
+    assert arrival == {"event": "arrival", "flight": "UA1545 EWR 2013-01-01", "time": "2013-01-01T14:04Z", "delay": 11}
 
 
 async def test_every_update_and_the_validation_are_in_topics(demo):

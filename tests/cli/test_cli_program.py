@@ -81,10 +81,7 @@ def test_the_program_without_arguments_prints_the_help(tmp_path):
         (["demo", "--flights", "0"], "'--flights'"),
         (["demo", "--labels", "never"], "'--labels'"),
         (["topics", "tail", "memory://x", "-n", "-1"], "'--count' / '-n'"),
-        (
-            ["topics", "produce", "file:x.jsonl", "--partitions", "2"],
-            "'--partitions': expected --create with it",
-        ),
+        (["topics", "produce", "file:x.jsonl", "--partitions", "2"], "'--partitions': expected --create with it"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):

@@ -167,14 +167,8 @@ def test_the_statistics_as_json_are_one_document(folder):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (
-            "clicks",
-            "expected module:flow or file.py:flow, given 'clicks'; for example: clicks.py:flow",
-        ),
-        (
-            "nosuch:flow",
-            "no module 'nosuch' in {folder} or the installed packages; give module:flow or file.py:flow",
-        ),
+        ("clicks", "expected module:flow or file.py:flow, given 'clicks'; for example: clicks.py:flow"),
+        ("nosuch:flow", "no module 'nosuch' in {folder} or the installed packages; give module:flow or file.py:flow"),
         ("nosuch.py:flow", "no file 'nosuch.py' in {folder}"),
         ("clicks:nosuch", "clicks has no 'nosuch'; its flows are flow, odd"),
         ("clicks:number", "clicks:number: expected a Flow or a function that returns one, given int"),
@@ -197,10 +191,7 @@ def test_the_statistics_as_json_are_one_document(folder):
             "its flows are flow, odd",
         ),
         ("made.py:nosuch", "made.py has no 'nosuch'; its flows are flow"),
-        (
-            "clicks:later",
-            "clicks:later: expected a Flow or a function that returns one, given an async function",
-        ),
+        ("clicks:later", "clicks:later: expected a Flow or a function that returns one, given an async function"),
         ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 37: SystemExit: 3"),
         ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 17: KeyError: 'missing'"),
         (
@@ -208,14 +199,8 @@ def test_the_statistics_as_json_are_one_document(folder):
             "needy cannot be imported: {folder}/needy.py, line 1: ModuleNotFoundError: "
             "No module named 'no_such_module_at_all'",
         ),
-        (
-            "unfinished.py:flow",
-            "unfinished.py cannot be imported: SyntaxError: invalid syntax (unfinished.py, line 1)",
-        ),
-        (
-            "clicks:make",
-            "flow 'made', step 'invert' (clicks.py:13) on record 0: ZeroDivisionError: division by zero",
-        ),
+        ("unfinished.py:flow", "unfinished.py cannot be imported: SyntaxError: invalid syntax (unfinished.py, line 1)"),
+        ("clicks:make", "flow 'made', step 'invert' (clicks.py:13) on record 0: ZeroDivisionError: division by zero"),
     ],
 )
 def test_an_error_of_a_flow_is_printed_on_one_line(folder, target, said):
@@ -342,18 +327,12 @@ def test_a_terminal_shows_the_epoch_of_a_loop_and_then_its_last_one(folder):
     """The table shows epochs of steps only, so users could not see the epoch that is complete for the whole loop."""
     options = ("--on-interrupt", "drain")
     code, printed = on_terminal(
-        "run",
-        "clicks:many_rounds",
-        *options,
-        cwd=folder,
-        width=160,
-        interrupt_at=["iteration 1 (variable 0): epoch "],
+        "run", "clicks:many_rounds", *options, cwd=folder, width=160, interrupt_at=["iteration 1 (variable 0): epoch "]
     )
     assert code == 0
     last = printed.rpartition("rounds: finished")[2]
     assert re.search(
-        r"iteration 1 \(variable 0\): ended in epoch [\d,]+, the job was drained, [\d,]+ records fed back\r",
-        last,
+        r"iteration 1 \(variable 0\): ended in epoch [\d,]+, the job was drained, [\d,]+ records fed back\r", last
     )
 
 

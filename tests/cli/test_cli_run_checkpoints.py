@@ -200,10 +200,7 @@ def test_a_changed_step_may_be_confirmed_by_an_option(folder):
     check_error(streamiter("run", "job.py:renamed", *KEPT, cwd=folder), "it has state of step 'sum'")
     changed = ("--changed-step", "sum", "--changed-step", "total")
     assert streamiter("run", "job.py:renamed", *KEPT, *changed, cwd=folder).returncode == 0
-    check_error(
-        streamiter("run", "job.py:rest", *changed, cwd=folder),
-        "--changed-step: expected --checkpoints FOLDER",
-    )
+    check_error(streamiter("run", "job.py:rest", *changed, cwd=folder), "--changed-step: expected --checkpoints FOLDER")
 
 
 async def test_checkpoints_that_do_not_fit_the_commit_record_are_an_error(folder):

@@ -89,11 +89,7 @@ http = {{ token_env = "{secret}", token_file = "{secret}", tls_key_password_env 
 # The calls of each other command, in this order: calls that use the flow above, and a wrong call with a URL.
 OTHER_COMMANDS = {
     "draw": [["program.py:flow"], ["program.py:flow", "-o", "drawn.svg"], ["{url}"]],
-    "run": [
-        ["program.py:flow", "--json"],
-        ["program.py:flow", "--checkpoints", "checkpoints"],
-        ["{url}:flow"],
-    ],
+    "run": [["program.py:flow", "--json"], ["program.py:flow", "--checkpoints", "checkpoints"], ["{url}:flow"]],
     "checkpoints list": [["checkpoints", "--json"], ["checkpoints", "{url}"]],
     "checkpoints show": [["checkpoints", "--json"], ["checkpoints"], ["checkpoints", "--flow", "{url}"]],
     "checkpoints verify": [["checkpoints"], ["checkpoints", "--checkpoint", "{url}"]],
@@ -228,11 +224,7 @@ def test_no_command_on_flows_shows_or_stores_a_secret(
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        f'clicks = topic("kafka://h/clicks?sasl_pasword={SECRET}")',
-        f'flow.source("kafka://h/t?x={SECRET}")',
-    ],
+    "line", [f'clicks = topic("kafka://h/clicks?sasl_pasword={SECRET}")', f'flow.source("kafka://h/t?x={SECRET}")']
 )
 def test_an_error_in_the_user_s_program_does_not_show_its_url(folder: Path, line: str) -> None:
     """With `--debug`, Python showed the user's line with the URL in it."""

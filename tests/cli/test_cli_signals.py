@@ -231,15 +231,7 @@ CASES = [
         why="checkpoints",
         leaves="checkpoints/endless/*.checkpoint",
     ),
-    Case(
-        "run",
-        "flows:endless --on-interrupt drain",
-        says("seen 1"),
-        0,
-        "",
-        "endless: finished, .*\n",
-        why="drain",
-    ),
+    Case("run", "flows:endless --on-interrupt drain", says("seen 1"), 0, "", "endless: finished, .*\n", why="drain"),
     Case("run", "flows:slow", opens("pipe"), why="loading"),
     Case("draw", "flows:slow", opens("pipe"), is_own_way=True),
     Case(

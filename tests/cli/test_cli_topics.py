@@ -72,26 +72,14 @@ async def test_a_topic_is_created_with_its_settings(tmp_path):
     ("arguments", "code", "said"),
     [
         ((EVENTS, "--setting", "nosuch=5"), 1, "given 'nosuch'\n"),
-        (
-            (EVENTS, "--setting", "retention_ms=soon"),
-            1,
-            "expected retention_ms as a whole number, given 'soon'\n",
-        ),
-        (
-            (EVENTS, "--setting", "retention_ms=１０"),
-            1,
-            "expected retention_ms as a whole number, given '１０'\n",
-        ),
+        ((EVENTS, "--setting", "retention_ms=soon"), 1, "expected retention_ms as a whole number, given 'soon'\n"),
+        ((EVENTS, "--setting", "retention_ms=１０"), 1, "expected retention_ms as a whole number, given '１０'\n"),
         (
             (EVENTS, "--setting", f"retention_ms={'1' * 5000}"),
             1,
             f"expected retention_ms as a whole number, given '{'1' * 5000}'\n",
         ),
-        (
-            (EVENTS, "--setting", "retention_ms"),
-            2,
-            "'--setting': expected NAME=VALUE, given 'retention_ms'\n",
-        ),
+        ((EVENTS, "--setting", "retention_ms"), 2, "'--setting': expected NAME=VALUE, given 'retention_ms'\n"),
         ((EVENTS, "--setting", "a=1", "--setting", "a=2"), 2, "expected each name once, given 'a' twice\n"),
         ((EVENTS, "--partitions", "0"), 2, "greater than or equal to 1\n"),
         (("sqlite:///events.db",), 1, "expected ?topic=<name> after the path\n"),
@@ -174,11 +162,7 @@ def test_a_signal_stores_the_lines_that_were_read_and_prints_their_number(tmp_pa
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     reading, writing = os.pipe()
     with process(
-        [*PROGRAM, "topics", "produce", EVENTS],
-        cwd=tmp_path,
-        stdin=reading,
-        stderr=subprocess.PIPE,
-        env=environment(),
+        [*PROGRAM, "topics", "produce", EVENTS], cwd=tmp_path, stdin=reading, stderr=subprocess.PIPE, env=environment()
     ) as program:
         os.close(reading)
         with started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following:
@@ -207,15 +191,9 @@ def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path
         ((EVENTS, "nosuch.jsonl"), "error: cannot read 'nosuch.jsonl': No such file or directory"),
         ((EVENTS, "."), "error: cannot read '.': Is a directory"),
         ((EVENTS,), "error: no topic 'events': "),
-        (
-            ("foo://events",),
-            "error: topic 'foo://events': expected one of the schemes file://, kafka:// (pip ",
-        ),
+        (("foo://events",), "error: topic 'foo://events': expected one of the schemes file://, kafka:// (pip "),
         (("events",), "error: topic 'events': expected a URL such as kafka://127.0.0.1:9092/clicks; "),
-        (
-            ("sqlite://events.db?topic=a",),
-            "error: topic 'sqlite://events.db?topic=a': expected three slashes ",
-        ),
+        (("sqlite://events.db?topic=a",), "error: topic 'sqlite://events.db?topic=a': expected three slashes "),
     ],
 )
 def test_lines_that_cannot_be_written_are_an_error(tmp_path, arguments, said):
@@ -335,10 +313,7 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
             "`await topic.create(partitions=...)`\n"
             "From the command line: streamiter topics create URL\n",
         ),
-        (
-            "sqlite:///events.db",
-            "error: topic 'sqlite:///events.db': expected ?topic=<name> after the path\n",
-        ),
+        ("sqlite:///events.db", "error: topic 'sqlite:///events.db': expected ?topic=<name> after the path\n"),
         ("file:nosuch.jsonl", "error: file '{folder}/nosuch.jsonl': there is no such file in '{folder}'\n"),
     ],
 )
@@ -391,10 +366,7 @@ async def fed_back(folder, records, run=b"monday"):
         ([1, "two", None, {"three": [4.5]}], [1, "two", None, {"three": [4.5]}]),
         (np.array([[1.0, 2.0], [3.0, 4.0]]), [[1.0, 2.0], [3.0, 4.0]]),
         (np.array(["a", "b"]), ["a", "b"]),
-        (
-            Columns({"x": np.array([1, 2]), "y": np.array([0.5, 1.5])}),
-            [{"x": 1, "y": 0.5}, {"x": 2, "y": 1.5}],
-        ),
+        (Columns({"x": np.array([1, 2]), "y": np.array([0.5, 1.5])}), [{"x": 1, "y": 0.5}, {"x": 2, "y": 1.5}]),
         ([(1, np.float32(0.5)), b"\xff", {2: True}], [[1, 0.5], "/w==", {"2": True}]),
         ([1 << 70, {(1, 2): 3}], [str(1 << 70), "{(1, 2): 3}"]),
     ],

@@ -167,14 +167,8 @@ def test_a_terminal_of_unknown_width_gets_the_output(folder: Path) -> None:
             "error: --consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as "
             "ssp:2, given 'ssp:222",
         ),
-        (
-            ("--plot", "t.pdf"),
-            "error: --plot t.pdf: expected a file named .svg or .png, given .pdf; rename it",
-        ),
-        (
-            ("--start", "none"),
-            "error: model 'none': expected a folder with network.json and parameters.safetensors",
-        ),
+        (("--plot", "t.pdf"), "error: --plot t.pdf: expected a file named .svg or .png, given .pdf; rename it"),
+        (("--start", "none"), "error: model 'none': expected a folder with network.json and parameters.safetensors"),
         (
             ("--data", "none.dummy"),
             "error: flow '--data', step 'none.dummy' (the command line): file '{folder}/none.dummy': there is no such "

@@ -27,15 +27,7 @@ from crash.cases import (
 from crash.feed import Feed
 from crash.lives import KilledProgram
 from crash.outcome import check_counted_once, committed, updates_in
-from crash.places import (
-    CHECKPOINT,
-    KAFKA_COMMIT,
-    RESTORE,
-    SHUTDOWN,
-    SQLITE_COMMIT,
-    STORE_COMMIT,
-    Place,
-)
+from crash.places import CHECKPOINT, KAFKA_COMMIT, RESTORE, SHUTDOWN, SQLITE_COMMIT, STORE_COMMIT, Place
 from crash.programs import Program, running
 
 from streamiter.topics import Topic

@@ -54,11 +54,7 @@ def training_flow(options: Options) -> Flow:
     flow = Flow(options.flow, parallelism=options.parallelism)
     events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
     training = train_online(
-        events,
-        lambda: LogisticRegression(WIDTH),
-        extract=extracted,
-        mode=options.mode,
-        mini_batch=options.mini_batch,
+        events, lambda: LogisticRegression(WIDTH), extract=extracted, mode=options.mode, mini_batch=options.mini_batch
     )
     training.models.publish_model(topic(options.updates), model=MODEL, delivery=options.delivery)
     events.map(lambda event: event.n).sink(topic(options.read), delivery=options.delivery)

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from streamiter.networks import Network
-from streamiter.networks.configuration.sections import (
-    DECAYS,
-    LOSSES,
-    OPTIMIZERS,
-    TRANSFER_FUNCTIONS,
-    FunctionKinds,
-)
+from streamiter.networks.configuration.sections import DECAYS, LOSSES, OPTIMIZERS, TRANSFER_FUNCTIONS, FunctionKinds
 from streamiter.networks.configuration.settings import ALIASES, LAYER_KINDS, LayerKind
 from streamiter.networks.layers import LAYER_TYPES
 

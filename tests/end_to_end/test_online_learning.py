@@ -11,15 +11,7 @@ import orjson
 import pytest
 from support.waiting import until
 
-from streamiter import (
-    Columns,
-    Flow,
-    IterationBodyResult,
-    Operator,
-    Stream,
-    connect,
-    iterate_unbounded_streams,
-)
+from streamiter import Columns, Flow, IterationBodyResult, Operator, Stream, connect, iterate_unbounded_streams
 from streamiter.errors import JobFailed
 from streamiter.learn import SGD, Examples, LinearRegression, train_online
 from streamiter.models import ModelUpdate, ServedModel, initial_model, model_updates
@@ -70,9 +62,7 @@ async def updates_of(topic: Topic) -> list[ModelUpdate]:
     return [update async for update in model_updates(topic, "regression", follow=False)]
 
 
-async def test_a_consumer_predicts_with_the_model_that_a_flow_learns_from_a_topic(
-    any_topic: MakeTopic,
-) -> None:
+async def test_a_consumer_predicts_with_the_model_that_a_flow_learns_from_a_topic(any_topic: MakeTopic) -> None:
     """Each part worked alone, but the parts did not work together."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create(partitions=2)
@@ -110,9 +100,7 @@ async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: 
     assert [update.version for update in await updates_of(target)] == [1, 2, 3]
 
 
-async def test_a_second_run_starts_from_the_published_model_as_the_next_generation(
-    any_topic: MakeTopic,
-) -> None:
+async def test_a_second_run_starts_from_the_published_model_as_the_next_generation(any_topic: MakeTopic) -> None:
     """A service that was restarted every night published version 1 of generation 1 again, and readers ignored it."""
     source, target = any_topic("events"), any_topic("updates")
     await source.create()

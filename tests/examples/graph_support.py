@@ -33,11 +33,7 @@ def loaded(name: str) -> ModuleType:
 
 def printed_by(name: str) -> list[str]:
     """Run the example as a user does, and return the lines that it prints."""
-    done = forked_run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    done = forked_run([sys.executable, str(EXAMPLES / f"{name}.py")], limit_s=PATIENCE_S, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 

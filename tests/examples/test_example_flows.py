@@ -23,12 +23,7 @@ PATIENCE_S = 60.0
 
 
 def streamiter(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return forked_run(
-        [sys.executable, "-m", "streamiter", *arguments],
-        cwd=ROOT,
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    return forked_run([sys.executable, "-m", "streamiter", *arguments], cwd=ROOT, limit_s=PATIENCE_S, check=True)
 
 
 def test_the_list_of_examples_is_complete() -> None:

@@ -58,11 +58,7 @@ def as_columns(records: Any) -> Any:
 @pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
 def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
     """The example failed when a user ran it without arguments."""
-    done = forked_run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")],
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    done = forked_run([sys.executable, str(EXAMPLES / f"{name}.py")], limit_s=PATIENCE_S, check=True)
     printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)
     assert printed is not None, done.stdout
     assert np.array(printed[2].split(), dtype=float) == pytest.approx(TRUE_WEIGHTS, abs=0.05)
@@ -108,11 +104,7 @@ def test_it_learns_from_the_records_of_a_file_and_ends(name: str, tmp_path: Path
     file = tmp_path / "examples.jsonl"
     records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
     file.write_bytes(b"".join(orjson.dumps({"x": x, "y": y}) + b"\n" for x, y in records))
-    done = forked_run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), f"file:{file}"],
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    done = forked_run([sys.executable, str(EXAMPLES / f"{name}.py"), f"file:{file}"], limit_s=PATIENCE_S, check=True)
     printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)
     assert printed is not None, done.stdout
     assert np.array(printed[2].split(), dtype=float) == pytest.approx(TRUE_WEIGHTS, abs=0.05)

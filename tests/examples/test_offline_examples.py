@@ -14,11 +14,7 @@ PATIENCE_S = 60.0
 
 
 def printed_by(name: str, *arguments: str) -> list[str]:
-    done = forked_run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    done = forked_run([sys.executable, str(EXAMPLES / f"{name}.py"), *arguments], limit_s=PATIENCE_S, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 

@@ -28,12 +28,7 @@ def test_an_example_trains_publishes_and_serves_a_model_of_its_library(
     """A new version of a library changed a method, and the example in the documents no longer ran."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{package} is not installed (pip install {package})")
-    ran = forked_run(
-        [sys.executable, example],
-        cwd=EXAMPLES,
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    ran = forked_run([sys.executable, example], cwd=EXAMPLES, limit_s=PATIENCE_S, check=True)
     accuracies = [float(found) for found in re.findall(r"accuracy (\d\.\d+)", ran.stdout)]
     assert accuracies
     assert accuracies[-1] > 0.75

@@ -46,15 +46,7 @@ def power_iteration(graph: Columns, damping: float) -> dict[int, float]:
 
 @pytest.mark.parametrize("subtasks", [1, 2, 3, 8])
 @pytest.mark.parametrize(
-    "pairs",
-    [
-        RING,
-        STAR_WITHOUT_A_WAY_BACK,
-        SEVERAL_LINKS_AND_ONE_TO_ITSELF,
-        TWO_DEAD_ENDS,
-        TWO_ISLANDS,
-        [(3, 3)],
-    ],
+    "pairs", [RING, STAR_WITHOUT_A_WAY_BACK, SEVERAL_LINKS_AND_ONE_TO_ITSELF, TWO_DEAD_ENDS, TWO_ISLANDS, [(3, 3)]]
 )
 @pytest.mark.parametrize("damping", [0.5, 0.85])
 def test_the_ranks_are_those_of_power_iteration(pairs: Any, subtasks: int, damping: float) -> None:

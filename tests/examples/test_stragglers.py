@@ -27,12 +27,7 @@ MADE_UP = ("file:train.libsvm", "file:test.libsvm", "--seconds", str(SECONDS))
 
 def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
     """Run the example, and return the rows of its printed table by consistency."""
-    done = forked_run(
-        [sys.executable, str(EXAMPLE), *arguments],
-        cwd=cwd,
-        limit_s=PATIENCE_S,
-        check=True,
-    )
+    done = forked_run([sys.executable, str(EXAMPLE), *arguments], cwd=cwd, limit_s=PATIENCE_S, check=True)
     assert done.stderr == ""
     return {row["how"]: row.groupdict() for row in ROW.finditer(done.stdout)}
 
@@ -111,11 +106,5 @@ def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: 
     waited = {how: sum(numbers(row["waited"])) for how, row in rows.items()}
     assert waited["BSP"] > 1.5 * waited["SSP(3)"] > waited["ASP"] == 0.0
     picture = (tmp_path / "hiccups.svg").read_text(encoding="utf-8")
-    for words in (
-        "Loss on rows held out",
-        "Epochs per virtual second",
-        "SSP(3)",
-        "virtual seconds",
-        "log loss",
-    ):
+    for words in ("Loss on rows held out", "Epochs per virtual second", "SSP(3)", "virtual seconds", "log loss"):
         assert words in picture

@@ -72,10 +72,7 @@ async def test_a_wrong_number_of_fields_is_named_with_its_record(tmp_path: Path)
     [batch] = await batches_of(topic_at(tmp_path / "a.csv"))
     with pytest.raises(DecodeError) as caught:
         Csv().decode(batch)
-    assert caught.value.failures == {
-        1: "expected 2 fields (a, b), given 1",
-        3: "expected 2 fields (a, b), given 3",
-    }
+    assert caught.value.failures == {1: "expected 2 fields (a, b), given 1", 3: "expected 2 fields (a, b), given 3"}
 
 
 async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None:

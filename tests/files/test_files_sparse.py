@@ -200,10 +200,7 @@ def test_a_bad_dummy_line_has_a_reason_of_its_own(line: bytes, reason: str) -> N
 def test_unsorted_indices_come_out_sorted_and_extras_are_left_out() -> None:
     """The qid of ranking data, or indices in another order, made a line bad."""
     batch = TopicBatch(values=[b"2 qid:7 3:1 1:0.5 # doc 12", b"1 qid:8 2:1"])
-    assert [plain(record) for record in Libsvm().decode(batch)] == [
-        (2.0, [0, 2], [0.5, 1.0]),
-        (1.0, [1], [1.0]),
-    ]
+    assert [plain(record) for record in Libsvm().decode(batch)] == [(2.0, [0, 2], [0.5, 1.0]), (1.0, [1], [1.0])]
     assert [plain(record) for record in Dummy().decode(TopicBatch(values=[b"1 5, 2"]))] == [(1.0, [2, 5], [1.0] * 2)]
 
 

@@ -135,10 +135,7 @@ async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_p
     with pytest.raises(TopicError, match="expected a partition of 0 to 1, given 2"):
         await writer.write(OutgoingBatch([b"e"], partition=2))
     await writer.close()
-    assert {batch.partition: batch.values for batch in await batches_of(topic)} == {
-        0: [b"a", b"c"],
-        1: [b"b", b"d"],
-    }
+    assert {batch.partition: batch.values for batch in await batches_of(topic)} == {0: [b"a", b"c"], 1: [b"b", b"d"]}
 
 
 async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> None:
@@ -169,11 +166,7 @@ async def test_a_folder_gets_numbered_files_and_is_deleted_with_them(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "partitions", "expected"),
     [
-        (
-            "a.tar.csv",
-            2,
-            r"expected 1 partition for one file, given 2; give a pattern, such as 'file:.*/a-\*.tar.csv'",
-        ),
+        ("a.tar.csv", 2, r"expected 1 partition for one file, given 2; give a pattern, such as 'file:.*/a-\*.tar.csv'"),
         ("part-*-*.csv", 1, r"expected a pattern with one '\*'"),
         ("*/part.csv", 1, r"expected a pattern with one '\*'"),
         ("*.txt", 2, r"'1.txt' would not be the last in the order of names"),

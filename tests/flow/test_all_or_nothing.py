@@ -335,10 +335,7 @@ TRAININGS: dict[str, tuple[str, Callable[[Stream], object]]] = {
         "t: parameters",
         lambda rows: train_online(rows, model, mode="asynchronous", extract=extracted, name="t"),
     ),
-    "train_offline": (
-        "t: rounds",
-        lambda rows: train_offline(rows, model, extract=extracted, rounds=2, name="t"),
-    ),
+    "train_offline": ("t: rounds", lambda rows: train_offline(rows, model, extract=extracted, rounds=2, name="t")),
     "train_on_parameter_server": (
         "t: versions",
         lambda rows: train_on_parameter_server(
@@ -354,10 +351,7 @@ TRAININGS: dict[str, tuple[str, Callable[[Stream], object]]] = {
     ),
     "online_k_means": ("t: centroids", lambda rows: online_k_means(rows, clusters=2, name="t")),
     "online_standard_scaler": ("t: scale", lambda rows: online_standard_scaler(rows, name="t")),
-    "apriori": (
-        "t: choose item sets",
-        lambda rows: apriori(rows, minimum_support=0.5, name="t"),
-    ),
+    "apriori": ("t: choose item sets", lambda rows: apriori(rows, minimum_support=0.5, name="t")),
     "train_network": (
         "t: judge",
         lambda rows: train_network(

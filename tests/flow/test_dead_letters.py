@@ -163,10 +163,7 @@ def test_any_refused_record_is_written_as_json(record: Any) -> None:
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [
-        (Speechless(), b"Speechless"),
-        (ValueError("half \ud800 a character"), rb"ValueError: half \ud800 a character"),
-    ],
+    [(Speechless(), b"Speechless"), (ValueError("half \ud800 a character"), rb"ValueError: half \ud800 a character")],
     ids=["no text", "half a character"],
 )
 async def test_an_error_without_a_proper_text_makes_a_letter_too(error: Exception, text: bytes) -> None:
@@ -192,10 +189,7 @@ async def test_records_too_large_for_a_sink_s_topic_follow_its_policy() -> None:
     items = ["a", "b" * 20, "c" * 7, "d" * 8]
     flow.from_items(items).sink(out, key=lambda text: text[:1], dead_letter=dead, name="write")
     letters = await letters_of(flow, dead)
-    assert [(record.key, record.value) for record in await read_to_end(out)] == [
-        (b"a", b'"a"'),
-        (b"c", b'"ccccccc"'),
-    ]
+    assert [(record.key, record.value) for record in await read_to_end(out)] == [(b"a", b'"a"'), (b"c", b'"ccccccc"')]
     assert [letter.value for letter in letters] == [b'"%s"' % (b"b" * 20), b'"dddddddd"']
     error = b"it takes 23 bytes in topic 'out', which takes 10"
     assert dict(letters[0].headers) == {"step": b"write", "error": error}
@@ -357,25 +351,18 @@ BEHIND_STATE: dict[str, Callable[[Stream, Topic], Any]] = {
 
 
 @pytest.mark.parametrize("build", BEHIND_THE_SOURCE.values(), ids=BEHIND_THE_SOURCE)
-async def test_a_letter_has_the_offsets_of_its_batch(
-    build: Callable[[Stream, Topic], Any],
-) -> None:
+async def test_a_letter_has_the_offsets_of_its_batch(build: Callable[[Stream, Topic], Any]) -> None:
     """A record that was refused behind the source could not be traced."""
     letters = await refused(build)
     assert len(letters) == 12
     for partition, offset, headers in letters:
         check_right(partition, offset, headers)
         assert headers["partition"] == "0"
-        assert headers.keys() - {"error", "step", "topic", "partition"} in (
-            {"offset"},
-            {"first_offset", "last_offset"},
-        )
+        assert headers.keys() - {"error", "step", "topic", "partition"} in ({"offset"}, {"first_offset", "last_offset"})
 
 
 @pytest.mark.parametrize("build", BEHIND_STATE.values(), ids=BEHIND_STATE)
-async def test_a_letter_of_a_kept_record_has_no_origin(
-    build: Callable[[Stream, Topic], Any],
-) -> None:
+async def test_a_letter_of_a_kept_record_has_no_origin(build: Callable[[Stream, Topic], Any]) -> None:
     """A letter named the offsets of the current batch, although its record came with an earlier one."""
     letters = await refused(build)
     assert len(letters) == 12

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Operator,
-    OutputTag,
-    Stream,
-    connect,
-    iterate_unbounded_streams,
-    topic,
-)
+from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams, topic
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.formats import mermaid
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of

@@ -16,9 +16,7 @@ from streamiter.flow.drawing.layout import FONT_FILE, advances
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
 PICTURE = Picture(
-    "a flow",
-    (Node("clicks", "source"), Node("count ×", "operator", 2, ("epoch 0",))),
-    (Link(0, 1, label="by key"),),
+    "a flow", (Node("clicks", "source"), Node("count ×", "operator", 2, ("epoch 0",))), (Link(0, 1, label="by key"),)
 )
 
 

@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 from flow.small_flows import CLICKS, Fed, Pass, in_body, stream
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Json,
-    Operator,
-    OutputTag,
-    Stream,
-    connect,
-    iterate_unbounded_streams,
-)
+from streamiter import Flow, IterationBodyResult, Json, Operator, OutputTag, Stream, connect, iterate_unbounded_streams
 from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.operators.source import Source
@@ -62,10 +53,7 @@ def unbounded() -> Stream:
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
-    "flow without a name": (
-        lambda: Flow(""),
-        "Flow: expected a name, given ''; it keys checkpoints and transactions",
-    ),
+    "flow without a name": (lambda: Flow(""), "Flow: expected a name, given ''; it keys checkpoints and transactions"),
     "flow parallelism": (
         lambda: Flow("f", parallelism=0),
         "step 'f': expected a parallelism of at least 1, given 0; use a whole number",
@@ -543,7 +531,6 @@ def test_a_model_has_one_publisher() -> None:
     start.publish_model(CLICKS, model="ctr")
     start.publish_model(CLICKS, model="other")
     with pytest.raises(
-        GraphError,
-        match=r"expected one publisher of the model 'ctr' .* given a second one; the first is at .*\.py:",
+        GraphError, match=r"expected one publisher of the model 'ctr' .* given a second one; the first is at .*\.py:"
     ):
         start.publish_model(CLICKS, model="ctr")

@@ -10,13 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from flow.small_flows import CLICKS, Pass, stream
 
-from streamiter import (
-    Flow,
-    IterationConfig,
-    Operator,
-    Stream,
-    connect,
-)
+from streamiter import Flow, IterationConfig, Operator, Stream, connect
 from streamiter.errors import GraphError
 from streamiter.flow.flow import ConnectedStreams
 from streamiter.flow.stream import KeyedStream
@@ -67,10 +61,7 @@ def test_the_place_stays_when_an_error_is_copied() -> None:
     ("factory", "message"),
     [
         (lambda: 3, "step 'in': expected its factory to give a Source, given int; derive it from "),
-        (
-            lambda: 1 / 0,
-            "step 'in': expected its factory to work without arguments, given ZeroDivisionError: ",
-        ),
+        (lambda: 1 / 0, "step 'in': expected its factory to work without arguments, given ZeroDivisionError: "),
     ],
 )
 def test_an_error_at_the_start_names_the_line_that_added_the_step(factory: Any, message: str) -> None:

@@ -122,10 +122,7 @@ class TestFromItems:
         flow = Flow("f")
         collected = flow.from_items([1, 2]).key_by(int).reduce(max).collect()
         first = flow.run()
-        assert (collected.items, flow.run().step("reduce").records_in) == (
-            [1, 2],
-            first.step("reduce").records_in,
-        )
+        assert (collected.items, flow.run().step("reduce").records_in) == ([1, 2], first.step("reduce").records_in)
 
 
 class Count(Operator):
@@ -463,11 +460,7 @@ class TestRejection:
             (lambda s, **on: s.reduce_all(lambda total, x: total + 6 // x, **on), [1 + 2 + 3 - 6], 1),
             (lambda s, **on: s.sort(lambda x: 6 // x, **on), [-1, 1, 2, 3], 1),
             (lambda s, **on: s.join(s, lambda x: 6 // x, **on).map(lambda pair: pair[0]), [-1, 1, 2, 3], 2),
-            (
-                lambda s, **on: s.key_by(one_key).reduce(lambda total, x: total + 6 // x, **on),
-                [0, 1, 3, 6],
-                1,
-            ),
+            (lambda s, **on: s.key_by(one_key).reduce(lambda total, x: total + 6 // x, **on), [0, 1, 3, 6], 1),
             (lambda s, **on: s.key_by(lambda x: 6 // x).reduce(max, **on), [-1, 1, 2, 3], 1),
             (lambda s, **on: s.key_by(lambda x: x or 0.5).stateful_map(numbered, 0, **on), [0, 0, 0, 0], 1),
             (lambda s, **on: s.key_by(lambda x: x or 0.5).process(Passing, **on), [-1, 1, 2, 3], 1),

@@ -184,11 +184,7 @@ def test_large_integers_with_missing_ones_are_refused(table: Any) -> None:
 @tables
 def test_large_integers_stay_exact(table: Table) -> None:
     """Large integers became floats although none was missing."""
-    assert [row["id"] for row in items_of(table({"id": [LARGE, -LARGE, 2**63 - 1]}))] == [
-        LARGE,
-        -LARGE,
-        2**63 - 1,
-    ]
+    assert [row["id"] for row in items_of(table({"id": [LARGE, -LARGE, 2**63 - 1]}))] == [LARGE, -LARGE, 2**63 - 1]
 
 
 NOON = datetime.datetime(2024, 7, 1, 12)
@@ -301,10 +297,7 @@ def test_the_index_of_pandas_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (
-            pandas.DataFrame([[1, 2]]),
-            "expected columns with texts as names, given 0 for column 0; rename it",
-        ),
+        (pandas.DataFrame([[1, 2]]), "expected columns with texts as names, given 0 for column 0; rename it"),
         (
             pandas.DataFrame([[1, 2]], columns=["a", "a"]),
             "expected each column once, given two named 'a'; rename one of them",
@@ -317,10 +310,7 @@ def test_the_index_of_pandas_is_left_out() -> None:
             pandas.DataFrame([[1]], columns=pandas.MultiIndex.from_tuples([("a", "b")])),
             "expected columns with texts as names, given ('a', 'b') for column 0; rename it",
         ),
-        (
-            pandas.DataFrame(index=[1, 2]),
-            "expected a table with columns, given one without; give it at least one",
-        ),
+        (pandas.DataFrame(index=[1, 2]), "expected a table with columns, given one without; give it at least one"),
         (polars.DataFrame(), "expected a table with columns, given one without; give it at least one"),
         (
             polars.DataFrame({"n": [1]}).lazy(),
@@ -364,11 +354,7 @@ def test_the_items_of_a_single_column_are_its_values() -> None:
     for column in (pandas.Series([1, 2], index=[7, 7]), polars.Series([1, 2]), pyarrow.array([1, 2])):
         assert items_of(column) == [1, 2]
         assert type(items_of(column)[0]) is np.int64
-    for texts in (
-        pandas.Series(["a", None]),
-        polars.Series(["a", None]),
-        pyarrow.chunked_array([["a"], [None]]),
-    ):
+    for texts in (pandas.Series(["a", None]), polars.Series(["a", None]), pyarrow.chunked_array([["a"], [None]])):
         assert items_of(texts) == ["a", None]
 
 

@@ -144,10 +144,7 @@ def test_every_callable_that_takes_a_record_is_accepted(f: Any) -> None:
     ("factory", "reason"),
     [
         (partial(Pass, 1), None),
-        (
-            lambda factor: Pass(),
-            "<lambda>(factor): missing a required argument: 'factor'; write lambda: f(…)",
-        ),
+        (lambda factor: Pass(), "<lambda>(factor): missing a required argument: 'factor'; write lambda: f(…)"),
         (two, "two(first, second): missing a required argument: 'first'; write lambda: two(…)"),
     ],
 )
@@ -212,9 +209,7 @@ def test_a_method_of_an_operator_that_takes_other_arguments_is_refused(
     flow = Flow("f")
     items = flow.from_items([1])
     iterate_unbounded_streams(
-        [items],
-        [],
-        lambda variables, _: add(flow, variables[0], lambda: made()) or IterationBodyResult(variables, []),
+        [items], [], lambda variables, _: add(flow, variables[0], lambda: made()) or IterationBodyResult(variables, [])
     )
     with pytest.raises(GraphError) as caught:
         flow.run()

@@ -359,8 +359,7 @@ class Maker:
             lambda: stream.rebalance().process(lambda: Dawdle(seed), parallelism=parallelism),
             lambda: stream.filter(lambda x: x % 2 == 0).union(stream.filter(lambda x: x % 2 == 1)),
             lambda: connect(
-                left=stream.filter(lambda x: x % 3 == 0).rebalance(),
-                right=stream.filter(lambda x: x % 3 != 0),
+                left=stream.filter(lambda x: x % 3 == 0).rebalance(), right=stream.filter(lambda x: x % 3 != 0)
             ).process(Pass),
             lambda: stream.batch(3).flat_map(list),
         ]

@@ -11,15 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Json,
-    Stream,
-    feedback_through,
-    iterate_unbounded_streams,
-    topic,
-)
+from streamiter import Flow, IterationBodyResult, Json, Stream, feedback_through, iterate_unbounded_streams, topic
 from streamiter.checkpoints.keys import key_groups
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.topics import Topic

@@ -144,9 +144,7 @@ async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_release
 
 
 @pytest.mark.parametrize("ahead", [None, 0])
-async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_feedback(
-    ahead: int | None,
-) -> None:
+async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_feedback(ahead: int | None) -> None:
     """A restored head lost logged feedback.
 
     (100, 5) comes before the snapshot; (101, 5), (102, 5), (103, 6) and watermark 5 come between snapshot and barrier.

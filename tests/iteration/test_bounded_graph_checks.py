@@ -322,8 +322,7 @@ CASES: list[tuple[str, Build, str]] = [
     (
         "rounds in an unbounded iteration",
         lambda flow: unbounded(
-            flow,
-            lambda variables, data: IterationBodyResult(for_each_round(variables, lambda streams: streams), []),
+            flow, lambda variables, data: IterationBodyResult(for_each_round(variables, lambda streams: streams), [])
         ),
         "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose operators live until "
         "it ends; keep a state for each epoch in an IterationListener",
@@ -499,9 +498,7 @@ ALL_REDUCE = "all_reduce(stream, f)"
         "side output",
     ],
 )
-def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
-    waits: Callable[[Stream], Stream],
-) -> None:
+def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(waits: Callable[[Stream], Stream]) -> None:
     """The loop ended in epoch 1 without an error: it had fed back nothing, and the results at the end were dropped."""
     flow = Flow("loop")
     start = flow.from_items([1])
@@ -518,12 +515,7 @@ def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
     for iterate, body, what, instead in (
         (iterate_bounded_streams_until_termination, feeds_back, "feedback stream 0", IN_BOUNDED + ALL_REDUCE),
         (iterate_unbounded_streams, feeds_back, "feedback stream 0", EACH_EPOCH + ALL_REDUCE),
-        (
-            iterate_bounded_streams_until_termination,
-            has_criteria,
-            "termination_criteria",
-            IN_BOUNDED + ALL_REDUCE,
-        ),
+        (iterate_bounded_streams_until_termination, has_criteria, "termination_criteria", IN_BOUNDED + ALL_REDUCE),
     ):
         with pytest.raises(GraphError) as caught:
             iterate([start], [], body)

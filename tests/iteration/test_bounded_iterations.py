@@ -247,9 +247,7 @@ def test_a_stream_may_be_feedback_and_criteria_and_output_at_once(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_records_of_the_ending_epoch_are_handled_once_without_callback_or_feedback(
-    seed: int,
-) -> None:
+def test_records_of_the_ending_epoch_are_handled_once_without_callback_or_feedback(seed: int) -> None:
     """An additional callback in the ending epoch gave an algorithm one round too many."""
     flow, log = Flow("loop"), Log()
 
@@ -612,8 +610,7 @@ def test_an_exception_in_any_callback_names_the_step(place: str, base: type[Witn
 
     iterate([flow.from_items([0])], [], body)
     with pytest.raises(
-        JobFailed,
-        match=rf"^flow 'loop', step 'step' \(test_bounded_iterations.py:\d+\): ValueError: {place} went",
+        JobFailed, match=rf"^flow 'loop', step 'step' \(test_bounded_iterations.py:\d+\): ValueError: {place} went"
     ):
         run(flow)
 

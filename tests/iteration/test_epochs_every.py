@@ -65,10 +65,7 @@ from streamiter.topics.topic import Topic
             "expected idle_timeout to be a number of seconds above 0, given -1; leave it out to wait for "
             "silent partitions",
         ),
-        (
-            {"marks": "end"},
-            "epochs_every(marks): expected a function, given 'end'; write a function or a lambda",
-        ),
+        ({"marks": "end"}, "epochs_every(marks): expected a function, given 'end'; write a function or a lambda"),
         (
             {"marks": asyncio.sleep},
             "epochs_every(marks): expected a plain function, given the coroutine function sleep; await it in",

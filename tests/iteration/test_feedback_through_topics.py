@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration import iteration_support
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    Endless,
-    Log,
-    Witness,
-    callbacks,
-    cut_items,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, Dawdle, Endless, Log, Witness, callbacks, cut_items, run_shuffled
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from iteration.topic_loops_support import MakeTopic
 from support.kafka_server import KafkaServer
@@ -291,11 +282,7 @@ async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> Non
     await job.stop("abort")
     await watching.stop("abort")
     assert [record["step"] for record in seen("start")] == ["counted[0]"] * 2
-    assert [(record["epoch"], record["records"]) for record in seen("data")[:3]] == [
-        (1, [1]),
-        (2, [2]),
-        (3, [3]),
-    ]
+    assert [(record["epoch"], record["records"]) for record in seen("data")[:3]] == [(1, [1]), (2, [2]), (3, [3])]
     assert len({record["run"] for record in watched.items}) == 1
     for kind in ("watermark", "barrier"):
         assert {record["is_copy"] for record in seen(kind)} == {False, True}
@@ -616,9 +603,7 @@ def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
         broker = MemoryBroker()
         flow = Flow("f")
         return iterate_bounded_streams_until_termination(
-            [flow.from_items([0]), flow.from_items([0])],
-            [],
-            lambda v, d: make(v, broker.topic("loop")),
+            [flow.from_items([0]), flow.from_items([0])], [], lambda v, d: make(v, broker.topic("loop"))
         )
 
     return build

@@ -419,8 +419,7 @@ async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         held = variables[0].process(Hold)
         [seen] = for_each_round(
-            [variables[0].union(held)],
-            lambda streams: [streams[0].process(lambda: Alarm(lives), name="alarm")],
+            [variables[0].union(held)], lambda streams: [streams[0].process(lambda: Alarm(lives), name="alarm")]
         )
         return IterationBodyResult([held.map(lambda x: x + 1).filter(lambda x: x < 2)], [seen])
 

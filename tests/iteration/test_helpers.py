@@ -217,9 +217,7 @@ def test_any_single_number_is_a_loss(loss: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "record",
-    ["0.5", {"loss": 0.5}, np.array([0.5, 0.25]), np.array([]), 0.5j, np.complex128(0.5j)],
-    ids=repr,
+    "record", ["0.5", {"loss": 0.5}, np.array([0.5, 0.25]), np.array([]), 0.5j, np.complex128(0.5j)], ids=repr
 )
 def test_losses_that_are_no_numbers_are_refused(record: Any) -> None:
     """The error said only that float() takes a string or a number, at a step that the user had not written."""

@@ -6,16 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    CutItems,
-    Log,
-    callbacks,
-    check_listener,
-    cut_items,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, CutItems, Log, callbacks, check_listener, cut_items, ended, run_shuffled
 from iteration.partitions_support import before, data_of, made, train, write
 from support.waiting import until
 

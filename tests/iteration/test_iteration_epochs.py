@@ -107,11 +107,7 @@ def test_an_emitted_record_has_the_epoch_of_its_cause(parallelism: int) -> None:
         raised = variables[0].map(lambda x: x + 1)
         emitting = raised.process(
             lambda: Witness(
-                {},
-                on_record=on_record,
-                on_callback=on_callback,
-                on_terminated=on_terminated,
-                on_finish=on_finish,
+                {}, on_record=on_record, on_callback=on_callback, on_terminated=on_terminated, on_finish=on_finish
             )
         )
         both = [emitting, emitting.side_output(SIDE)]

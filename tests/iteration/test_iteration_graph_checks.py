@@ -121,10 +121,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
     ("body", "message"),
     [
         (None, "iteration: expected the body to be a function, given None; write def body(variables, data)"),
-        (
-            later,
-            "iteration: expected the body to be a plain function, since it only builds the graph, given a ",
-        ),
+        (later, "iteration: expected the body to be a plain function, since it only builds the graph, given a "),
     ],
 )
 def test_a_body_that_cannot_be_called_is_refused(body: Any, message: str) -> None:
@@ -378,20 +375,11 @@ def test_sources_and_sinks_are_refused_inside_the_body() -> None:
     """The body is called once, to build: a source inside never received epochs, and a sink was never committed."""
     topic = MemoryBroker().topic("results")
     makers: list[tuple[Callable[[Flow, Stream], object], str]] = [
-        (
-            lambda flow, stream: flow.from_items([1]),
-            "step 'items': expected no sources inside an iteration body",
-        ),
+        (lambda flow, stream: flow.from_items([1]), "step 'items': expected no sources inside an iteration body"),
         (lambda flow, stream: flow.from_source(Endless()), "expected no sources inside an iteration body"),
         (lambda flow, stream: flow.source(topic), "expected no sources inside an iteration body"),
-        (
-            lambda flow, stream: stream.collect(),
-            "step 'collect': expected no collect inside an iteration body",
-        ),
-        (
-            lambda flow, stream: stream.sink(topic),
-            "expected no sink inside an iteration body, given one; return",
-        ),
+        (lambda flow, stream: stream.collect(), "step 'collect': expected no collect inside an iteration body"),
+        (lambda flow, stream: stream.sink(topic), "expected no sink inside an iteration body, given one; return"),
         (lambda flow, stream: stream.publish_model(topic, model="m"), "expected no publish_model inside"),
         (lambda flow, stream: epochs_every(stream, records=2), "epochs_every: expected a stream outside"),
     ]

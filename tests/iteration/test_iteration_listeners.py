@@ -99,13 +99,7 @@ def test_a_listener_of_data_only_has_callback_0_at_the_end_of_the_data_and_then_
         entries = log[name, subtask]
         check_listener(entries)
         assert callbacks(entries) == [0]
-        assert entries[-5:] == [
-            ("input ended", "input"),
-            ("callback", 0),
-            ("terminated", 4),
-            ("finish",),
-            ("close",),
-        ]
+        assert entries[-5:] == [("input ended", "input"), ("callback", 0), ("terminated", 4), ("finish",), ("close",)]
     check_listener(log["both", 0])
     assert callbacks(log["both", 0]) == [0, 1, 2, 3]
     assert kinds(log["both", 0], "input ended") == [("input ended", "data"), ("input ended", "variable")]
@@ -181,8 +175,7 @@ def test_records_emitted_to_feedback_on_termination_are_dropped() -> None:
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         step = variables[0].process(
-            lambda: Witness(log, on_record=count_down, on_terminated=lambda context, out: out.emit(100)),
-            name="step",
+            lambda: Witness(log, on_record=count_down, on_terminated=lambda context, out: out.emit(100)), name="step"
         )
         return IterationBodyResult([step], [step])
 
@@ -277,8 +270,7 @@ async def test_records_emitted_at_a_late_end_of_stamped_data_are_fed_back() -> N
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         model = variables[0].process(lambda: Witness(log, on_record=lambda *_: None), name="model")
         worker = connect(variable=model, data=data[0]).process(
-            lambda: Witness(log, on_record=lambda *_: None, on_ended=lambda name, out: out.emit(name)),
-            name="worker",
+            lambda: Witness(log, on_record=lambda *_: None, on_ended=lambda name, out: out.emit(name)), name="worker"
         )
         return IterationBodyResult([worker], [])
 
@@ -435,8 +427,7 @@ def test_at_termination_the_rest_is_handled_in_epoch_order_before_terminated() -
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         late = variables[0].process(
-            lambda: Late(log, on_callback=ahead, on_terminated=lambda context, out: out.emit("last")),
-            name="late",
+            lambda: Late(log, on_callback=ahead, on_terminated=lambda context, out: out.emit("last")), name="late"
         )
         late.process(lambda: InOrder(log, [None]), name="in order")
         return IterationBodyResult([late.filter(lambda x: False)], [])
@@ -468,8 +459,7 @@ def test_records_set_aside_go_to_disk_above_the_memory_limit(monkeypatch: pytest
             return IterationBodyResult([both.filter(lambda x: False)], [])
 
         stamped = epochs_every(
-            flow.from_source(lambda: CutItems([bytes([number]) * 10_000 for number in range(90)], 0)),
-            records=1,
+            flow.from_source(lambda: CutItems([bytes([number]) * 10_000 for number in range(90)], 0)), records=1
         )
         held_open = flow.from_source(lambda: CutItems([b"start"], 0, at_end=all_data_is_there.wait))
         config = IterationConfig(feedback_limits=FeedbackLimits(memory_bytes=100_000))

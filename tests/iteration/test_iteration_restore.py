@@ -9,14 +9,7 @@ import pytest
 from iteration.iteration_support import SMALL, Dawdle, Endless, cut_items, ended, run_shuffled
 from support.waiting import PATIENCE_S, until
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    IterationConfig,
-    Stream,
-    epochs_every,
-    iterate_unbounded_streams,
-)
+from streamiter import Flow, IterationBodyResult, IterationConfig, Stream, epochs_every, iterate_unbounded_streams
 from streamiter.errors import ConfigurationError
 from streamiter.iteration.progress import Ended, LoopProgress
 from streamiter.runtime.checkpointing.commit import JobSnapshot

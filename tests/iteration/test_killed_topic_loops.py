@@ -16,15 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from iteration.topic_loop_program import Options
-from iteration.topic_loops_support import (
-    KINDS,
-    Kind,
-    MakeTopic,
-    check_undisturbed,
-    end_of,
-    logged_in_last,
-    values_in,
-)
+from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.processes import async_process
 
 from streamiter.checkpoints.directory_store import DirectoryStore

@@ -168,9 +168,7 @@ def mixed(seed: int) -> tuple[Flow, list[Collected]]:
         return IterationBodyResult(feedback, [sums, *all_round.output_streams])
 
     outputs = iterate_bounded_streams_until_termination(
-        [flow.from_items([0]), nothing(flow)],
-        [replayed(sequence(flow, seed)), sequence(flow, seed + 1)],
-        body,
+        [flow.from_items([0]), nothing(flow)], [replayed(sequence(flow, seed)), sequence(flow, seed + 1)], body
     )
     return flow, [output.collect() for output in outputs]
 

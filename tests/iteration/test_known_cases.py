@@ -60,8 +60,7 @@ def last_sums(outputs: list[Any]) -> dict[int, int]:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "through",
-    [pytest.param(lambda s: s, id="as they are"), pytest.param(lambda s: s.broadcast(), id="broadcast")],
+    "through", [pytest.param(lambda s: s, id="as they are"), pytest.param(lambda s: s.broadcast(), id="broadcast")]
 )
 def test_variables_that_end_are_summed_in_two_rounds(seed: int, through: Callable[[Stream], Stream]) -> None:
     """A record was counted twice in a round, or the loop ended with records in it."""

@@ -10,14 +10,7 @@ from iteration.iteration_support import ended
 from runtime.probe import Valve
 from support.waiting import until
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    IterationConfig,
-    Operator,
-    Stream,
-    iterate_unbounded_streams,
-)
+from streamiter import Flow, IterationBodyResult, IterationConfig, Operator, Stream, iterate_unbounded_streams
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits

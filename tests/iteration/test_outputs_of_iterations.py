@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 from iteration.iteration_support import run
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    IterationListener,
-    Operator,
-    Stream,
-    iterate_unbounded_streams,
-)
+from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
 from streamiter.errors import GraphError
 
 SEEDS = range(3)
@@ -47,14 +40,7 @@ def test_outputs_have_no_epochs_and_no_additional_step(seed: int) -> None:
     """A step outside took the epochs of the loop for epochs of its own data."""
     flow = Flow("count")
     seen = counted_to(3, flow).process(Epochs).collect()
-    assert [step.name for step in flow.steps] == [
-        "items",
-        "variable 0",
-        "raise",
-        "filter",
-        "Epochs",
-        "collect",
-    ]
+    assert [step.name for step in flow.steps] == ["items", "variable 0", "raise", "filter", "Epochs", "collect"]
     run(flow, seed=seed)
     assert sorted(seen.items, key=lambda pair: pair[1]) == [(None, n) for n in (1, 1, 2, 2, 3, 3)]
 

@@ -91,8 +91,7 @@ def step(stream: Stream, chosen: random.Random) -> Stream:
         lambda: stream.rebalance().process(lambda: Dawdle(chosen.randint(0, 99)), parallelism=parallelism),
         lambda: stream.filter(lambda x: x % 2 == 0).union(stream.filter(lambda x: x % 2 == 1)),
         lambda: connect(
-            left=stream.filter(lambda x: x % 3 == 0).rebalance(),
-            right=stream.filter(lambda x: x % 3 != 0),
+            left=stream.filter(lambda x: x % 3 == 0).rebalance(), right=stream.filter(lambda x: x % 3 != 0)
         ).process(Pass),
         lambda: stream.batch(chosen.randint(1, 4)).flat_map(list),
     ]
@@ -143,8 +142,7 @@ def check_body(seed: int) -> None:
         return IterationBodyResult([fed_back], [counted.side_output(SEEN)])
 
     config = IterationConfig(
-        max_epochs_ahead=ahead,
-        feedback_limits=FeedbackLimits(memory_bytes=chosen.choice([0, 200, 1 << 20])),
+        max_epochs_ahead=ahead, feedback_limits=FeedbackLimits(memory_bytes=chosen.choice([0, 200, 1 << 20]))
     )
     initial = cut_items(flow, variables, seed=seed, parallelism=chosen.randint(1, 3))
     [seen] = iterate_unbounded_streams([initial], streams, body, config)

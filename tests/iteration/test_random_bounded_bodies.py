@@ -35,12 +35,7 @@ def test_results_of_a_synchronous_loop_do_not_depend_on_the_schedule(seed: int) 
 @pytest.mark.parametrize("check", ["schedules", "ahead", "any_moment", "stop"])
 def test_any_loop_passes_the_same_checks(check: str, for_each_soak_seed: ForEachSeed) -> None:
     """An arrangement that no other run has tested failed one of these checks."""
-    checks = {
-        "schedules": check_schedules,
-        "ahead": check_ahead,
-        "any_moment": check_any_moment,
-        "stop": check_stop,
-    }
+    checks = {"schedules": check_schedules, "ahead": check_ahead, "any_moment": check_any_moment, "stop": check_stop}
     for_each_soak_seed(lambda seed: checks[check](seed + SEEDS))
 
 

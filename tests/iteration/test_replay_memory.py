@@ -61,10 +61,7 @@ def test_replay_from_disk_gives_the_same_records(memory_bytes: int, parallelism:
     """Records from disk had another order or another type."""
     flow, rows = Flow("loop"), [(number, "ä" * (number % 7), None) for number in range(60)]
     collected = replay(
-        flow,
-        cut_items(flow, rows, seed=seed, parallelism=parallelism),
-        seed,
-        replay_memory_bytes=memory_bytes,
+        flow, cut_items(flow, rows, seed=seed, parallelism=parallelism), seed, replay_memory_bytes=memory_bytes
     )
     run(flow, seed=seed, limits=SMALL)
     assert sorted(collected.items) == [(epoch, row) for epoch in range(ROUNDS) for row in rows]
@@ -119,13 +116,7 @@ def test_above_its_disk_limit_the_job_ends_with_an_error_that_names_the_remedy()
     """Replayed data filled the disk of all programs on the machine."""
     flow = Flow("loop")
     limits = FeedbackLimits(disk_bytes=10_000)
-    replay(
-        flow,
-        cut_items(flow, ["x" * 1_000] * 30),
-        0,
-        replay_memory_bytes=1_000,
-        feedback_limits=limits,
-    )
+    replay(flow, cut_items(flow, ["x" * 1_000] * 30), 0, replay_memory_bytes=1_000, feedback_limits=limits)
     with pytest.raises(
         JobFailed,
         match=r"step 'data 0' .*expected at most 10000 bytes of replayed data on disk, given \d+ with the next batch.*"
@@ -249,11 +240,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 def _peak_mib(times: int) -> int:
     """Return the peak of resident memory of a run that replays this multiple of the 10 MiB limit."""
     result = subprocess.run(
-        [sys.executable, "-c", _BIG_REPLAY, str(times)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-c", _BIG_REPLAY, str(times)], capture_output=True, text=True, timeout=60, check=True
     )
     return int(result.stdout)
 

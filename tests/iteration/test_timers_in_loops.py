@@ -8,14 +8,7 @@ import pytest
 from iteration.iteration_support import Log, Witness, check_listener, run
 from support.waiting import until
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Operator,
-    Stream,
-    connect,
-    iterate_bounded_streams_until_termination,
-)
+from streamiter import Flow, IterationBodyResult, Operator, Stream, connect, iterate_bounded_streams_until_termination
 from streamiter.errors import JobFailed
 from streamiter.iteration import terminate_after
 from streamiter.testing import VirtualClock
@@ -51,8 +44,7 @@ def build(alarm: type[Alarm], log: Log) -> Flow:
         both = connect(variable=variables[0], data=data[0].process(alarm, name="alarm"))
         seen = both.process(
             lambda: Witness(
-                log,
-                on_record=lambda record, context, out: out.emit(record) if isinstance(record, int) else None,
+                log, on_record=lambda record, context, out: out.emit(record) if isinstance(record, int) else None
             ),
             name="seen",
         )

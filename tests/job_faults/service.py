@@ -19,15 +19,7 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_jobs
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = [
-    "INTERVAL_S",
-    "Serve",
-    "Service",
-    "checkpoints_in",
-    "nothing_unheard",
-    "one_line",
-    "serve",
-]
+__all__ = ["INTERVAL_S", "Serve", "Service", "checkpoints_in", "nothing_unheard", "one_line", "serve"]
 
 # Every fault meets checkpoints at this interval; on a busy machine a checkpoint takes longer.
 INTERVAL_S = 0.1

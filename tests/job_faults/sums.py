@@ -15,17 +15,7 @@ from topics.topic_case import PATIENCE_S, patiently, read_to_end
 from streamiter import Flow
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 
-__all__ = [
-    "KEYS",
-    "Feed",
-    "Topics",
-    "check_committed",
-    "expected",
-    "feeding",
-    "sums_flow",
-    "until_committed",
-    "write",
-]
+__all__ = ["KEYS", "Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
 
 KEYS: Final = 3
 # Each test has some hundred records, few enough for two busy cores.

@@ -9,27 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from support.kafka_server import KafkaServer, free_ports
-from topics.topic_case import (
-    PATIENCE_S,
-    numbered,
-    numbers_of,
-    patiently,
-    read_count,
-    read_to_end,
-    values_of,
-    write,
-)
+from topics.topic_case import PATIENCE_S, numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
 
 from streamiter.errors import TopicNotFound, TopicUnavailable
-from streamiter.topics import (
-    OutgoingBatch,
-    ReadRequest,
-    Topic,
-    TopicReader,
-    TopicWriter,
-    connector_for,
-    topic,
-)
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicWriter, connector_for, topic
 from streamiter_kafka import cluster
 
 # QUICK gives up after a second; PATIENT is long enough for calls that must survive a restart.

@@ -9,16 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, one_line
-from job_faults.sums import (
-    KEYS,
-    Topics,
-    check_committed,
-    expected,
-    feeding,
-    sums_flow,
-    until_committed,
-    write,
-)
+from job_faults.sums import KEYS, Topics, check_committed, expected, feeding, sums_flow, until_committed, write
 from support.kafka_retention import delete_records
 from support.kafka_server import KafkaServer
 from topics.topic_case import PATIENCE_S, read_to_end
@@ -80,11 +71,7 @@ async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_t
 @pytest.mark.parametrize("records_then", [0, 1035])
 @pytest.mark.parametrize("created_at_once", [False, True])
 async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_for_a_choice(
-    topics: Topics,
-    run: RunAgain,
-    created_at_once: bool,
-    records_then: int,
-    caplog: pytest.LogCaptureFixture,
+    topics: Topics, run: RunAgain, created_at_once: bool, records_then: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The topic was created again, and the job counted other records from the middle, or started all sums again."""
     said = "partition 0: offset 30 belongs to a topic of this name that was deleted; the topic was created again, with \
@@ -113,11 +100,7 @@ other records, and has the offsets 0 to"
 
 
 async def test_a_job_continues_after_a_restart_of_the_broker_and_an_added_partition(
-    breakable_broker: KafkaServer,
-    topic_prefix: str,
-    serve: Serve,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    breakable_broker: KafkaServer, topic_prefix: str, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A job took a topic that was never deleted for another topic. Restarts during a run are tested in
     ``test_a_job_survives_a_restart_of_its_broker``.

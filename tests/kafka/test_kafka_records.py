@@ -179,9 +179,7 @@ async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic:
     await writer.close()
 
 
-async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(
-    kafka_topic: MakeTopic,
-) -> None:
+async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(kafka_topic: MakeTopic) -> None:
     """The caller removed the large record and wrote the batch again, and some records were stored twice."""
     topic = kafka_topic()
     await topic.create(settings={"max.message.bytes": "10000"})

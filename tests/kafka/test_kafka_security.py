@@ -129,10 +129,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
     guarded_broker: KafkaServer, mechanism: str
 ) -> None:
     """A client repeated a wrong login silently, which locked the account."""
-    made = topic(
-        url(guarded_broker, "PASSWORD", "clicks"),
-        **as_user("alice", "wrong-horse", sasl_mechanism=mechanism),
-    )
+    made = topic(url(guarded_broker, "PASSWORD", "clicks"), **as_user("alice", "wrong-horse", sasl_mechanism=mechanism))
     for call in (made.describe, made.open_writer, lambda: made.open_reader(ReadRequest())):
         with pytest.raises(TopicDenied, match="sasl_password") as caught:
             await patiently(call())

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 from support.kafka_server import KafkaServer
-from topics.topic_case import (
-    PATIENCE_S,
-    numbered,
-    numbers_of,
-    patiently,
-    read_to_end,
-    values_of,
-    write,
-)
+from topics.topic_case import PATIENCE_S, numbered, numbers_of, patiently, read_to_end, values_of, write
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired
@@ -81,13 +73,7 @@ async def write_number(transactions: Transactions, to: Topic, number: int) -> No
 @pytest.mark.parametrize("lost", ["answers", "requests"])
 @pytest.mark.parametrize(
     "request_",
-    [
-        "InitProducerIdRequest",
-        "AddPartitionsToTxnRequest",
-        "ProduceRequest",
-        "EndTxnRequest",
-        "RenewProducerRequest",
-    ],
+    ["InitProducerIdRequest", "AddPartitionsToTxnRequest", "ProduceRequest", "EndTxnRequest", "RenewProducerRequest"],
 )
 async def test_a_lost_message_neither_loses_nor_doubles_records(
     kafka_topic: MakeTopic, network: LossyNetwork, request_: str, lost: str
@@ -262,9 +248,7 @@ async def test_a_replaced_run_takes_nothing_from_the_newer_run(kafka_topic: Make
     assert numbers_of(await read_to_end(made)) == [1, 2]
 
 
-async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newer_run(
-    kafka_topic: MakeTopic,
-) -> None:
+async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newer_run(kafka_topic: MakeTopic) -> None:
     """A run whose transaction had timed out looked for the present owner, and ended the newer run's transaction."""
     made = kafka_topic()
     await made.create()
@@ -367,9 +351,7 @@ async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     assert numbers_of(await read_to_end(made)) == ([0, 1] if committed else [1])
 
 
-async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_the_others(
-    handle: MakeTopic,
-) -> None:
+async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_the_others(handle: MakeTopic) -> None:
     """A commit waited for the records of a topic that an administrator had deleted."""
     gone, kept = handle("gone", **PATIENT), handle("kept", **PATIENT)
     await gone.create()
@@ -389,9 +371,7 @@ async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_
     assert numbers_of(await read_to_end(kept)) == [0, 1]
 
 
-async def test_a_forgotten_id_is_not_taken_for_another_owner(
-    kafka_broker_factory: Callable[..., KafkaServer],
-) -> None:
+async def test_a_forgotten_id_is_not_taken_for_another_owner(kafka_broker_factory: Callable[..., KafkaServer]) -> None:
     """A flow that was idle for a week ended with an error about "another run"."""
     settings = {
         "transactional.id.expiration.ms": "200",

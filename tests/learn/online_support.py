@@ -10,11 +10,7 @@ from iteration.iteration_support import cut_items, run
 from learn.test_adaptive_model import frozen
 
 from streamiter import Flow
-from streamiter.learn import (
-    DelayedLabels,
-    OnlineTraining,
-    train_online,
-)
+from streamiter.learn import DelayedLabels, OnlineTraining, train_online
 from streamiter.models import ModelSnapshot
 from streamiter.topics import MemoryBroker
 

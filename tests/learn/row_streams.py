@@ -44,22 +44,7 @@ def vector_predictions() -> dict[str, list[Any]]:
 
 
 # The smallest and largest numbers, numbers that are nearly equal, and numbers that are no numbers.
-_EXTREMES = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    1 / 3,
-    5e-324,
-    -1e-170,
-    1e-162,
-    1e-12,
-    1.7e9,
-    1.7e9 + 1e-7,
-    1e16,
-    1e100,
-    -1e100,
-]
+_EXTREMES = [0.0, -0.0, 1.0, -1.0, 1 / 3, 5e-324, -1e-170, 1e-162, 1e-12, 1.7e9, 1.7e9 + 1e-7, 1e16, 1e100, -1e100]
 _MISSING = [math.nan, math.inf, -math.inf, 1.01e100, -1.7e308]
 _WEIGHTS = [1.0, 0.1, 3.0, 0.0, 5e-324, 1e-30, 99.5, 20_000.0, 1e30]
 

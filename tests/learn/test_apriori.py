@@ -310,17 +310,9 @@ def test_rules_equal_counted_shares(transactions: list[list[Any]], percent: int)
 @pytest.mark.parametrize(
     ("item_sets", "options", "message"),
     [
-        (
-            [((1, 2), 3)],
-            {"transactions": 5},
-            r"every part of a frequent item set, given \(1, 2\) without \(1,\)",
-        ),
+        ([((1, 2), 3)], {"transactions": 5}, r"every part of a frequent item set, given \(1, 2\) without \(1,\)"),
         ([((1,), 3)], {"transactions": 2}, "at least 3 transactions, the count of one item set, given 2"),
-        (
-            [((1,), 3)],
-            {"transactions": 3, "minimum_confidence": 1.5},
-            "minimum_confidence between 0 and 1, given 1.5",
-        ),
+        ([((1,), 3)], {"transactions": 3, "minimum_confidence": 1.5}, "minimum_confidence between 0 and 1, given 1.5"),
     ],
 )
 def test_rules_refuse_incomplete_item_sets(item_sets: Any, options: Any, message: str) -> None:

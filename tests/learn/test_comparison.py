@@ -84,13 +84,7 @@ def test_learners_are_compared_on_all_rows_whatever_the_schedule(mode: Any, labe
     learners = {"few": FEW_FIELDS, "all": None}
     seen = []
     for seed in range(4):
-        options = {
-            "label": label,
-            "features": FEATURES,
-            "weight": "weight",
-            "mode": mode,
-            "mini_batch": 20 + seed,
-        }
+        options = {"label": label, "features": FEATURES, "weight": "weight", "mode": mode, "mini_batch": 20 + seed}
         result = compared(records, learners, seed=seed, limit=3 + 30 * seed, report_every=70, window=100, **options)
         assert [report["learners"]["few"]["count"] for report in result.reports] == [70, 140, 210, 280, 300]
         for name, metrics in result.reports[-1]["learners"].items():
@@ -121,13 +115,7 @@ def test_rows_that_a_learner_did_not_predict_do_not_count(mini_batch: int) -> No
         records[n] = records[n] | {"town": 5.0}  # Only a learner with this field refuses it.
     learners = {"all": None, "share": mean(task="classification"), "plain": PLAIN}
     result = compared(
-        records,
-        learners,
-        label="late",
-        features=FEATURES,
-        mini_batch=mini_batch,
-        on_error="skip",
-        report_every=90,
+        records, learners, label="late", features=FEATURES, mini_batch=mini_batch, on_error="skip", report_every=90
     )
     rows = {name: result.rows(name) for name in learners}
     assert [len(each) for each in rows.values()] == [400 - 39, 399, 400]
@@ -148,10 +136,7 @@ def test_late_labels_are_compared_by_the_answer(mode: Any) -> None:
     events = delayed_events(300, "late")
     labels = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, FEATURES, DELAYED.target_of, waiting_max=10_000)
     plain = DelayedLabels(DELAYED.key_of, DELAYED.is_answer, sparse, DELAYED.target_of, waiting_max=10_000)
-    learners = {
-        "rows": {"labels": labels, "mini_batch": 30},
-        "plain": {"model": PLAIN["model"], "labels": plain},
-    }
+    learners = {"rows": {"labels": labels, "mini_batch": 30}, "plain": {"model": PLAIN["model"], "labels": plain}}
     result = compared(events, learners, mode=mode, on_error="skip", report_every=100)
     rows, others = result.rows("rows"), result.rows("plain")
     assert len(rows) > 200

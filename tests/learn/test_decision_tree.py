@@ -167,11 +167,7 @@ def test_the_threshold_is_the_middle_of_two_values_of_the_node() -> None:
     """Rows of 1 and 5 were divided at 1.5, because another row has a 2, so 2.4 went to the side of 5."""
     features = [[0, 1], [0, 5], *([1, value] for value in range(1, 6))]
     fitted = DecisionTree().fit(features, [0, 1, 2, 2, 2, 2, 2])
-    assert str(fitted).splitlines()[:3] == [
-        "x[0] ≤ 0.5",
-        "│   x[1] ≤ 2.5: 0 (1 row)",
-        "│   x[1] > 2.5: 1 (1 row)",
-    ]
+    assert str(fitted).splitlines()[:3] == ["x[0] ≤ 0.5", "│   x[1] ≤ 2.5: 0 (1 row)", "│   x[1] > 2.5: 1 (1 row)"]
 
 
 @pytest.mark.parametrize(
@@ -480,11 +476,7 @@ GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
         ("classification", {"features": np.zeros((2, 0))}, r"a matrix .* given shape \(2, 0\)"),
         ("classification", {"features": [1.0, 2.0]}, r"a matrix .* given shape \(2,\)"),
         ("classification", {"features": [["a"], ["b"]]}, "expected features as numbers"),
-        (
-            "classification",
-            {"features": [[0.0], [np.nan]]},
-            r"finite features, given nan for feature 0 \(row 1 ",
-        ),
+        ("classification", {"features": [[0.0], [np.nan]]}, r"finite features, given nan for feature 0 \(row 1 "),
         ("classification", {"features": [[0.0], [np.inf]]}, "finite features, given inf"),
         ("classification", {"labels": [0.5, 1]}, r'whole numbers or texts \(or task="regression".*given 0.5'),
         ("classification", {"labels": [np.nan, 1]}, r"whole numbers or texts .* given nan \(row 0 "),

@@ -29,9 +29,7 @@ from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore
 
 every_detector = pytest.mark.parametrize(
-    "make",
-    [ADWIN, lambda: ADWIN(check_every=7), PageHinkley],
-    ids=["ADWIN", "ADWIN of 7", "PageHinkley"],
+    "make", [ADWIN, lambda: ADWIN(check_every=7), PageHinkley], ids=["ADWIN", "ADWIN of 7", "PageHinkley"]
 )
 
 
@@ -157,15 +155,9 @@ def test_values_that_are_not_finite_are_refused(make):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: ADWIN(confidence=0.0),
-            r"ADWIN\(confidence=\): expected a probability above 0 and below 1, given 0",
-        ),
+        (lambda: ADWIN(confidence=0.0), r"ADWIN\(confidence=\): expected a probability above 0 and below 1, given 0"),
         (lambda: ADWIN(check_every=0), r"ADWIN\(check_every=\): expected a whole number of at least 1"),
-        (
-            lambda: PageHinkley(threshold=0.0),
-            r"PageHinkley\(threshold=\): expected a number above 0, given 0",
-        ),
+        (lambda: PageHinkley(threshold=0.0), r"PageHinkley\(threshold=\): expected a number above 0, given 0"),
         (lambda: PageHinkley(allowance=-1.0), r"PageHinkley\(allowance=\): expected a number of 0 or more"),
         (lambda: PageHinkley(memory=2.0), r"PageHinkley\(memory=\): expected a factor above 0, at most 1"),
     ],
@@ -381,10 +373,7 @@ def test_predictions_of_a_model_of_fixed_width_are_a_stream_too():
     """The side output of the workers had another form than that of the owner."""
     records = Columns({"x": np.tile([0.0, 1.0], 200), "label": np.tile([0.0, 1.0], 200)})
     _, predicted, drifts, _ = run(
-        records,
-        model=lambda: LogisticRegression(1),
-        label="label",
-        features=lambda batch: batch["x"][:, None],
+        records, model=lambda: LogisticRegression(1), label="label", features=lambda batch: batch["x"][:, None]
     )
     assert sum(len(each["targets"]) for each in predicted) == 400
     assert {each["task"] for each in predicted} == {"classification"}

@@ -49,12 +49,7 @@ def test_each_field_gives_its_feature():
 def test_places_never_change():
     """With other places a restored model would silently read other features' weights: places are part of the format."""
     made = FeatureHasher(["a"], numeric=["n"], crosses=[("a", "b")], bits=18)
-    assert [
-        made.index("a", "x"),
-        made.index("a", 5),
-        made.index("n"),
-        made.index(("a", "b"), ("x", "y")),
-    ] == PLACES
+    assert [made.index("a", "x"), made.index("a", 5), made.index("n"), made.index(("a", "b"), ("x", "y"))] == PLACES
     assert FeatureHasher(["a"], bits=18, seed=1).index("a", "x") != PLACES[0]
 
 
@@ -65,11 +60,7 @@ def test_places_are_the_same_in_another_process():
     """Python's own hash of a text differs between processes."""
     program = "from streamiter.learn import FeatureHasher; print(FeatureHasher(['a']).index('a', 'text'))"
     printed = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=LIMIT_S
     ).stdout
     assert int(printed) == FeatureHasher(["a"]).index("a", "text")
 
@@ -177,11 +168,7 @@ def test_no_records_give_no_rows():
     [
         ([RECORDS[0], {"city": "x", "hour": 1, "rush": 0}], (1,), "field 'price' .* given city, hour, rush"),
         ([{**RECORDS[0], "city": ["x"]}], (0,), "categorical field 'city', given list"),
-        (
-            [RECORDS[0], {**RECORDS[0], "hour": date(2013, 1, 1)}],
-            (1,),
-            "categorical field 'hour', given date",
-        ),
+        ([RECORDS[0], {**RECORDS[0], "hour": date(2013, 1, 1)}], (1,), "categorical field 'hour', given date"),
         ([{**RECORDS[0], "price": "much"}, RECORDS[1]], (0,), "numeric field 'price', given 'much'"),
         ([RECORDS[1], {**RECORDS[0], "price": math.inf}], (1,), "numeric field 'price', given inf"),
         ([RECORDS[1], {**RECORDS[0], "price": 10**400}], (1,), "numeric field 'price', given 1000"),
@@ -229,17 +216,11 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
             r"crosses=\): expected each cross once, given \[\('a', 'b'\), \['a', 'b'\]\]",
         ),
         (lambda: FeatureHasher(["a"], tables={"b": 4}), r"\(tables=\): expected categorical fields, given"),
-        (
-            lambda: FeatureHasher(["a"], tables={"a": 0}),
-            r"field 'a': expected a whole number from 1 .*, given 0",
-        ),
+        (lambda: FeatureHasher(["a"], tables={"a": 0}), r"field 'a': expected a whole number from 1 .*, given 0"),
         (lambda: FeatureHasher(["a"], tables={"a": 10.5}), r"\(tables=\): field 'a': .*, given 10.5"),
         (lambda: FeatureHasher({"a": 10**400}), r"expected finite scales, given \[1000"),
         (lambda: FeatureHasher({"a": "2"}), r"expected finite scales, given \['2'\]"),
-        (
-            lambda: FeatureHasher(numeric={"a": math.nan}),
-            r"expected finite scales, given \[nan\]",
-        ),
+        (lambda: FeatureHasher(numeric={"a": math.nan}), r"expected finite scales, given \[nan\]"),
     ],
 )
 def test_invalid_settings_are_refused(make, message):

@@ -135,9 +135,7 @@ def test_the_name_of_a_file_is_distinguished_from_data(
 
 
 @pytest.mark.parametrize(
-    ("fitted", "name"),
-    [(linear, r"LinearRegression\.fit"), (tree, r"DecisionTree\.fit")],
-    ids=["linear", "tree"],
+    ("fitted", "name"), [(linear, r"LinearRegression\.fit"), (tree, r"DecisionTree\.fit")], ids=["linear", "tree"]
 )
 @pytest.mark.parametrize("returned", [(POINTS, LABELS), None])
 def test_a_function_that_makes_no_examples_is_at_fault_and_not_the_records(

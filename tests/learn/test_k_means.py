@@ -480,10 +480,7 @@ def test_without_points_the_choice_of_centroids_fails_clearly(
     ("points", "message"),
     [
         (np.zeros((0, 2)), r"KMeans\.fit: expected one point or more, given none"),
-        (
-            np.ones((300, 3)),
-            r"KMeans\.fit: expected points of 2 numbers, as in initial=, given points of 3",
-        ),
+        (np.ones((300, 3)), r"KMeans\.fit: expected points of 2 numbers, as in initial=, given points of 3"),
     ],
 )
 def test_arrays_that_cannot_be_clustered_are_refused_before_anything_runs(points: Any, message: str) -> None:

@@ -25,13 +25,7 @@ from learn.online_support import (
 from learn.test_adaptive_model import frozen
 
 from streamiter import Flow
-from streamiter.learn import (
-    AdaptiveLinearModel,
-    DelayedLabels,
-    ProgressiveValidation,
-    SparseRows,
-    train_online,
-)
+from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
 from streamiter.learn.expert_weights import RowSteps
 
 COIN = DelayedLabels(
@@ -131,13 +125,7 @@ def delayed_by_a_loop(
     model, waiting, unknown = AdaptiveLinearModel(), {}, 0
     predictions, labels = [], []
     ask, learn = (
-        RowSteps(
-            np.zeros(1, np.intp),
-            np.array([predicts]),
-            np.array([not predicts]),
-            np.ones(1),
-            np.zeros(1, np.intp),
-        )
+        RowSteps(np.zeros(1, np.intp), np.array([predicts]), np.array([not predicts]), np.ones(1), np.zeros(1, np.intp))
         for predicts in (True, False)
     )
     for event in events:
@@ -238,11 +226,7 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mode:
         ({"km": 1.0}, "read", "KeyError: 'id'"),
         ({"id": [1], "km": 1.0}, "read", "TypeError: unhashable type: 'list'"),
         ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
-        (
-            {"id": 102, "answer": "maybe"},
-            "learn",
-            f"{BINARY} 'maybe'",
-        ),
+        ({"id": 102, "answer": "maybe"}, "learn", f"{BINARY} 'maybe'"),
     ]
     dirty = list(events)
     dirty.insert(12, {"id": 102, "km": 1.0})

@@ -45,10 +45,7 @@ def test_gradients_travel_as_records():
     """Workers and the owner of the parameters may be in different processes."""
     model = LogisticRegression(12)
     features, targets, weights = rows(4)
-    for gradient in (
-        model.gradient(features, targets, weights),
-        model.gradient(features.to_dense(), targets, weights),
-    ):
+    for gradient in (model.gradient(features, targets, weights), model.gradient(features.to_dense(), targets, weights)):
         arrived = Gradient.from_record(through_bytes(gradient.to_record()))
         assert arrived.to_dense().tobytes() == gradient.to_dense().tobytes()
         assert (arrived.intercept, arrived.weight) == (gradient.intercept, gradient.weight)

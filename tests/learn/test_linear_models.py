@@ -52,12 +52,7 @@ def batches(seed, count, *, rows=20, width=6, model=LogisticRegression):
 
 def bits(model):
     state = model.state()
-    arrays = [
-        state["weights"],
-        state["intercept"],
-        *state["slots"].values(),
-        *state["intercept_slots"].values(),
-    ]
+    arrays = [state["weights"], state["intercept"], *state["slots"].values(), *state["intercept_slots"].values()]
     return [array.tobytes() for array in arrays], state["version"], state["step"], state["records"]
 
 
@@ -459,48 +454,22 @@ def test_extreme_margins_give_plain_probabilities():
 
 
 BAD_CALLS = [
-    (
-        lambda m: m.learn([[1.0, 2.0, 3.0]], [1]),
-        r"expected rows of 2 features .*given an array of shape \(1, 3\)",
-    ),
+    (lambda m: m.learn([[1.0, 2.0, 3.0]], [1]), r"expected rows of 2 features .*given an array of shape \(1, 3\)"),
     (lambda m: m.learn([1.0, 2.0], [1]), r"given an array of shape \(2,\); change the features or"),
     (lambda m: m.predict(SparseRows([0], [], [], 4)), "given sparse rows of width 4"),
     (lambda m: m.learn([["a", "b"]], [1]), "expected features as numbers, given list"),
     (lambda m: m.learn(ROWS, LABELS[:9]), r"expected 10 targets, one for each row, given shape \(9,\)"),
-    (
-        lambda m: m.learn(ROWS, LABELS, [1.0]),
-        r"expected 10 sample weights, one for each row, given shape \(1,\)",
-    ),
+    (lambda m: m.learn(ROWS, LABELS, [1.0]), r"expected 10 sample weights, one for each row, given shape \(1,\)"),
     (lambda m: m.learn([ROWS[0]], [[1]]), r"expected 1 targets, one for each row, given shape \(1, 1\)"),
 ]
 
 BAD_ROWS = [
     (lambda m, f: m.learn(f(ROWS), [*LABELS[:9], 2]), (9,), "expected targets 0 or 1, given 2.0"),
-    (
-        lambda m, f: m.learn(f(ROWS), [math.nan, *LABELS[1:9], -1]),
-        (0, 9),
-        "expected targets 0 or 1, given nan",
-    ),
-    (
-        lambda m, f: m.learn(f(ROWS), LABELS, [-1.0] + [1.0] * 9),
-        (0,),
-        "sample weights of 0 or more, given -1.0",
-    ),
-    (
-        lambda m, f: m.learn(f(ROWS), LABELS, [1.0] * 9 + [math.inf]),
-        (9,),
-        "sample weights of 0 or more, given inf",
-    ),
-    (
-        lambda m, f: m.learn(f([*ROWS[:9], (1.0, math.nan)]), LABELS),
-        (9,),
-        "finite features, given nan for feature 1",
-    ),
-    (
-        lambda m, f: m.learn(f([(math.inf, 1.0), *ROWS[1:]]), LABELS),
-        (0,),
-        "finite features, given inf for feature 0",
-    ),
+    (lambda m, f: m.learn(f(ROWS), [math.nan, *LABELS[1:9], -1]), (0, 9), "expected targets 0 or 1, given nan"),
+    (lambda m, f: m.learn(f(ROWS), LABELS, [-1.0] + [1.0] * 9), (0,), "sample weights of 0 or more, given -1.0"),
+    (lambda m, f: m.learn(f(ROWS), LABELS, [1.0] * 9 + [math.inf]), (9,), "sample weights of 0 or more, given inf"),
+    (lambda m, f: m.learn(f([*ROWS[:9], (1.0, math.nan)]), LABELS), (9,), "finite features, given nan for feature 1"),
+    (lambda m, f: m.learn(f([(math.inf, 1.0), *ROWS[1:]]), LABELS), (0,), "finite features, given inf for feature 0"),
     (lambda m, f: m.learn(f([(math.inf, 1.0)]), [1]), (0,), "finite features, given inf for feature 0"),
     (lambda m, f: m.learn(f([(math.nan, 1.0)] * 2), [1, 1], [0, 1]), (0, 1), "given nan for feature 0"),
     (lambda m, f: m.predict(f([ROWS[0], (math.nan, 1.0)])), (1,), "finite features, given nan for feature 0"),
@@ -599,15 +568,9 @@ def test_a_gradient_from_elsewhere_is_checked():
         ),
         (lambda: LogisticRegression(2, optimizer=SGD), r"optimizer=\): .* given the class SGD; .* SGD\(\)"),
         (lambda: LinearRegression(2, optimizer="adam"), r"optimizer=\): .* given 'adam'; take one of"),
-        (
-            lambda: LogisticRegression(2, initial_weights=[1.0]),
-            "expected 2 finite numbers, one for each feature",
-        ),
+        (lambda: LogisticRegression(2, initial_weights=[1.0]), "expected 2 finite numbers, one for each feature"),
         (lambda: LogisticRegression(1, initial_weights=[math.nan]), "expected 1 finite numbers"),
-        (
-            lambda: LogisticRegression(1, intercept=False, initial_intercept=1.0),
-            "0 without an intercept, given 1.0",
-        ),
+        (lambda: LogisticRegression(1, intercept=False, initial_intercept=1.0), "0 without an intercept, given 1.0"),
     ],
 )
 def test_an_invalid_model_is_refused(make, message):

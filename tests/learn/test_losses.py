@@ -226,10 +226,7 @@ def test_targets_that_a_loss_is_not_defined_for_are_refused(loss, bad, message):
     ("make", "message"),
     [
         (lambda: HuberLoss(0.0), r"HuberLoss\(delta=\): expected a number above 0, given 0.0"),
-        (
-            lambda: QuantileLoss(90),
-            r"QuantileLoss\(quantile=\): expected a share above 0 and below 1, given 90",
-        ),
+        (lambda: QuantileLoss(90), r"QuantileLoss\(quantile=\): expected a share above 0 and below 1, given 90"),
     ],
 )
 def test_settings_that_a_loss_cannot_use_are_refused(make, message):

@@ -130,9 +130,7 @@ def test_no_more_rounds_are_reported_than_are_made(mode: Any, capfd: pytest.Capt
     assert "round 3 of 3" in capfd.readouterr().err.splitlines()[-1]
 
 
-def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(capfd: pytest.CaptureFixture[str]) -> None:
     """A flow of another model may have no known number of rounds, or no loop."""
     flow = Flow("count")
 

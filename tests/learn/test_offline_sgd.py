@@ -125,15 +125,7 @@ def test_twenty_rounds_give_the_known_weights(
 def test_fit_gives_the_known_weights(kind: str, rows: Columns, expected: list[float], parallelism: int) -> None:
     """``fit`` must give the same weights as the flow."""
     model = MODELS[kind](len(expected), intercept=False)
-    fit = model.fit(
-        rows["x"],
-        rows["y"],
-        rows["w"],
-        rounds=20,
-        mini_batch=32,
-        tolerance=1e-6,
-        parallelism=parallelism,
-    )
+    fit = model.fit(rows["x"], rows["y"], rows["w"], rounds=20, mini_batch=32, tolerance=1e-6, parallelism=parallelism)
     assert model.weights == pytest.approx(expected, rel=1e-12)
     assert (fit.steps, fit.ended_by, model.version, model.records) == (20, "rounds", 20, 20 * len(rows))
 
@@ -318,11 +310,7 @@ def test_asynchronous_with_idle_workers(seed: int) -> None:
 def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
     """The examples, the position of the next mini-batch and the partial sums of gradients must all be restored."""
     records = as_records(made_up(20))
-    options: dict[str, Any] = {
-        "kept": {},
-        "replayed": {"replay": True},
-        "asynchronous": {"mode": "asynchronous"},
-    }[how]
+    options: dict[str, Any] = {"kept": {}, "replayed": {"replay": True}, "asynchronous": {"mode": "asynchronous"}}[how]
     # The order of several asynchronous workers varies, so no two runs are equal.
     workers = 1 if how == "asynchronous" else 2
 
@@ -377,12 +365,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
         ([[0.0, 1.0], [np.nan, 2.0]], [1.0, 0.0], None, r"finite features, given nan for feature 0 \(row 1"),
         ([[0.0, 1.0], [3.0, -np.inf]], [1.0, 0.0], None, r"given -inf for feature 1 \(row 1"),
         (SparseRows([0, 1], [1], [np.inf], 2), [1.0], None, "finite features, given inf for feature 1"),
-        (
-            [[1.0, 2.0]],
-            [1.0],
-            [0.0],
-            r"fit: expected rows to learn from, given sample weights that are all 0",
-        ),
+        ([[1.0, 2.0]], [1.0], [0.0], r"fit: expected rows to learn from, given sample weights that are all 0"),
         ([[1.0, 2.0]], [1.0], [-1.0], "expected finite sample weights of 0 or more, given -1.0"),
         (np.zeros((0, 2)), [], None, "LogisticRegression.fit: expected rows to learn from, given none"),
     ],
@@ -440,14 +423,8 @@ def test_invalid_options_of_fit_are_refused(options: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda rows: train_offline([1], LinearRegression, extract=examples_of, rounds=1),
-            "a stream of examples",
-        ),
-        (
-            lambda rows: train_offline(rows, LinearRegression(3), extract=examples_of, rounds=1),
-            "write lambda",
-        ),
+        (lambda rows: train_offline([1], LinearRegression, extract=examples_of, rounds=1), "a stream of examples"),
+        (lambda rows: train_offline(rows, LinearRegression(3), extract=examples_of, rounds=1), "write lambda"),
         (lambda rows: train_offline(rows, lambda: LinearRegression(3), extract=None, rounds=1), "extract="),
         (lambda rows: trained(rows, workers=0), "workers="),
         (lambda rows: trained(rows, publish_every=0), "publish_every="),

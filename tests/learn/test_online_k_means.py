@@ -214,11 +214,7 @@ def test_a_model_that_is_refused_something_is_as_it_was() -> None:
     model = OnlineKMeans(1, initial=[[1.0, 1.0]])
     model.learn([[2.0, 2.0]])
     before = model.state()
-    for bad, error in [
-        ([[1.0, np.inf]], BadRows),
-        ([[1.0]], ModelError),
-        (Columns({"x": [1.0]}), ModelError),
-    ]:
+    for bad, error in [([[1.0, np.inf]], BadRows), ([[1.0]], ModelError), (Columns({"x": [1.0]}), ModelError)]:
         with pytest.raises(error):
             model.learn(bad)  # type: ignore[arg-type]
     model.learn(np.zeros((0, 2)))

@@ -268,32 +268,16 @@ GOOD = [{"km": float(n % 7), "town": "Rome", "late": n % 7 > 3, "w": 1.0} for n 
 
 BAD_RECORDS: list[tuple[Any, str, str]] = [
     ({"km": 1.0, "w": 1.0}, "read", "train_online(label=): expected a field 'late', given a record without"),
-    (
-        {"km": 1.0, "late": True},
-        "read",
-        "train_online(weight=): expected a field 'w', given a record without",
-    ),
+    ({"km": 1.0, "late": True}, "read", "train_online(weight=): expected a field 'w', given a record without"),
     (None, "read", "train_online(label=): expected a field 'late', given a record without"),
-    (
-        {"km": [1], "late": True, "w": 1.0},
-        "read",
-        "expected a number, a text or None in the field 'km', given [1]",
-    ),
+    ({"km": [1], "late": True, "w": 1.0}, "read", "expected a number, a text or None in the field 'km', given [1]"),
     ({"km": 1.0, "late": True, "w": -1.0}, "read", "expected finite sample weights of 0 or more, given -1.0"),
     ({"km": 1.0, "late": True, "w": "x"}, "read", "expected sample weights as numbers"),
     ({"km": 1.0, "late": True, "w": 1e31}, "learn", "expected sample weights of at most 1e+30, given 1e+31"),
     ({"km": "far", "late": True, "w": 1.0}, "learn", "expected numbers in the field 'km'"),
     ({"town": 3.0, "late": True, "w": 1.0}, "learn", "expected texts in the field 'town'"),
-    (
-        {"km": 1.0, "late": 2, "w": 1.0},
-        "learn",
-        f"{BINARY} 2; give task=",
-    ),
-    (
-        {"km": 1.0, "late": None, "w": 1.0},
-        "learn",
-        f"{BINARY} None",
-    ),
+    ({"km": 1.0, "late": 2, "w": 1.0}, "learn", f"{BINARY} 2; give task="),
+    ({"km": 1.0, "late": None, "w": 1.0}, "learn", f"{BINARY} None"),
 ]
 
 
@@ -350,12 +334,7 @@ def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None
 # ---- options
 
 
-DELAYED_OPTIONS: Record = {
-    "key_of": len,
-    "is_answer": bool,
-    "features": None,
-    "target_of": float,
-}
+DELAYED_OPTIONS: Record = {"key_of": len, "is_answer": bool, "features": None, "target_of": float}
 
 
 @pytest.mark.parametrize(

@@ -304,10 +304,7 @@ class Endless(Source):
     ("options", "message"),
     [
         ({"server": 3}, r"expected a ParameterServer, given 3; make one: ParameterServer\(shards=2\)"),
-        (
-            {"consistency": "BSP"},
-            r"\(consistency=\): expected BSP\(\), ASP\(\) or SSP\(staleness=…\), given 'BSP'",
-        ),
+        ({"consistency": "BSP"}, r"\(consistency=\): expected BSP\(\), ASP\(\) or SSP\(staleness=…\), given 'BSP'"),
         ({"features": 0}, r"\(features=\): expected a whole number of at least 1, given 0"),
         ({"batch": 1.5}, r"\(batch=\): expected a whole number"),
         ({"epochs": 0}, r"\(epochs=\): expected a whole number of at least 1, given 0"),

@@ -10,10 +10,7 @@ from iteration.iteration_support import ended
 from learn.parameter_server_support import ALL, WORKERS, made_up_rows
 
 from streamiter import Flow
-from streamiter.learn import (
-    SGD,
-    train_on_parameter_server,
-)
+from streamiter.learn import SGD, train_on_parameter_server
 from streamiter.learn.losses import LogLoss
 from streamiter.learn.on_parameter_server import LinearLearner
 from streamiter.learn.server_training import Versions

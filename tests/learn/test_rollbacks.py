@@ -19,14 +19,7 @@ from streamiter.clock import SystemClock
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import SGD, AdaptiveLinearModel, DelayedLabels, Examples, ForeignModel, LinearRegression
 from streamiter.learn import train_online as online
-from streamiter.models import (
-    ModelSnapshot,
-    ModelUpdate,
-    ModelUpdateEncoder,
-    Rollbacks,
-    last_update,
-    roll_back,
-)
+from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Rollbacks, last_update, roll_back
 from streamiter.models.update import UpdateHeaders
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions

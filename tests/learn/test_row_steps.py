@@ -35,22 +35,8 @@ REFERENCE = TESTS.parents[1] / "shared" / "reference" / "default-learner"
 # The rows 0, 1, 2, 9, 14 and 19 of the published streams.
 PUBLISHED_ROWS = [0, 1, 2, 9, 14, 19]
 PUBLISHED = {
-    "binary dense": [
-        0.5,
-        0.748695435866918,
-        0.156116767144265,
-        0.23862748526229,
-        0.864976213953006,
-        0.964241342738023,
-    ],
-    "regression dense": [
-        0.0,
-        117.829419696158,
-        117.829419696158,
-        94.0214368863083,
-        107.208919803805,
-        113.606550267011,
-    ],
+    "binary dense": [0.5, 0.748695435866918, 0.156116767144265, 0.23862748526229, 0.864976213953006, 0.964241342738023],
+    "regression dense": [0.0, 117.829419696158, 117.829419696158, 94.0214368863083, 107.208919803805, 113.606550267011],
     "binary sparse": [
         0.5,
         0.384703925276736,
@@ -59,14 +45,7 @@ PUBLISHED = {
         0.166031769921626,
         0.0925800052852894,
     ],
-    "regression sparse": [
-        0.0,
-        0.0,
-        1.63009250692216,
-        3.92430204215857,
-        3.91622961630666,
-        3.40452199572866,
-    ],
+    "regression sparse": [0.0, 0.0, 1.63009250692216, 3.92430204215857, 3.91622961630666, 3.40452199572866],
 }
 
 
@@ -193,9 +172,7 @@ print(json.dumps(vector_predictions()))
 
 
 @pytest.mark.parametrize(
-    ("before", "disabled"),
-    [("", "1"), ('sys.modules["numba"] = None', "0")],
-    ids=["disabled", "missing"],
+    ("before", "disabled"), [("", "1"), ('sys.modules["numba"] = None', "0")], ids=["disabled", "missing"]
 )
 def test_uncompiled_functions_give_the_same_results(before: str, disabled: str) -> None:
     """Without Numba another code ran, and gave other predictions; a warning says that it is slow."""

@@ -125,11 +125,7 @@ def test_a_table_is_read_as_its_matrix(use: Make, table: Make, column: Make) -> 
     assert list(use(table(X), column(Y))) == list(use(MATRIX, np.array(Y)))  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    "use",
-    [use for use in USES if use is not validation],
-    ids=lambda use: use.__name__,
-)
+@pytest.mark.parametrize("use", [use for use in USES if use is not validation], ids=lambda use: use.__name__)
 def test_a_column_without_numbers_is_named(use: Make) -> None:
     """Texts of digits were read as numbers, and timestamps became numbers of 1e18."""
     times = pandas.DataFrame({"a": [0.0, 1.0], "at": pandas.to_datetime(["2024-01-01", "2024-01-02"])})
@@ -170,10 +166,7 @@ def test_a_hasher_takes_a_table_as_records(table: Make, column: Make) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            X,
-            r"expected records, given a mapping; write \[…\] for one record, or Columns\(…\) for named arrays",
-        ),
+        (X, r"expected records, given a mapping; write \[…\] for one record, or Columns\(…\) for named arrays"),
         ("abc", "expected records with fields, given the text 'abc'"),
         (polars.DataFrame(X).lazy(), r"given a query of them, a polars.LazyFrame; write ….collect\(\)"),
         ([{"a": 1}, "b"], "expected records with fields, given str in row 1"),

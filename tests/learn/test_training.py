@@ -96,12 +96,7 @@ def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
     """Gradients that are added twice, or never, still reduce the loss; only the final weights show the error."""
     flow = Flow("f")
     training = train_online(
-        flow.from_items(table(6_000)),
-        regression,
-        extract=extract,
-        mini_batch=20,
-        mode=mode,
-        workers=workers,
+        flow.from_items(table(6_000)), regression, extract=extract, mini_batch=20, mode=mode, workers=workers
     )
     models = training.models.collect()
     flow.run()
@@ -224,12 +219,7 @@ def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: An
     dirty = [*records[:50], *bad[:3], *records[50:90], *bad[3:], *records[90:]]
     flow = Flow("f")
     training = train_online(
-        flow.from_items(dirty, parallelism=1),
-        regression,
-        extract=extract,
-        mini_batch=17,
-        mode=mode,
-        on_error="skip",
+        flow.from_items(dirty, parallelism=1), regression, extract=extract, mini_batch=17, mode=mode, on_error="skip"
     )
     models = training.models.collect()
     statistics = flow.run()
@@ -288,11 +278,7 @@ def test_an_initial_model_works_in_a_flow_with_parallel_steps() -> None:
     """The initial model got the parallelism of the flow, so the loop was refused."""
     flow = Flow("f", parallelism=2)
     training = train_online(
-        flow.from_items(table(100)),
-        regression,
-        extract=extract,
-        mini_batch=10,
-        initial=flow.from_items([None]),
+        flow.from_items(table(100)), regression, extract=extract, mini_batch=10, initial=flow.from_items([None])
     )
     models = training.models.collect()
     run(flow)
@@ -349,10 +335,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
     """Weights that doubled with each step were published up to infinity."""
     flow = Flow("f")
     training = train_online(
-        flow.from_items(table(20_000)),
-        lambda: LinearRegression(3, optimizer=SGD(3.0)),
-        extract=extract,
-        mini_batch=10,
+        flow.from_items(table(20_000)), lambda: LinearRegression(3, optimizer=SGD(3.0)), extract=extract, mini_batch=10
     )
     models = training.models.collect()
     with pytest.raises(JobFailed, match=r"weights diverge|extreme feature values or too high a learning rate"):

@@ -234,10 +234,7 @@ async def test_the_search_continues_for_the_chunks_of_a_newer_update() -> None:
     other = encoder(model="busy").encode([np.zeros(1)] * len(many))
     assert len(many) + len(other) > 1024 + 64
     await write(
-        topic,
-        timed(update_of((1, 1)), 0),
-        timed(interleaved(many, other), 1),
-        timed(update_of((1, 2)), 10_000),
+        topic, timed(update_of((1, 1)), 0), timed(interleaved(many, other), 1), timed(update_of((1, 2)), 10_000)
     )
     assert await last_rank(topic) == (2, 1)
 
@@ -252,9 +249,7 @@ async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(make_
     assert await next_generation(topic, "ctr") == 3
 
 
-async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skipped(
-    make_topic: MakeTopic,
-) -> None:
+async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skipped(make_topic: MakeTopic) -> None:
     """A warm start must not silently use a model older than the last one in the topic."""
     topic = await make_topic()
     broken = replace(update_of((1, 2)), values=[b"{"])
@@ -320,10 +315,7 @@ async def test_retention_that_overtakes_the_search_does_not_end_it() -> None:
 
 
 entries = st.tuples(
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.sampled_from(["small", "large", "torn", "other"]),
-    st.integers(0, 2),
+    st.integers(1, 3), st.integers(1, 4), st.sampled_from(["small", "large", "torn", "other"]), st.integers(0, 2)
 )
 
 

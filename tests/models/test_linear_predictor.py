@@ -97,14 +97,8 @@ def test_a_sparse_row_without_features_is_the_intercept() -> None:
             "expected sparse rows of width 3, given width 4; make them with the hasher that the model was trained with",
         ),
         (pandas.DataFrame({"x": [1.0], "y": [2.0]}), r"given shape \(1, 2\)"),
-        (
-            pandas.DataFrame({"x": [1.0], "y": ["2"]}),
-            "rows: column 'y': expected numbers, given <U1; leave the column",
-        ),
-        (
-            polars.DataFrame({"x": [1.0]}).lazy(),
-            r"given a query of them, a polars.LazyFrame; write ….collect\(\)",
-        ),
+        (pandas.DataFrame({"x": [1.0], "y": ["2"]}), "rows: column 'y': expected numbers, given <U1; leave the column"),
+        (polars.DataFrame({"x": [1.0]}).lazy(), r"given a query of them, a polars.LazyFrame; write ….collect\(\)"),
         ({"x": 1.0}, "expected rows as numbers, given dict"),
     ],
 )
@@ -118,17 +112,11 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str
     ("parameters", "message"),
     [
         ({"centroids": np.ones((2, 2))}, "parameters 'centroids': expected 'weights'.*predict=f"),
-        (
-            {"weights": np.ones((2, 2))},
-            r"expected 'weights' as numbers of shape \(d,\), given shape \(2, 2\)",
-        ),
+        ({"weights": np.ones((2, 2))}, r"expected 'weights' as numbers of shape \(d,\), given shape \(2, 2\)"),
         ({"weights": np.array(["a"])}, "expected 'weights' as numbers"),
         ({"weights": np.ones(2), "intercept": np.ones(2)}, "expected 'intercept' as one number"),
         ({"weights": np.ones(2), "intercept": "high"}, "expected 'intercept' as one number, given 'high'"),
-        (
-            {"weights": np.ones(2), "link": "probit"},
-            "expected 'link' as one of identity, logit, log, given 'probit'",
-        ),
+        ({"weights": np.ones(2), "link": "probit"}, "expected 'link' as one of identity, logit, log, given 'probit'"),
         ({"weights": np.ones(2), "link": np.ones(1)}, "expected 'link' as one of identity, logit"),
     ],
 )

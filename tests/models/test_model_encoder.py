@@ -54,10 +54,7 @@ def test_no_models_are_no_records() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (
-            np.array([0.0, np.nan]),
-            r"the parameters holds? 1 of 2 values as NaN or infinity \(the first at \[1\]\)",
-        ),
+        (np.array([0.0, np.nan]), r"the parameters holds? 1 of 2 values as NaN or infinity \(the first at \[1\]\)"),
         ({"w": np.array([[1.0], [np.inf]], np.float32)}, r"parameter 'w' holds 1 of 2 .* at \[1, 0\]"),
         ({"w": np.zeros(2), "intercept": float("nan")}, "parameter 'intercept' is nan"),
         ({"w": np.float64("-inf")}, "parameter 'w' holds 1 of 1"),
@@ -71,10 +68,7 @@ def test_no_models_are_no_records() -> None:
         ([1.0, 2.0], "expected a numpy array, a dict of them or a ModelSnapshot, given list"),
         ({"w": "\ud800"}, "cannot be written as JSON"),
         (ModelSnapshot(np.zeros(1), metrics={"auc": float("nan")}), "metric 'auc': expected a finite number"),
-        (
-            ModelSnapshot(np.zeros(1), metrics={"auc": "high"}),
-            "metric 'auc': expected a finite number, given 'high'",
-        ),  # type: ignore[dict-item]
+        (ModelSnapshot(np.zeros(1), metrics={"auc": "high"}), "metric 'auc': expected a finite number, given 'high'"),  # type: ignore[dict-item]
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_and_uses_up_no_version(broken: Any, message: str) -> None:

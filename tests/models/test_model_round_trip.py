@@ -87,9 +87,7 @@ FORMS: list[Literal["json", "safetensors"]] = ["json", "safetensors"]
 
 
 @random_examples(lambda random: (parameters(random), random.choice(FORMS)))
-def test_parameters_of_every_type_are_read_bit_for_bit(
-    example: tuple[Any, Literal["json", "safetensors"]],
-) -> None:
+def test_parameters_of_every_type_are_read_bit_for_bit(example: tuple[Any, Literal["json", "safetensors"]]) -> None:
     """A float32 model that is read as float64, or −0.0 that is read as 0.0, differs from the trained model."""
     published, form = example
     [update] = decoded(encoder(format=form).encode([published]))

@@ -225,9 +225,7 @@ async def test_latest_model_begins_with_the_newest_update_and_follows(make_topic
         assert updates.statistics() == UpdateStatistics(updates=2, older=1)
 
 
-async def test_latest_model_finishes_an_update_that_was_partly_written(
-    make_topic: MakeTopic,
-) -> None:
+async def test_latest_model_finishes_an_update_that_was_partly_written(make_topic: MakeTopic) -> None:
     """A consumer that started during the write of a large update missed the update."""
     topic = await make_topic()
     batch = large_update((1, 2))
@@ -238,9 +236,7 @@ async def test_latest_model_finishes_an_update_that_was_partly_written(
         assert (await soon(updates)).rank == (1, 2)
 
 
-async def test_latest_model_gives_the_last_good_update_before_the_error_behind_it(
-    make_topic: MakeTopic,
-) -> None:
+async def test_latest_model_gives_the_last_good_update_before_the_error_behind_it(make_topic: MakeTopic) -> None:
     """The updates are read in the order of the topic, so a bad update must not hide the good one before it."""
     topic = await make_topic()
     await write(topic, update_of((1, 1)), replace(update_of((1, 2)), values=[b"{"]))

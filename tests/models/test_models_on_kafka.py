@@ -12,14 +12,7 @@ from support.waiting import until
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
-from streamiter.models import (
-    ModelUpdateEncoder,
-    ServedModel,
-    last_update,
-    model_updates,
-    next_generation,
-    record_limit,
-)
+from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_generation, record_limit
 from streamiter.topics.topic import Topic
 from streamiter.topics.urls import topic
 

@@ -113,15 +113,7 @@ def random_trips(random: Random) -> Example:
     """Return a kind of labels, crosses, rows to learn from, and rows to predict."""
     kinds: dict[str, list[Any]] = {
         name: random.choice(
-            [
-                [None],
-                ["a", "b", "ä", ""],
-                ["a", None],
-                [0, 1, None],
-                [True, False],
-                [1e9, 1e9 + 1, math.nan],
-                [5.0],
-            ]
+            [[None], ["a", "b", "ä", ""], ["a", None], [0, 1, None], [True, False], [1e9, 1e9 + 1, math.nan], [5.0]]
         )
         for name in "pqrs"
     }
@@ -228,11 +220,7 @@ parameters = {{name: np.array(value) if name in ("weights", "center", "limit", "
 print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" in name for name in sys.modules))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     value, imports_learners = done.stdout.split()
     assert float(value) == pytest.approx(model.predict([{"km": 480.0, "sky": "rain"}])[0], rel=1e-12)
@@ -242,10 +230,7 @@ print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" i
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (
-            {"km": "900"},
-            "expected a number in the field 'km', as in the rows .* given '900'; give the field the type",
-        ),
+        ({"km": "900"}, "expected a number in the field 'km', as in the rows .* given '900'; give the field the type"),
         ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given a text"),
         ({"sky": 3}, "expected a text in the field 'sky'.* given 3"),
         ([{"sky": 3}], "expected a text in the field 'sky'.* given a number"),
@@ -280,10 +265,7 @@ def test_rows_that_do_not_fit_are_refused(x: Any, message: str) -> None:
         ({"fields": "km"}, "expected 'fields' as a list of names, given 'km'"),
         ({"text_fields": None}, "expected 'text_fields' as a list of names, given None"),
         ({"center": np.zeros(3)}, r"expected 'center' as numbers of shape \(4\), given shape \(3,\)"),
-        (
-            {"limit": np.array(["a"] * 4)},
-            r"expected 'limit' as numbers of shape \(4\), given shape \(4,\) of <U1",
-        ),
+        ({"limit": np.array(["a"] * 4)}, r"expected 'limit' as numbers of shape \(4\), given shape \(4,\) of <U1"),
         ({"places": np.array([9, 3])}, r"expected 'places' in ascending order, given array\(\[9, 3\]\)"),
         ({"intercept": np.zeros(2)}, r"expected 'intercept' as numbers of shape \(\), given shape \(2,\)"),
         ({"bits": 2.5}, "expected 'bits' as a number, given 2.5"),

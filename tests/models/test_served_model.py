@@ -211,9 +211,7 @@ async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_las
     assert isinstance(caught.value.__cause__, TopicNotFound)
 
 
-async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_check(
-    make_topic: MakeTopic,
-) -> None:
+async def test_a_topic_that_was_created_again_during_an_outage_is_reported_by_check(make_topic: MakeTopic) -> None:
     """The new topic's updates began with generation 1, were older than the served model, and were skipped."""
     clock = ManualClock()
     made = await make_topic()

@@ -258,11 +258,7 @@ def test_values_that_do_not_fit_the_mini_batch_are_named(given):
     graph.feed_data(_rows()[0])
     give_values(graph, np.random.default_rng(1))
     weight = graph.parameters[0]
-    weight.values = {
-        "none": None,
-        "shape": np.ones((2, 1), dtype="float32"),
-        "dtype": np.ones((9, 1)),
-    }[given]
+    weight.values = {"none": None, "shape": np.ones((2, 1), dtype="float32"), "dtype": np.ones((9, 1))}[given]
     expected = r"parameter 'simpleinputlayer0.weight': expected values of shape \(9, 1\) in float32, given "
     said = {"none": "none", "shape": r"float32 of shape \(2, 1\)", "dtype": r"float64 of shape \(9, 1\)"}[given]
     with pytest.raises(ModelError, match=expected + said):
@@ -277,8 +273,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
     for parameter in graph.parameters:
         parameter.values *= 1e30
     with pytest.raises(
-        Diverged,
-        match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features",
+        Diverged, match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features"
     ):
         finite_loss(graph)
 

@@ -92,8 +92,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         "value.bias": np.zeros(1),
     }
     with pytest.raises(
-        Diverged,
-        match=r"^epoch 1, step 1 of 4: gradient of 'wide\.weight': expected finite numbers, given inf; lower",
+        Diverged, match=r"^epoch 1, step 1 of 4: gradient of 'wide\.weight': expected finite numbers, given inf; lower"
     ):
         fit_network(made, rows, start=start, progress=False)
 

@@ -72,12 +72,7 @@ def test_an_input_that_is_taken_twice_is_two_links():
     document = deep_fm()
     document["layers"].remove(layer(document, "cross"))
     document["layers"] += [
-        {
-            "name": "crossed",
-            "type": "crosslayer",
-            "inputlayers": ["embedding", "embedding"],
-            "outputdim": 104,
-        },
+        {"name": "crossed", "type": "crosslayer", "inputlayers": ["embedding", "embedding"], "outputdim": 104},
         {"name": "flat", "type": "fclayer", "inputlayer": "crossed", "outputdim": 1, "transfunc": "identity"},
     ]
     layer(document, "sum")["inputlayers"][1] = "flat"

@@ -15,13 +15,7 @@ WIDTH = FIELDS * FACTORS
 
 def chain(name: str, source: str, *dims: int, functions: list[str] | None = None) -> dict[str, Any]:
     functions = functions or ["tanh"] * (len(dims) - 1) + ["identity"]
-    return {
-        "name": name,
-        "type": "FCLayer",
-        "inputlayer": source,
-        "outputdims": list(dims),
-        "transfuncs": functions,
-    }
+    return {"name": name, "type": "FCLayer", "inputlayer": source, "outputdims": list(dims), "transfuncs": functions}
 
 
 def one(name: str, kind: str, source: str, dim: int) -> dict[str, Any]:

@@ -109,11 +109,7 @@ async def test_each_invalid_row_is_skipped_alone() -> None:
     """One event without its fields must neither end the training nor remove other events."""
     events, _ = await topics()
     good = records(rows(50))
-    bad = [
-        {"fields": [1, 2], "label": 1.0},
-        {"fields": [0, 6, 12, 18], "label": 0.0},
-        {"fields": [0, 6, 12, 99]},
-    ]
+    bad = [{"fields": [1, 2], "label": 1.0}, {"fields": [0, 6, 12, 18], "label": 0.0}, {"fields": [0, 6, 12, 99]}]
     mixed = [{"fields": each["indices"].tolist(), "label": each["label"]} for each in good]
     mixed[10:10] = bad
     writer = await events.open_writer()

@@ -176,10 +176,7 @@ def test_rows_without_any_feature_are_learned_from(how: str) -> None:
     """A step with such rows has only the gradient of the bias and no columns, and the job failed."""
     empty = SparseRows([0, 1, 1, 1, 2], [0, 1], np.ones(2), 2)
     data = LabelledRows(empty, np.array([1.0, -1.0, -1.0, 1.0]))
-    layers = {
-        "wide": {"type": "simpleinputlayer", "outputdim": 1},
-        "loss": {"type": "losslayer", "inputlayer": "wide"},
-    }
+    layers = {"wide": {"type": "simpleinputlayer", "outputdim": 1}, "loss": {"type": "losslayer", "inputlayer": "wide"}}
     made = Network.from_json({"train": {"epoch": 30, "numupdateperepoch": 4}, "layers": layers})
     fitted = fit_network(made, data, workers=2, consistency=ALL[how], progress=False)
     assert fitted.predictor([([], []), ([0], [1.0])]) == pytest.approx([0.0, 1.0], abs=0.2)
@@ -298,10 +295,7 @@ def test_the_published_logistic_regression_reaches_its_known_quality_on_a9a() ->
     fitted = fit_network(made, parted.training, parted.validation, workers=2, progress=False)
     found = fitted.results[-1].validation
     assert found is not None
-    for result, expected in (
-        (found, (0.339, 0.842, 0.901)),
-        (fitted.evaluate(held_out), (0.325, 0.852, 0.902)),
-    ):
+    for result, expected in ((found, (0.339, 0.842, 0.901)), (fitted.evaluate(held_out), (0.325, 0.852, 0.902))):
         assert (result.loss, result.accuracy, result.auc) == pytest.approx(expected, abs=0.003)
 
 
@@ -326,8 +320,7 @@ def test_the_published_networks_reach_their_known_quality_on_census(
 
 
 @pytest.mark.parametrize(
-    ("name", "consistency"),
-    [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())],
+    ("name", "consistency"), [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())]
 )
 def test_the_networks_of_the_examples_reach_their_documented_quality(name: str, consistency: Any) -> None:
     """A working deep branch reaches .907 on the test file; logistic regression reaches .911."""

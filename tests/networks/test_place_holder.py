@@ -12,9 +12,7 @@ from streamiter.networks.data import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 ROWS = st.lists(
-    st.dictionaries(st.integers(0, 19), st.floats(-5, 5, allow_subnormal=False), max_size=6),
-    min_size=1,
-    max_size=6,
+    st.dictionaries(st.integers(0, 19), st.floats(-5, 5, allow_subnormal=False), max_size=6), min_size=1, max_size=6
 )
 
 
@@ -69,11 +67,7 @@ def test_dense_rows_have_all_features():
     place_holder.feed_data([[1, 0, 2]], [1])
     assert place_holder.indices.tolist() == [0, 1, 2]
     assert place_holder.rows.dtype == place_holder.labels.dtype == "float32"
-    assert (place_holder.is_sparse, place_holder.feature_dimension, place_holder.training) == (
-        False,
-        3,
-        False,
-    )
+    assert (place_holder.is_sparse, place_holder.feature_dimension, place_holder.training) == (False, 3, False)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     arrays = made.initial_parameters(seed=1)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(
-        ModelError,
-        match=r"expected a new folder, an empty one, or one with network.json, given something else",
+        ModelError, match=r"expected a new folder, an empty one, or one with network.json, given something else"
     ):
         save_network(tmp_path, made, arrays)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -146,10 +145,7 @@ def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
     """Rows of ``zip(x, y)`` are also tuples, and the error was that a float has no len()."""
     made = network()
     predict = NetworkPredictor(made, made.initial_parameters(seed=1))
-    with pytest.raises(
-        ModelError,
-        match=r"network: expected sparse rows as tuples \(indices, values\)",
-    ):
+    with pytest.raises(ModelError, match=r"network: expected sparse rows as tuples \(indices, values\)"):
         predict(dense)
 
 

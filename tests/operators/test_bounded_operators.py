@@ -96,13 +96,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 4), st.integers()), max_size=15)
 
 
 @thorough
-@given(
-    left=ROWS,
-    right=ROWS,
-    places=cuts(15),
-    order=st.randoms(use_true_random=False),
-    restart_at=st.integers(0, 9),
-)
+@given(left=ROWS, right=ROWS, places=cuts(15), order=st.randoms(use_true_random=False), restart_at=st.integers(0, 9))
 def test_join_gives_every_pair_in_the_order_of_left_then_right(
     left: Any, right: Any, places: list[int], order: Any, restart_at: int
 ) -> None:

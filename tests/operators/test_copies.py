@@ -54,13 +54,7 @@ def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "make_inner",
-    [
-        lambda: {"a": 1},
-        lambda: [1],
-        lambda: np.zeros(2),
-        lambda: Click("u"),
-        lambda: np.array([(1,)], "i4,")[0],
-    ],
+    [lambda: {"a": 1}, lambda: [1], lambda: np.zeros(2), lambda: Click("u"), lambda: np.array([(1,)], "i4,")[0]],
     ids=["dict", "list", "array", "struct", "record"],
 )
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"k": x}, lambda x: [0, x], lambda x: (0, (x,))])

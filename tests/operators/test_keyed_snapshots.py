@@ -234,9 +234,7 @@ class TestErrors:
             list(driven.operator.snapshot().frames())
 
 
-def test_a_released_snapshot_keeps_no_state_and_cannot_be_stored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_released_snapshot_keeps_no_state_and_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot that was released before its end was stored as if it were complete, and still copied every state."""
     small_slices(monkeypatch)
     state = keyed_state(ManualClock())

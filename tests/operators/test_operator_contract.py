@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.operator_harness import (
-    KINDS,
-    Driven,
-    as_kind,
-    cuts,
-    frozen,
-    number_in,
-    pieces_of,
-    quick,
-    stored,
-)
+from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, quick, stored
 
 from streamiter.operators import (
     Collect,
@@ -114,12 +104,7 @@ def test_results_do_not_depend_on_where_batches_are_cut(
 @quick
 @given(numbers=NUMBERS, places=cuts(), restart_at=st.integers(0, 12), twice=st.booleans())
 def test_a_restored_instance_resumes_as_if_nothing_had_happened(
-    make: Callable[[], Operator],
-    kind: str,
-    numbers: list[int],
-    places: list[int],
-    restart_at: int,
-    twice: bool,
+    make: Callable[[], Operator], kind: str, numbers: list[int], places: list[int], restart_at: int, twice: bool
 ) -> None:
     """A crash between two batches must neither lose nor repeat the effect of a record on the state."""
     pieces = pieces_of(as_kind(kind, numbers), places)

@@ -44,12 +44,7 @@ CASES = [
         {"alpha": 0.5, "beta": 0.7, "epsilon": 0.1},
     ),
     (Adam, written_out.adam, {}, {}),
-    (
-        Adam,
-        written_out.adam,
-        {"beta": 0.5, "gamma": 0.7, "epsilon": 0.3},
-        {"beta": 0.5, "gamma": 0.7, "epsilon": 0.3},
-    ),
+    (Adam, written_out.adam, {"beta": 0.5, "gamma": 0.7, "epsilon": 0.3}, {"beta": 0.5, "gamma": 0.7, "epsilon": 0.3}),
 ]
 REGULARIZED = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.3)]
 

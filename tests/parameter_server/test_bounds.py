@@ -78,10 +78,7 @@ def test_the_first_column_out_of_range_is_named(columns: Any, given: str | None)
         ([1.0, 2.0], "given dtype float64 (it begins with 1.0); convert it: columns.astype(np.int64)"),
         (np.empty(0), "given dtype float64 (it begins with nothing); convert it: columns.astype(np.int64)"),
         ([True, False], "given dtype bool (it begins with True); convert it: columns.astype(np.int64)"),
-        (
-            np.zeros(300, bool),
-            "given dtype bool (it begins with False); convert it: columns.astype(np.int64)",
-        ),
+        (np.zeros(300, bool), "given dtype bool (it begins with False); convert it: columns.astype(np.int64)"),
         (["a", "b"], "given dtype <U1 (it begins with 'a'); convert it: columns.astype(np.int64)"),
         ([1 << 70], "given dtype object (it begins with 1180591620717411303424); convert it: "),
         (5, "given 5"),

@@ -92,10 +92,7 @@ class _Workers:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    consistency=st.sampled_from([ASP(), BSP()]),
-    read_my_writes=st.booleans(),
-    shards=st.integers(1, 2),
-    steps=_steps,
+    consistency=st.sampled_from([ASP(), BSP()]), read_my_writes=st.booleans(), shards=st.integers(1, 2), steps=_steps
 )
 def test_under_asp_and_bsp_reads_with_a_cache_are_those_without_one(
     consistency: Consistency, read_my_writes: bool, shards: int, steps: list[tuple[str, int, int]]

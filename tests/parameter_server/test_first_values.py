@@ -19,18 +19,8 @@ from streamiter.parameter_server.storage.block import Block
 FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (psf.Fill("v", row=0, value=1.0), {}, ParameterServerError, "Fill: expected matrix 'w', given 'v'"),
     (psf.Fill("w", row=2, value=1.0), {}, OutOfRange, "expected a whole number from 0 to 1, given 2"),
-    (
-        psf.Axpy("w", 0, 1, 1.0),
-        {"block": (1, 4)},
-        RowsInDifferentBlocks,
-        "Axpy on matrix 'w': expected rows of one",
-    ),
-    (
-        psf.Optimize("w", SGD(0.5)),
-        {"dtype": "int64"},
-        ParameterServerError,
-        "expected a matrix of float32 or float64",
-    ),
+    (psf.Axpy("w", 0, 1, 1.0), {"block": (1, 4)}, RowsInDifferentBlocks, "Axpy on matrix 'w': expected rows of one"),
+    (psf.Optimize("w", SGD(0.5)), {"dtype": "int64"}, ParameterServerError, "expected a matrix of float32 or float64"),
 ]
 
 

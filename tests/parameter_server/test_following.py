@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamiter.errors import (
-    OutOfRange,
-    ParameterServerError,
-    UnknownMatrix,
-    WorkerHasLeft,
-)
+from streamiter.errors import OutOfRange, ParameterServerError, UnknownMatrix, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency

@@ -123,8 +123,7 @@ async def test_the_watch_may_be_stopped_by_its_own_callback() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    heard=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12),
-    timeout_eighths=st.integers(8, 48),
+    heard=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12), timeout_eighths=st.integers(8, 48)
 )
 async def test_every_silent_worker_leaves_within_a_twentieth_of_the_timeout(
     heard: list[tuple[int, int]], timeout_eighths: int

@@ -44,9 +44,7 @@ async def at_barrier(server: ParameterServer, taking: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
-async def test_a_snapshot_contains_the_requests_before_each_barrier_and_none_after(
-    consistency: Consistency,
-) -> None:
+async def test_a_snapshot_contains_the_requests_before_each_barrier_and_none_after(consistency: Consistency) -> None:
     """An add after the barrier was in the snapshot, and was added again when its record was replayed."""
     server, first, second = await server_of_two(consistency)
     await first.add("w", row=0, columns=[0, 3], values=1.0)

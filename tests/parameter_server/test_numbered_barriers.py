@@ -126,9 +126,7 @@ def test_a_snapshot_contains_the_adds_of_each_worker_before_its_barrier(
 
 
 @random_examples(lambda random: ([random.randrange(3) for _ in range(random.randrange(25))], random.randrange(11)))
-def test_reads_after_a_barrier_wait_by_the_staleness_and_show_own_adds(
-    given: tuple[list[int], int],
-) -> None:
+def test_reads_after_a_barrier_wait_by_the_staleness_and_show_own_adds(given: tuple[list[int], int]) -> None:
     """A read within the bound waited for the snapshot, or a read beyond it was answered too early."""
     order, staleness = given
     case = Case(3, SSP(staleness=staleness))

@@ -31,9 +31,7 @@ async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
         assert (await client.get("w", row=0, columns=[0, 1, 2, 3])).tolist() == [334.0, 333.0, 333.0, 0.0]
 
 
-async def test_a_large_add_is_not_summed_up_again_with_each_small_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_add_is_not_summed_up_again_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each add of a few keys after an add of 10 M keys took 40 ms."""
     summed: list[int] = []
     sum_up = matrix_shard.summed_adds

@@ -73,9 +73,7 @@ def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
 
 
 @random_examples(_steps_and_staleness)
-def test_the_cache_returns_and_keeps_the_same_rows_as_a_brute_force_cache(
-    example: tuple[_Steps, int],
-) -> None:
+def test_the_cache_returns_and_keeps_the_same_rows_as_a_brute_force_cache(example: tuple[_Steps, int]) -> None:
     """The cache returned rows older than the allowed clocks, and training continued with outdated weights."""
     steps, staleness = example
     cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0

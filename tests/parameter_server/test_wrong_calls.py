@@ -40,16 +40,8 @@ def only_small(x: Any) -> Any:
 
 
 WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
-    "get of no matrix": (
-        lambda client: client.get("v", row=0),
-        UnknownMatrix,
-        r"expected one of 'w', given 'v'",
-    ),
-    "clock of no matrix": (
-        lambda client: client.clock("v"),
-        UnknownMatrix,
-        r"expected one of 'w', given 'v'",
-    ),
+    "get of no matrix": (lambda client: client.get("v", row=0), UnknownMatrix, r"expected one of 'w', given 'v'"),
+    "clock of no matrix": (lambda client: client.clock("v"), UnknownMatrix, r"expected one of 'w', given 'v'"),
     "function on no matrix": (
         lambda client: client.update(psf.Fill("v", row=0, value=1)),
         UnknownMatrix,
@@ -73,11 +65,7 @@ WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
         OutOfRange,
         "expected a list of rows, given 2",
     ),
-    "neither row nor rows": (
-        lambda client: client.get("w"),
-        ParameterServerError,
-        "row= or rows=, given neither",
-    ),
+    "neither row nor rows": (lambda client: client.get("w"), ParameterServerError, "row= or rows=, given neither"),
     "both row and rows": (
         lambda client: client.add("w", row=0, rows=[1], values=1),
         ParameterServerError,
@@ -265,10 +253,7 @@ async def test_every_call_of_a_client_that_has_left_raises_an_error(call: str, u
     ("settings", "message"),
     [
         ({"max_calls": 0}, r"client\(max_calls=\): expected a whole number of at least 1, given 0"),
-        (
-            {"cache_bytes": "1 MB"},
-            r"client\(cache_bytes=\): expected a whole number of at least 0, given '1 MB'",
-        ),
+        ({"cache_bytes": "1 MB"}, r"client\(cache_bytes=\): expected a whole number of at least 0, given '1 MB'"),
         ({"worker": "first"}, r"client\(worker=\): expected a whole number of at least 0, given 'first'"),
     ],
 )

@@ -362,10 +362,7 @@ def comparison(mode: str, flow: Flow) -> dict[str, Stream]:
         {
             "km": {"features": ["km"]},
             "all": None,
-            "plain": {
-                "model": lambda: LinearRegression(1),
-                "features": lambda rows: [[row["km"]] for row in rows],
-            },
+            "plain": {"model": lambda: LinearRegression(1), "features": lambda rows: [[row["km"]] for row in rows]},
         },
         label="price",
         mini_batch=3,
@@ -419,13 +416,7 @@ def offline_k_means(flow: Flow) -> Stream:
 
 
 def item_sets(flow: Flow) -> Stream:
-    baskets = [
-        ["bread", "milk"],
-        ["beer", "bread"],
-        ["beer", "bread", "milk"],
-        ["milk"],
-        ["beer", "eggs", "milk"],
-    ]
+    baskets = [["bread", "milk"], ["beer", "bread"], ["beer", "bread", "milk"], ["milk"], ["beer", "eggs", "milk"]]
     return apriori(fed(flow, baskets, parallelism=2), minimum_support=0.2)
 
 
@@ -478,15 +469,7 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
-BY_ROWS = (
-    AdaptiveLinearModel,
-    ExpertWeights,
-    CrossStatistics,
-    RowOwner,
-    NumberMiniBatches,
-    Validate,
-    MeanComparison,
-)
+BY_ROWS = (AdaptiveLinearModel, ExpertWeights, CrossStatistics, RowOwner, NumberMiniBatches, Validate, MeanComparison)
 ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
@@ -530,11 +513,7 @@ CASES = [
     Case(clustering_from_a_start, (_LearnFromStart,)),
     Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, KeptExamples, EpochSteps), turns(10)),
     Case(functools.partial(offline_training, "replay"), (*OFFLINE, ReplayedExamples, EpochSteps), turns(10)),
-    Case(
-        functools.partial(offline_training, "asynchronous"),
-        (*OFFLINE, KeptExamples, ReplySteps),
-        turns(6),
-    ),
+    Case(functools.partial(offline_training, "asynchronous"), (*OFFLINE, KeptExamples, ReplySteps), turns(6)),
     Case(offline_k_means, (_SomePoints,), turns(6)),
     Case(item_sets, (CountItemSets, ChooseFrequent), turns(6)),
     Case(item_sets, (CountItemSets, ChooseFrequent), {"cuts": 4, "compare_state": False}),

@@ -186,11 +186,7 @@ def at_the_end(flow: Flow) -> dict[str, Stream]:
         "reduced": numbers.reduce_all(lambda a, b: a + b, name="sum"),
         "sorted": words.sort(length, name="sorted"),
         "joined": words.map(lambda word: {"n": len(word), "word": word}).join(
-            fed(
-                flow,
-                [{"n": 2, "name": "two"}, {"n": 3, "name": "three"}, {"n": 2, "name": "too"}],
-                name="names",
-            ),
+            fed(flow, [{"n": 2, "name": "two"}, {"n": 3, "name": "three"}, {"n": 2, "name": "too"}], name="names"),
             on="n",
             name="joined",
         ),

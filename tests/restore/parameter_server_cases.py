@@ -10,11 +10,7 @@ from restore.case import Case, fed, turns
 from streamiter import Flow, Operator, Stream
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.parameter_server.consistency import (
-    ConsistencyModel,
-    PendingAdds,
-    ProgressTracker,
-)
+from streamiter.parameter_server.consistency import ConsistencyModel, PendingAdds, ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.shard import Arrivals, Shard
 from streamiter.parameter_server.storage.block import DenseBlock
@@ -53,10 +49,7 @@ def adds_and_clocks(how: str, kind: str, workers: int, flow: Flow) -> dict[str, 
     server = ParameterServer(shards=2)
     numbers = fed(flow, [number // workers for number in range(8 * workers)], parallelism=workers)
     emitted: Stream = numbers.process(
-        lambda: AddsAndClocks(how, sparse=kind == "sparse"),
-        name="work",
-        parallelism=workers,
-        parameter_server=server,
+        lambda: AddsAndClocks(how, sparse=kind == "sparse"), name="work", parallelism=workers, parameter_server=server
     )
     return {"emitted": emitted}
 
@@ -69,15 +62,8 @@ CASES = [
         for how, kind, block in (("ASP", "dense", DenseBlock), ("SSP", "sparse", SparseBlock))
     ),
     *(
-        Case(
-            functools.partial(adds_and_clocks, "BSP", kind, 1),
-            (*STATE, block, PendingAdds),
-        )
+        Case(functools.partial(adds_and_clocks, "BSP", kind, 1), (*STATE, block, PendingAdds))
         for kind, block in (("dense", DenseBlock), ("sparse", SparseBlock))
     ),
-    Case(
-        functools.partial(adds_and_clocks, "BSP", "dense", 2),
-        (*STATE, PendingAdds),
-        turns(10, ordered=False),
-    ),
+    Case(functools.partial(adds_and_clocks, "BSP", "dense", 2), (*STATE, PendingAdds), turns(10, ordered=False)),
 ]

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 from restore import planted_faults
-from restore.planted_faults import (
-    ForgetsItsEpoch,
-    Gathers,
-    Momentum,
-    ResumesAtItsPositions,
-    SharesItsState,
-    UsesHash,
-)
+from restore.planted_faults import ForgetsItsEpoch, Gathers, Momentum, ResumesAtItsPositions, SharesItsState, UsesHash
 
 from streamiter.errors import ConfigurationError
 from streamiter.testing import RestoreMismatch, RestoreProcess, check_restore
@@ -35,12 +28,7 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
         ],
     ),
     ("RoundsItsState", NUMBERS, {}, ["record: expected", "attribute 'weight'"]),
-    (
-        "SharesItsState",
-        NUMBERS,
-        {},
-        ["changed afterwards: state[0]: expected nothing, given 1.0", "give copies"],
-    ),
+    ("SharesItsState", NUMBERS, {}, ["changed afterwards: state[0]: expected nothing, given 1.0", "give copies"]),
     ("UsesTheGivenState", NUMBERS, {}, ["restore() of UsesTheGivenState", "was given changed afterwards"]),
     ("EmptiesOnSnapshot", NUMBERS, {}, ["called twice in a row after record 1", "it must only look"]),
     ("CountsSnapshots", NUMBERS, {}, ["with snapshots it gives other results than without", "given 2"]),
@@ -49,31 +37,17 @@ FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
     ("UsesMonotonicTime", NUMBERS, {}, ["monotonic_s starts at 0 in each process"]),
     ("IteratesOverASet", WORDS, {}, ["restored in a fresh process: output 'output', record"]),
     ("UsesHash", [*WORDS, *WORDS], {}, ["Restored in this process it is equal", "hash(), id()"]),
-    (
-        "KeepsASet",
-        WORDS,
-        {},
-        ["snapshot() of KeepsASet", "given set; convert it, for example to a sorted list"],
-    ),
+    ("KeepsASet", WORDS, {}, ["snapshot() of KeepsASet", "given set; convert it, for example to a sorted list"]),
     ("CountsInItsClass", NUMBERS, {}, ["cut after record 1", "expected 2, given 1"]),
     ("FailsToRestore", NUMBERS, {}, ["the restored run failed: JobFailed", "list indices must be integers"]),
-    (
-        "ForgetsItsEpoch",
-        [1, 2, 3, 4],
-        {"epochs": 2},
-        ["attribute 'total' of ForgetsItsEpoch", "was 1 at the cut"],
-    ),
+    ("ForgetsItsEpoch", [1, 2, 3, 4], {"epochs": 2}, ["attribute 'total' of ForgetsItsEpoch", "was 1 at the cut"]),
     ("IgnoresItsPositions", [], {}, ["output 'output', record 2 of 3: record: expected 2, given 1"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "records", "options", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_found_and_reported(
-    name: str,
-    records: list[Any],
-    options: dict[str, Any],
-    expected: list[str],
-    restore_process: RestoreProcess,
+    name: str, records: list[Any], options: dict[str, Any], expected: list[str], restore_process: RestoreProcess
 ) -> None:
     """A check that finds no fault proves nothing: each of these faults has damaged a real restart."""
     with pytest.raises(RestoreMismatch) as found:

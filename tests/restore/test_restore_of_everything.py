@@ -8,13 +8,7 @@ import pkgutil
 from typing import Any
 
 import pytest
-from restore import (
-    iteration_cases,
-    learner_cases,
-    operator_cases,
-    parameter_server_cases,
-    topic_cases,
-)
+from restore import iteration_cases, learner_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
 from restore.counted_calls import asked_of, count_calls
 

@@ -11,14 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from restore.counted_calls import count_calls
-from restore.topic_cases import (
-    loop_through_a_topic,
-    numbered,
-    stored_models,
-    stored_sink,
-    stored_source,
-    written,
-)
+from restore.topic_cases import loop_through_a_topic, numbered, stored_models, stored_sink, stored_source, written
 
 from streamiter import topic
 from streamiter.runtime.feedback import _RangeLog
@@ -124,10 +117,5 @@ def test_published_versions_continue_without_a_gap_in_the_same_generation(
     asyncio.run(written(topic(url), [[]]))
     crash_and_resume(functools.partial(stored_models, url), after, restore_process)
     updates = [orjson.loads(value) for value in asyncio.run(values_in(url))]
-    assert [(update["generation"], update["version"]) for update in updates] == [
-        (1, 1),
-        (1, 2),
-        (1, 3),
-        (1, 4),
-    ]
+    assert [(update["generation"], update["version"]) for update in updates] == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert [update["parameters"]["weights"][0] for update in updates] == [n / 7 for n in range(4)]

@@ -13,15 +13,7 @@ from operators.operator_harness import stored
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.records import (
-    CheckpointBarrier,
-    Control,
-    DataBatch,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    slice_batch,
-)
+from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 from streamiter.runtime.port import Port

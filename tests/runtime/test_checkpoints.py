@@ -20,14 +20,7 @@ from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore
-from streamiter.errors import (
-    CheckpointError,
-    ConfigurationError,
-    GraphError,
-    JobFailed,
-    ProducerFenced,
-    StorageFull,
-)
+from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced, StorageFull
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.job import Job, StopMode

@@ -10,15 +10,7 @@ from runtime.gate_run import GateRun, Seen, array, data
 
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
-from streamiter.records import (
-    CheckpointBarrier,
-    Columns,
-    DataBatch,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    Idle,
-)
+from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.checkpointing.task_barriers import BarrierTrigger
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import InputEnded

@@ -13,15 +13,7 @@ from runtime.gate_run import GateRun, array, data, held_records, spill_queue
 
 from streamiter.channels import Channel
 from streamiter.errors import InternalError
-from streamiter.records import (
-    CheckpointBarrier,
-    Control,
-    DataBatch,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    Idle,
-)
+from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.feedback import BarrierReturned
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.port import Port
@@ -77,12 +69,7 @@ class TestAlignment:
         run.put_all(1, data(10), barrier(1), data(20), barrier(2))
         run.run()
         told = run.told()
-        assert (told[0], told[1], sorted(told[2:4]), told[4:]) == (
-            "10",
-            "barrier 1",
-            ["1", "20"],
-            ["barrier 2", "2"],
-        )
+        assert (told[0], told[1], sorted(told[2:4]), told[4:]) == ("10", "barrier 1", ["1", "20"], ["barrier 2", "2"])
 
 
 class TestUnwantedInputs:

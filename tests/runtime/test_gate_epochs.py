@@ -95,11 +95,7 @@ def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> No
 
 def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
     """In synchronous training, the examples set aside for a model came after the watermark of their epoch."""
-    run = GateRun(
-        ["model", "examples"],
-        in_order=True,
-        wants=lambda run: None if "100" in run.told() else ("model",),
-    )
+    run = GateRun(["model", "examples"], in_order=True, wants=lambda run: None if "100" in run.told() else ("model",))
     run.put_all(1, EpochWatermark(0), data(1, epoch=1), EpochWatermark(1))
     run.put_all(0, EpochWatermark(0), data(100, epoch=1), EpochWatermark(1))
     run.run()

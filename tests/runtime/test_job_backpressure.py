@@ -234,11 +234,7 @@ class TestStatistics:
         statistics = await (await flow.start()).wait()
         task = next(task for task in statistics.tasks if task.name == "both[1]")
         assert task.epoch_watermark == -1
-        assert [channel.name for channel in task.inputs] == [
-            "a[1] → both[1]",
-            "b[0] → both[1]",
-            "b[1] → both[1]",
-        ]
+        assert [channel.name for channel in task.inputs] == ["a[1] → both[1]", "b[0] → both[1]", "b[1] → both[1]"]
 
 
 async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
@@ -447,11 +443,7 @@ async def test_the_rest_of_a_batch_takes_room() -> None:
 # -- the length of a turn: pure functions, so thousands of examples are fast ------------------------------
 
 
-@given(
-    fixed_ms=st.floats(0, 200),
-    each_ms=st.floats(0.0001, 20),
-    available=st.lists(st.integers(1, 8192), max_size=30),
-)
+@given(fixed_ms=st.floats(0, 200), each_ms=st.floats(0.0001, 20), available=st.lists(st.integers(1, 8192), max_size=30))
 def test_turns_find_their_length_for_any_duration_of_a_record(
     fixed_ms: float, each_ms: float, available: list[int]
 ) -> None:

@@ -24,12 +24,7 @@ async def opened(broker: MemoryBroker, clock: ManualClock, *, is_newest_run: boo
         return is_newest_run
 
     transaction = JobTransaction(
-        FLOW,
-        broker.topic("sums"),
-        clock=clock,
-        timeout_s=TIMEOUT_S,
-        plain_data=PlainData(),
-        is_newest_run=asked,
+        FLOW, broker.topic("sums"), clock=clock, timeout_s=TIMEOUT_S, plain_data=PlainData(), is_newest_run=asked
     )
     await patiently(transaction.open())
     return transaction

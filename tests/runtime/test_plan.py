@@ -159,18 +159,9 @@ def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (
-            lambda: 1 / 0,
-            r"expected its factory to work without arguments, given ZeroDivisionError: division by zero",
-        ),
-        (
-            lambda: 3,
-            r"expected its factory to give an Operator, given int; derive it from streamiter.Operator",
-        ),
-        (
-            lambda: Operator(),
-            r"expected Operator to define process\(record, out\) or process_batch\(batch, out\)",
-        ),
+        (lambda: 1 / 0, r"expected its factory to work without arguments, given ZeroDivisionError: division by zero"),
+        (lambda: 3, r"expected its factory to give an Operator, given int; derive it from streamiter.Operator"),
+        (lambda: Operator(), r"expected Operator to define process\(record, out\) or process_batch\(batch, out\)"),
     ],
 )
 def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(

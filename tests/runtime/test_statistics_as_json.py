@@ -10,13 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from restore import (
-    iteration_cases,
-    learner_cases,
-    operator_cases,
-    parameter_server_cases,
-    topic_cases,
-)
+from restore import iteration_cases, learner_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
 from simulation.flows import FLOWS, MakeFlow
 from simulation.simulation_runs import settle_s

@@ -28,10 +28,7 @@ async def test_both_times_move_together() -> None:
     assert (clock.now_ms(), clock.monotonic_s()) == (2750, 1.75)
 
 
-@given(
-    delays=st.lists(st.integers(0, 20), max_size=12),
-    steps=st.lists(st.integers(0, 8), min_size=1, max_size=6),
-)
+@given(delays=st.lists(st.integers(0, 20), max_size=12), steps=st.lists(st.integers(0, 8), min_size=1, max_size=6))
 def test_due_timers_fire_in_order_each_at_its_own_time(delays: list[int], steps: list[int]) -> None:
     """The times of timers depended on how the test cut the time into steps."""
     asyncio.run(_fires_in_order(delays, steps))

@@ -19,9 +19,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "streamiter.job"]
 
 
-async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(caplog: pytest.LogCaptureFixture) -> None:
     """A consumer was stuck for twenty days without a line in the log."""
     clock, opened, fed = VirtualClock(), asyncio.Event(), Fed()
     flow = Flow("f")
@@ -69,9 +67,7 @@ class Waits(Operator):
     def process_data(self, record: Any, out: Output) -> None: ...
 
 
-async def test_a_step_that_waits_for_another_input_is_held_not_stalled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_step_that_waits_for_another_input_is_held_not_stalled(caplog: pytest.LogCaptureFixture) -> None:
     """A worker without a model was reported as a worker that is stuck."""
     clock, data = VirtualClock(), Fed()
     flow = Flow("f")
@@ -216,9 +212,7 @@ async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_are_steps
     await job.stop("abort")
 
 
-async def test_a_step_with_wanted_inputs_makes_progress_with_each_record(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_step_with_wanted_inputs_makes_progress_with_each_record(caplog: pytest.LogCaptureFixture) -> None:
     """A step with ``wanted_inputs``, which handles its batches record by record, was reported as stalled."""
 
     class Chooses(Awaits):
@@ -234,9 +228,7 @@ async def test_a_step_with_wanted_inputs_makes_progress_with_each_record(
     await job.stop("abort")
 
 
-async def test_time_in_which_no_step_could_run_is_no_stall(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_time_in_which_no_step_could_run_is_no_stall(caplog: pytest.LogCaptureFixture) -> None:
     """A laptop slept, or a step blocked the event loop, and other steps without a turn were reported as stalled."""
 
     class Late(VirtualClock):

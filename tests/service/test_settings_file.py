@@ -165,10 +165,7 @@ PLANTED = [
     Planted('learner = "default"', 'learner = "addam"', "learn.learner", "did you mean 'adam'?"),
     Planted('learner = "default"', "settings = { bits = 99 }", "learn.settings.bits", "from 1 to 28, given 99"),
     Planted(
-        'learner = "default"',
-        'settings = { crosses = ["a"] }',
-        "learn.settings.crosses",
-        'write [["carrier", "dest"]]',
+        'learner = "default"', 'settings = { crosses = ["a"] }', "learn.settings.crosses", 'write [["carrier", "dest"]]'
     ),
     Planted('every = "1s"', "every = 1", "publish.every", 'given 1; write "1s"'),
     Planted('every = "1s"', 'every = "1 fortnight"', "publish.every", 'as "500ms", "1s", "5min", "36h" or "7d"'),
@@ -430,11 +427,7 @@ def test_changes_say_what_applies_at_once_and_what_needs_a_restart() -> None:
     text = GOOD.replace('every = "1s"', "records = 50").replace('level = "info"', 'level = "debug"')
     text = text.replace('features = "all"', 'features = { km = "number" }').replace("late-flights", "later-flights")
     changes = {change.key: change.needs for change in changed(before, read_settings(text))}
-    assert {key for key, needs in changes.items() if needs is None} == {
-        "publish.every",
-        "publish.records",
-        "log.level",
-    }
+    assert {key for key, needs in changes.items() if needs is None} == {"publish.every", "publish.records", "log.level"}
     assert re.search("another service", changes["service.name"] or "")
     assert re.search("after a restart", changes["learn.features"] or "")
     assert changed(before, dataclasses.replace(before, source="elsewhere")) == []

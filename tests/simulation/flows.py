@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simulation.flows_on_parameter_servers import (
-    asynchronous_server,
-    bulk_synchronous_server,
-    stale_synchronous_server,
-)
+from simulation.flows_on_parameter_servers import asynchronous_server, bulk_synchronous_server, stale_synchronous_server
 from simulation.flows_that_learn import asynchronous_learner, online_learner
 from simulation.flows_with_loops import (
     bounded_loop_of_many,

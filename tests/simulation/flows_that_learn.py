@@ -48,12 +48,7 @@ def online_learner(simulation: Simulation) -> Flow:
     """Return a flow that learns synchronously, with optimizer slots, and publishes every version once."""
     flow = Flow("learner")
     training = train_online(
-        _examples(flow, simulation),
-        _model,
-        extract=_example_rows,
-        mini_batch=6,
-        mode="synchronous",
-        report_every=12,
+        _examples(flow, simulation), _model, extract=_example_rows, mini_batch=6, mode="synchronous", report_every=12
     )
     training.models.publish_model(simulation.output("models", compare=version_and_parameters), model="m")
     training.validation.sink(simulation.output("validation"))

@@ -43,9 +43,7 @@ def running_totals(simulation: Simulation) -> Flow:
     numbers = simulation.input("numbers", range(40), partitions=4, key=lambda n: str(n % 6), over_s=1.0)
     keyed = flow.source(numbers).key_by(lambda n: n % 6)
     totals = keyed.stateful_map(
-        lambda state, n: ((state[0] + n, state[1] + 1), [n % 6, state[0] + n, state[1]]),
-        (0, 0),
-        name="total",
+        lambda state, n: ((state[0] + n, state[1] + 1), [n % 6, state[0] + n, state[1]]), (0, 0), name="total"
     )
     totals.sink(simulation.output("totals", partitions=3, order="key"), key=lambda r: str(r[0]))
     return flow

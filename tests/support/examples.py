@@ -120,10 +120,7 @@ def _raise_smaller(
 
 
 def _failing(
-    generator: _Recorded,
-    make: Callable[[Random], Example],
-    check: Callable[[Example], object],
-    kind: type[Exception],
+    generator: _Recorded, make: Callable[[Random], Example], check: Callable[[Example], object], kind: type[Exception]
 ) -> list[int] | None:
     """Return the numbers that the generator gave if their example fails in this way; otherwise None."""
     try:

@@ -314,11 +314,7 @@ def running_kafka(
     """Run a broker for a ``with`` block, in a folder that is removed afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="streamiter-kafka-"))
     server = KafkaServer(
-        directory,
-        settings=settings,
-        listeners=listeners,
-        jvm_options=jvm_options,
-        format_options=format_options,
+        directory, settings=settings, listeners=listeners, jvm_options=jvm_options, format_options=format_options
     )
     try:
         server.start()

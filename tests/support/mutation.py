@@ -27,11 +27,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LIST: Final = ROOT / "tests" / "mutants.toml"
 
 # Each run has the same examples, so that the survivors do not change; failing examples are not made smaller.
-_ENVIRONMENT: Final = {
-    "STREAMITER_EXAMPLES": "5000",
-    "STREAMITER_EXAMPLES_SEED": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
+_ENVIRONMENT: Final = {"STREAMITER_EXAMPLES": "5000", "STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprovider"]
 # A change may make tests slower; a run of more than this many times the usual time is an endless loop.
 _TIMEOUT_FACTOR: Final = 8.0
@@ -91,10 +87,7 @@ def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[
     lines = [f"\n{mutant}\n    = {known[mutant]}" for mutant in found if mutant in known]
     lines += [f"\nlisted in {LIST.name}, but noticed or no longer made; take it out:\n{mutant}" for mutant in gone]
     lines += [f"\nNOT NOTICED: write a test, or list it in {LIST.name} with the reason:\n{mutant}" for mutant in new]
-    return [
-        *lines,
-        f"\n{len(found)} survivors: {len(new)} not explained; {len(gone)} listed ones are gone",
-    ], not new
+    return [*lines, f"\n{len(found)} survivors: {len(new)} not explained; {len(gone)} listed ones are gone"], not new
 
 
 def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list[Mutant]]:

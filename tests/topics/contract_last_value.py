@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from topics.topic_case import (
-    TopicCase,
-    numbered,
-    patiently,
-    read_to_end,
-    write,
-)
+from topics.topic_case import TopicCase, numbered, patiently, read_to_end, write
 
 from streamiter.clock import SystemClock
 from streamiter.errors import TopicNotFound

@@ -50,8 +50,7 @@ class RangeContract:
         start = datetime(2024, 3, 1, 12, tzinfo=UTC)
         first_ms = int(start.timestamp() * 1000)
         await write(
-            topic,
-            OutgoingBatch(numbered(range(5)), timestamps_ms=[first_ms + second * 1000 for second in range(5)]),
+            topic, OutgoingBatch(numbered(range(5)), timestamps_ms=[first_ms + second * 1000 for second in range(5)])
         )
         for seconds, expected in ((-10, [0, 1, 2, 3, 4]), (2, [2, 3, 4]), (2.5, [3, 4]), (60, [])):
             request = ReadRequest(start=start + timedelta(seconds=seconds), stop="latest")

@@ -111,11 +111,7 @@ class WritingContract:
             await patiently(writer.write(OutgoingBatch([b"%d" % partition], keys=[b"k"], partition=partition)))
         await patiently(writer.close())
         records = await read_to_end(topic)
-        assert sorted((record.partition, record.value) for record in records) == [
-            (0, b"0"),
-            (2, b"2"),
-            (2, b"2"),
-        ]
+        assert sorted((record.partition, record.value) for record in records) == [(0, b"0"), (2, b"2"), (2, b"2")]
 
     async def test_a_missing_partition_is_refused(self, case: TopicCase) -> None:
         """A record for a missing partition waited for ever, or was written to another partition."""

@@ -21,8 +21,7 @@ def batches() -> itertools.chain[OutgoingBatch]:
     for size in itertools.cycle(SIZES):
         numbers = [next(count) for _ in range(size)]
         yield OutgoingBatch(
-            [b"%d" % number + b" " * 100 for number in numbers],
-            keys=[b"%d" % (number % 5) for number in numbers],
+            [b"%d" % number + b" " * 100 for number in numbers], keys=[b"%d" % (number % 5) for number in numbers]
         )
 
 

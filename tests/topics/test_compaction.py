@@ -47,11 +47,7 @@ async def test_many_commits_leave_one_record_for_each_flow(handle: MakeTopic) ->
     for flow in flows:
         await flow.close()
     left = await read_to_end(commits)
-    assert {record.key: record.value for record in left} == {
-        b"flow-0": b"399",
-        b"flow-1": b"396",
-        b"flow-2": b"397",
-    }
+    assert {record.key: record.value for record in left} == {b"flow-0": b"399", b"flow-1": b"396", b"flow-2": b"397"}
     assert len(left) == 3
     for number, last in enumerate([b"399", b"396", b"397"]):
         record = await last_value(commits, b"flow-%d" % number, clock=SystemClock())

@@ -288,11 +288,7 @@ def test_each_bad_record_is_named_once_whichever_of_its_fields_is_bad() -> None:
     schema = JsonColumns({"a": "float64", "b": "uint8"})
     with pytest.raises(errors.EncodeError) as caught:
         encode(schema, Columns({"a": [1.0, np.nan, np.nan], "b": [-1, -1, 0]}))
-    assert {index: reason[6:9] for index, reason in caught.value.failures.items()} == {
-        0: "'b'",
-        1: "'a'",
-        2: "'a'",
-    }
+    assert {index: reason[6:9] for index, reason in caught.value.failures.items()} == {0: "'b'", 1: "'a'", 2: "'a'"}
 
 
 def test_an_empty_batch_is_encoded_as_no_values() -> None:
@@ -342,8 +338,7 @@ def test_columns_of_every_supported_type() -> None:
 def test_column_names_may_be_any_text() -> None:
     """The fields of another program's JSON were refused, because they are no Python identifiers."""
     columns = decode(
-        JsonColumns({"a-b": "int64", "class": "str", "ü x": "bool"}),
-        b'{"a-b":1,"class":"c","\xc3\xbc x":true}',
+        JsonColumns({"a-b": "int64", "class": "str", "ü x": "bool"}), b'{"a-b":1,"class":"c","\xc3\xbc x":true}'
     )
     assert columns.names == ("a-b", "class", "ü x")
     assert encode(Json(), columns) == ['{"a-b":1,"class":"c","ü x":true}'.encode()]

@@ -222,9 +222,7 @@ def joined(values: list[bytes | None]) -> JoinedValues:
 
 
 @random_examples(batch)
-def test_any_bytes_give_the_columns_and_the_errors_of_msgspec(
-    example: tuple[dict[str, Any], list[Any]],
-) -> None:
+def test_any_bytes_give_the_columns_and_the_errors_of_msgspec(example: tuple[dict[str, Any], list[Any]]) -> None:
     """A record had other numbers, or was lost, as soon as the compiled decoder was loaded."""
     check_same(*example)
 

@@ -223,8 +223,7 @@ async def test_a_job_names_the_step_the_topic_and_the_file_that_is_damaged(
     flow = Flow("damaged")
     flow.source(sqlite_topic(tmp_path), name="clicks").collect()
     with pytest.raises(
-        JobFailed,
-        match=r"step 'clicks'.*topic 'clicks': .*/topics\.db: the file is damaged .*; restore it from a copy",
+        JobFailed, match=r"step 'clicks'.*topic 'clicks': .*/topics\.db: the file is damaged .*; restore it from a copy"
     ):
         await (await flow.start()).wait()
 

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from topics.topic_case import by_partition
 
 from streamiter.errors import ProducerFenced
-from streamiter.topics import (
-    MemoryBroker,
-    OutgoingBatch,
-    ReadRequest,
-    Topic,
-    TopicRecord,
-    Transactions,
-    topic,
-)
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic, TopicRecord, Transactions, topic
 
 PARTITIONS = 2
 

@@ -25,11 +25,7 @@ async def main(url: str, transactional_id: str) -> None:
         await transactions.write(outputs, OutgoingBatch([LARGE]))
     print("open", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    for call in (
-        lambda: transactions.write(outputs, OutgoingBatch([LARGE])),
-        transactions.commit,
-        transactions.begin,
-    ):
+    for call in (lambda: transactions.write(outputs, OutgoingBatch([LARGE])), transactions.commit, transactions.begin):
         try:
             await call()
         except TopicError as error:

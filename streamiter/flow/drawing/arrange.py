@@ -465,11 +465,7 @@ class _Placement:
         first, last = chain[0], chain[-1]
         begin, end = items[arc.source], items[arc.target]
         runs = [
-            LevelRun(
-                begin.x + begin.width,
-                self._rights[self._column_of[first.left]],
-                first.left.y + first.left_port,
-            )
+            LevelRun(begin.x + begin.width, self._rights[self._column_of[first.left]], first.left.y + first.left_port)
         ]
         for piece in chain[:-1]:
             number = self._column_of[piece.right]

@@ -19,12 +19,7 @@ from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 LinkKind = Literal["data", "feedback", "criteria", "service"]
 """``feedback`` and ``criteria`` close a loop; ``service`` joins a step and the service that it uses, both ways."""
 
-_PARTITIONINGS: Final = {
-    Broadcast: "broadcast",
-    Rebalance: "rebalance",
-    ByKey: "by key",
-    ByFunction: "by function",
-}
+_PARTITIONINGS: Final = {Broadcast: "broadcast", Rebalance: "rebalance", ByKey: "by key", ByFunction: "by function"}
 _FEEDBACK_LABELS: Final = {"feedback": "feedback, epoch + 1", "criteria": "criteria, epoch + 1"}
 _SERVICE_LABEL: Final = "get, add"
 

@@ -151,10 +151,7 @@ def _check_inputs(layers: Sequence[LayerConfiguration], by_name: Mapping[str, La
 
 
 def _visit(
-    start: LayerConfiguration,
-    by_name: Mapping[str, LayerConfiguration],
-    ordered: dict[str, None],
-    file: Where,
+    start: LayerConfiguration, by_name: Mapping[str, LayerConfiguration], ordered: dict[str, None], file: Where
 ) -> None:
     """Add the layer after its inputs; not recursive, because a chain may be deeper than Python's stack."""
     way: dict[str, int] = {start.name: 0}  # the layers on the way, each with the number of its next input

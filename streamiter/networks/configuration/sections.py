@@ -211,23 +211,14 @@ def read_data(given: object, where: Where, warnings: list[str]) -> DataSettings:
         index_range=keys.whole("indexrange", default.index_range, 1, off=-1),
         num_field=keys.whole("numfield", default.num_field, 1, off=-1),
         validate_ratio=keys.number(
-            "validateratio",
-            default.validate_ratio,
-            "a number from 0 to below 1",
-            lambda ratio: 0.0 <= ratio < 1.0,
+            "validateratio", default.validate_ratio, "a number from 0 to below 1", lambda ratio: 0.0 <= ratio < 1.0
         ),
         sample_ratio=keys.number(
-            "sampleratio",
-            default.sample_ratio,
-            "a number above 0, of at most 1",
-            lambda ratio: 0.0 < ratio <= 1.0,
+            "sampleratio", default.sample_ratio, "a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0
         ),
         use_shuffle=keys.flag("useshuffle", default.use_shuffle),
         pos_neg_ratio=keys.number(
-            "posnegratio",
-            default.pos_neg_ratio,
-            "a number above 0, or -1",
-            lambda ratio: ratio > 0.0 or ratio == -1.0,
+            "posnegratio", default.pos_neg_ratio, "a number above 0, or -1", lambda ratio: ratio > 0.0 or ratio == -1.0
         ),
         trans_label=keys.choice(  # type: ignore[arg-type]
             "translabel", default.trans_label, get_args(LabelTransformation)

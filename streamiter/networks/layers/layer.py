@@ -18,13 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.networks.functions import (
-    IdentityFunction,
-    NetworkLogLoss,
-    NetworkLoss,
-    Predictions,
-    TransferFunction,
-)
+from streamiter.networks.functions import IdentityFunction, NetworkLogLoss, NetworkLoss, Predictions, TransferFunction
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer
 from streamiter.records import Array

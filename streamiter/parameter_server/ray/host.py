@@ -39,13 +39,7 @@ from streamiter.parameter_server.requests import (
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard, ShardStatistics
-from streamiter.parameter_server.snapshots import (
-    NumberedSnapshots,
-    ShardSnapshot,
-    SnapshotEvery,
-    fetched,
-    thawed,
-)
+from streamiter.parameter_server.snapshots import NumberedSnapshots, ShardSnapshot, SnapshotEvery, fetched, thawed
 from streamiter.parameter_server.transport import ShardSessions
 
 Untyped: TypeAlias = Any

@@ -246,13 +246,7 @@ class GateShares:
         return min(map(gate_watermark, self._tasks))
 
     def _fill(
-        self,
-        state: dict[str, PlainValue],
-        logged: Logged,
-        port: Port,
-        origin: PortOrigin,
-        subtask: int,
-        begin: int,
+        self, state: dict[str, PlainValue], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
     ) -> None:
         edge = self._edges[origin[:4]]
         known = [before for before in self._ports_of(edge) if (before.reader, before.origin) == (subtask, origin)]

@@ -140,11 +140,7 @@ def deal(
 
 
 def batches_for(
-    subtask: int,
-    waiting: Iterable[WaitingBatch],
-    partitioning: Partitioning,
-    subtasks: int,
-    plain_data: PlainData,
+    subtask: int, waiting: Iterable[WaitingBatch], partitioning: Partitioning, subtasks: int, plain_data: PlainData
 ) -> Iterator[WaitingBatch]:
     """Give the waiting batches of one new subtask; a batch is decoded only if it must be split."""
     if isinstance(partitioning, (Forward, Broadcast)) or subtasks == 1:

@@ -180,12 +180,7 @@ ShareOut = Callable[[list[dict[str, PlainValue]]], list[dict[str, PlainValue]]]
 
 
 def redistribute_rounds(
-    old: OldJob,
-    step: Step,
-    rounds: Sequence[dict[str, PlainValue] | None],
-    share_out: ShareOut,
-    *,
-    hears_ends: bool,
+    old: OldJob, step: Step, rounds: Sequence[dict[str, PlainValue] | None], share_out: ShareOut, *, hears_ends: bool
 ) -> list[dict[str, PlainValue]]:
     """Return the rounds of each new subtask of a step that has a new operator in each epoch.
 
@@ -333,16 +328,12 @@ class _Redistribution:
             )
         if step.loop is not None and len({progress.ended for progress in before}) > 1:
             raise self._old.refusal_at_this_point(
-                step.name,
-                step.parallelism,
-                "some of them have ended with their iteration and others have not",
+                step.name, step.parallelism, "some of them have ended with their iteration and others have not"
             )
         hears_ends = not isinstance(operator, Boundary) and hasattr(operator, "input_ended")
         if hears_ends and step.name not in self.heads and len({each.data_ended for each in before}) > 1:
             raise self._old.refusal_at_this_point(
-                step.name,
-                step.parallelism,
-                "some of them have heard that their input has ended and others have not",
+                step.name, step.parallelism, "some of them have heard that their input has ended and others have not"
             )
         if step.name not in self.heads:  # All operators of a task have the same progress.
             return self._progress[step.inputs[0].upstream.name]

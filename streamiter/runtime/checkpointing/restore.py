@@ -22,11 +22,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
-from streamiter.runtime.checkpointing.redistribute import (
-    fetch_topic_batches,
-    has_same_tasks,
-    redistribute_states,
-)
+from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
 
@@ -90,11 +86,7 @@ def _committed(
 
 
 def _by_number(
-    flow: str,
-    number: int,
-    record: CommitRecord | None,
-    pointer: CommitPointer | None,
-    stored: Sequence[SnapshotHeader],
+    flow: str, number: int, record: CommitRecord | None, pointer: CommitPointer | None, stored: Sequence[SnapshotHeader]
 ) -> CheckpointId:
     found = [header.id for header in stored if header.id.number == number]
     if not found:

@@ -31,12 +31,7 @@ from streamiter.operators.operator import Context, Operator, OperatorFactory
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.testing.restore.differences import (
-    RestoreMismatch,
-    lost_attributes,
-    state_difference,
-    stream_difference,
-)
+from streamiter.testing.restore.differences import RestoreMismatch, lost_attributes, state_difference, stream_difference
 from streamiter.testing.restore.driving import (
     Build,
     BuiltFlow,
@@ -191,14 +186,7 @@ def check_flow_restore(
     )
 
 
-def _check(
-    what: str,
-    build: Build,
-    *,
-    fresh_process: bool,
-    process: RestoreProcess | None,
-    **settings: Any,
-) -> None:
+def _check(what: str, build: Build, *, fresh_process: bool, process: RestoreProcess | None, **settings: Any) -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise ConfigurationError(f"{what}: expected no running event loop, given one; call it from a plain function")
@@ -417,10 +405,7 @@ class Comparison:
         lost = lost_attributes(at_cut.attributes, after.attributes)
         if not lost:
             return []
-        return [
-            *lost[:_SHOWN_MAX],
-            "Return all that results depend on in snapshot(), and restore it in restore().",
-        ]
+        return [*lost[:_SHOWN_MAX], "Return all that results depend on in snapshot(), and restore it in restore()."]
 
 
 def _joined(before: JobOutcome, cut: Cut, restored: JobOutcome) -> JobOutcome:

@@ -288,10 +288,7 @@ def _told_apart(one: str, other: str, expected: object, given: object) -> tuple[
     """Return two texts that differ: NaNs with different payloads have the same repr."""
     if one != other:
         return one, other
-    return (
-        f"{one} (bytes {np.asarray(expected).tobytes().hex()})",
-        f"bytes {np.asarray(given).tobytes().hex()}",
-    )
+    return (f"{one} (bytes {np.asarray(expected).tobytes().hex()})", f"bytes {np.asarray(given).tobytes().hex()}")
 
 
 def _typed(value: object) -> str:

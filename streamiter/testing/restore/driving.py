@@ -367,12 +367,7 @@ class BuiltFlow:
     """A flow that is built for one run, with gates at its sources, taps at its outputs, and watched operators."""
 
     def __init__(
-        self,
-        build: Build,
-        structs: Iterable[type[msgspec.Struct]],
-        *,
-        gated: bool,
-        compare_snapshots: bool = True,
+        self, build: Build, structs: Iterable[type[msgspec.Struct]], *, gated: bool, compare_snapshots: bool = True
     ) -> None:
         self.flow = Flow("check_restore")
         self.flow.register(ModelSnapshot)

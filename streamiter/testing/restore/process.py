@@ -27,14 +27,7 @@ import msgspec
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
-from streamiter.testing.restore.driving import (
-    Build,
-    BuiltFlow,
-    JobOutcome,
-    RunOptions,
-    run_freely,
-    run_in_steps,
-)
+from streamiter.testing.restore.driving import Build, BuiltFlow, JobOutcome, RunOptions, run_freely, run_in_steps
 
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0

@@ -320,11 +320,7 @@ class SimulatedReader(TopicReader):
     """A reader that returns the batches of another reader, later and in smaller pieces."""
 
     def __init__(
-        self,
-        stored: TopicReader,
-        connection: NetworkConnection,
-        name: str,
-        on_close: Callable[[SimulatedReader], None],
+        self, stored: TopicReader, connection: NetworkConnection, name: str, on_close: Callable[[SimulatedReader], None]
     ) -> None:
         self._stored = stored
         self._connection = connection
@@ -401,11 +397,7 @@ class SimulatedTransactions(Transactions):
     """Transactions of memory topics; each call may be late, fail, or fail after it took effect."""
 
     def __init__(
-        self,
-        stored: Transactions,
-        connection: NetworkConnection,
-        broker: MemoryBroker,
-        on_commit: Callable[[], None],
+        self, stored: Transactions, connection: NetworkConnection, broker: MemoryBroker, on_commit: Callable[[], None]
     ) -> None:
         self._stored = stored
         self._connection = connection

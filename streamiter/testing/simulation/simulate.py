@@ -19,12 +19,7 @@ from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import JobState
-from streamiter.testing.simulated_time import (
-    SimulationFailed,
-    TaskClock,
-    at_once,
-    where_tasks_wait,
-)
+from streamiter.testing.simulated_time import SimulationFailed, TaskClock, at_once, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
 from streamiter.testing.simulation.network import (
     CALM,
@@ -37,13 +32,7 @@ from streamiter.testing.simulation.network import (
     SimulatedUnavailable,
     drawn_levels,
 )
-from streamiter.testing.simulation.world import (
-    Check,
-    MakeFlow,
-    Outputs,
-    Simulation,
-    World,
-)
+from streamiter.testing.simulation.world import Check, MakeFlow, Outputs, Simulation, World
 
 
 @dataclass(frozen=True, slots=True)

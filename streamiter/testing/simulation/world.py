@@ -192,15 +192,7 @@ class Input:
     Without keys, record i goes to partition i mod n, so that the partitions are the same under every seed.
     """
 
-    def __init__(
-        self,
-        name: str,
-        records: Iterable[Any],
-        *,
-        partitions: int,
-        key: KeyOf | None,
-        over_s: float,
-    ) -> None:
+    def __init__(self, name: str, records: Iterable[Any], *, partitions: int, key: KeyOf | None, over_s: float) -> None:
         self.name = name
         self.partitions = partitions
         self._over_s = over_s

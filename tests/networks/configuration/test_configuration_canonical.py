@@ -34,10 +34,7 @@ def test_a_published_file_loaded_and_saved_means_the_same(name):
 
 def test_the_canonical_form_contains_every_default():
     """Defaults may change in a later version, but the meaning of a saved file must not."""
-    layers = {
-        "wide": {"type": "simpleinputlayer", "outputdim": 1},
-        "loss": {"type": "losslayer", "inputlayer": "wide"},
-    }
+    layers = {"wide": {"type": "simpleinputlayer", "outputdim": 1}, "loss": {"type": "losslayer", "inputlayer": "wide"}}
     assert form({"default_optimizer": {"type": "adam", "reg2": 0.5}, "layers": layers}) == {
         "data": {
             "format": "dummy",
@@ -138,10 +135,7 @@ def test_files_that_mean_the_same_have_one_form(document):
 
 def test_a_constant_rate_has_the_name_that_angel_uses():
     """Angel's own files contain ConstantLearningRate; other programs do not know the short name."""
-    layers = {
-        "wide": {"type": "simpleinputlayer", "outputdim": 1},
-        "loss": {"type": "losslayer", "inputlayer": "wide"},
-    }
+    layers = {"wide": {"type": "simpleinputlayer", "outputdim": 1}, "loss": {"type": "losslayer", "inputlayer": "wide"}}
     written, short = (
         form({"train": {"decayclass": name}, "layers": layers}) for name in ("constantlearningrate", "Constant")
     )

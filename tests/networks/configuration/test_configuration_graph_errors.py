@@ -186,13 +186,7 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
         (
             small(
                 {"name": "wide", "type": "simpleinputlayer", "outputdim": 10},
-                {
-                    "name": "shared",
-                    "type": "paramsharedfc",
-                    "inputlayer": "wide",
-                    "outputdim": 12,
-                    "weightdim": 4,
-                },
+                {"name": "shared", "type": "paramsharedfc", "inputlayer": "wide", "outputdim": 12, "weightdim": 4},
                 {"name": "loss", "type": "losslayer", "inputlayer": "shared"},
             ),
             "layer 'shared', key 'outputdim': expected as many times 4 (weightdim) as its input has vectors, "
@@ -202,12 +196,7 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
             small(
                 {"name": "wide", "type": "simpleinputlayer", "outputdim": 3},
                 {"name": "embedding", "type": "embedding", "numfactors": 2, "outputdim": 8},
-                {
-                    "name": "pooled",
-                    "type": "weightedsumlayer",
-                    "inputlayers": ["wide", "embedding"],
-                    "outputdim": 2,
-                },
+                {"name": "pooled", "type": "weightedsumlayer", "inputlayers": ["wide", "embedding"], "outputdim": 2},
                 {"name": "loss", "type": "losslayer", "inputlayer": "pooled"},
             ),
             "layer 'pooled', key 'outputdim': expected the width of 3 vectors, one for each weight of 'wide', "
@@ -217,12 +206,7 @@ def test_a_dimension_that_does_not_fit_is_reported_with_both_numbers(tmp_path, c
             small(
                 {"name": "wide", "type": "simpleinputlayer", "outputdim": 2},
                 {"name": "embedding", "type": "embedding", "numfactors": 2, "outputdim": 8},
-                {
-                    "name": "pooled",
-                    "type": "weightedsumlayer",
-                    "inputlayers": ["wide", "embedding"],
-                    "outputdim": 4,
-                },
+                {"name": "pooled", "type": "weightedsumlayer", "inputlayers": ["wide", "embedding"], "outputdim": 4},
                 {"name": "loss", "type": "losslayer", "inputlayer": "pooled"},
             ),
             "layer 'pooled', key 'outputdim': expected the width of 2 vectors, one for each weight of 'wide', "

@@ -18,10 +18,7 @@ from networks.published import layer
             "'embedding' (Embedding), 'deep_0' (FCLayer), 'deep_1' (FCLayer), 'deep' (FCLayer), "
             "'cross' (BiInnerSumCross), 'sum' (SumPooling); add one",
         ),
-        (
-            at_top(layers=[]),
-            "key 'layers': expected a loss layer, of type 'simplelosslayer', given no layers; add one",
-        ),
+        (at_top(layers=[]), "key 'layers': expected a loss layer, of type 'simplelosslayer', given no layers; add one"),
         (
             replaced("wide", type=...),
             "layer 'wide': expected the key 'type', given 'name', 'outputdim', 'transfunc'; add it",
@@ -114,10 +111,7 @@ def test_a_missing_key_is_named_with_the_given_keys(tmp_path, change, said):
             "'train', key 'decayclass': expected one of 'ConstantLearningRate', 'StandardDecay', 'CorrectionDecay', "
             "'WarmRestarts', 'Constant', given 'WarmRestart'; did you mean 'WarmRestarts'?",
         ),
-        (
-            within("data", format="csv"),
-            "'data', key 'format': expected one of 'libsvm', 'dummy', 'dense', given 'csv'",
-        ),
+        (within("data", format="csv"), "'data', key 'format': expected one of 'libsvm', 'dummy', 'dense', given 'csv'"),
         (
             within("data", translabel="NoTran"),
             "'data', key 'translabel': expected one of 'NoTrans', 'PosNegTrans', 'ZeroOneTrans', 'AddOneTrans', "
@@ -129,10 +123,7 @@ def test_a_missing_key_is_named_with_the_given_keys(tmp_path, change, said):
             "'T_FLOAT_SPARSE_LONGKEY', 'T_DOUBLE_DENSE', 'T_DOUBLE_SPARSE', 'T_DOUBLE_SPARSE_LONGKEY', "
             "given 'T_HALF_DENSE'; did you mean 'T_FLOAT_DENSE'?",
         ),
-        (
-            within("model", init="zeros"),
-            "'model', key 'init': expected one of 'xavier', 'angel', given 'zeros'",
-        ),
+        (within("model", init="zeros"), "'model', key 'init': expected one of 'xavier', 'angel', given 'zeros'"),
     ],
     ids=case_id,
 )
@@ -144,10 +135,7 @@ def test_an_unknown_name_is_reported_with_the_nearest_known_one(tmp_path, change
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            at_top(layers="wide"),
-            "key 'layers': expected an array or an object of layers, given the text 'wide'",
-        ),
+        (at_top(layers="wide"), "key 'layers': expected an array or an object of layers, given the text 'wide'"),
         (at_top(layers=["wide"]), "layer number 1: expected an object, given the text 'wide'"),
         (at_top(layers={"wide": 1}), "layer 'wide': expected an object, given 1"),
         (at_top(train=[]), "'train': expected an object, given the array []"),
@@ -160,32 +148,14 @@ def test_an_unknown_name_is_reported_with_the_nearest_known_one(tmp_path, change
             at_top(default_transfunc={"type": 3}),
             "key 'default_transfunc.type': expected the name of a transfer function, given 3",
         ),
-        (
-            within("train", epoch="5"),
-            "'train', key 'epoch': expected a whole number of at least 1, given the text '5'",
-        ),
-        (
-            within("train", epoch=2.0),
-            "'train', key 'epoch': expected a whole number of at least 1, given 2.0",
-        ),
-        (
-            within("train", epoch=True),
-            "'train', key 'epoch': expected a whole number of at least 1, given true",
-        ),
+        (within("train", epoch="5"), "'train', key 'epoch': expected a whole number of at least 1, given the text '5'"),
+        (within("train", epoch=2.0), "'train', key 'epoch': expected a whole number of at least 1, given 2.0"),
+        (within("train", epoch=True), "'train', key 'epoch': expected a whole number of at least 1, given true"),
         (within("train", lr="0.5"), "'train', key 'lr': expected a number above 0, given the text '0.5'"),
         (within("train", lr=False), "'train', key 'lr': expected a number above 0, given false"),
-        (
-            within("data", useshuffle="true"),
-            "'data', key 'useshuffle': expected true or false, given the text 'true'",
-        ),
-        (
-            within("data", path=["a"]),
-            "'data', key 'path': expected a text that is not empty, given the array ['a']",
-        ),
-        (
-            within("data", format=1),
-            "'data', key 'format': expected one of 'libsvm', 'dummy', 'dense', given 1",
-        ),
+        (within("data", useshuffle="true"), "'data', key 'useshuffle': expected true or false, given the text 'true'"),
+        (within("data", path=["a"]), "'data', key 'path': expected a text that is not empty, given the array ['a']"),
+        (within("data", format=1), "'data', key 'format': expected one of 'libsvm', 'dummy', 'dense', given 1"),
         (replaced("wide", name=7), "layer number 1, key 'name': expected a text that is not empty, given 7"),
         (replaced("wide", type=7), "layer 'wide', key 'type': expected the type of a layer, given 7"),
         (
@@ -234,14 +204,8 @@ def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
         (within("train", epoch=0), "'train', key 'epoch': expected a whole number of at least 1, given 0"),
         (within("train", lr=0), "'train', key 'lr': expected a number above 0, given 0"),
         (within("train", lr=10**400), "'train', key 'lr': expected a number above 0, given a whole number"),
-        (
-            within("train", decayalpha=-1),
-            "'train', key 'decayalpha': expected a number of 0 or more, given -1",
-        ),
-        (
-            within("train", decaybeta=1),
-            "'train', key 'decaybeta': expected a number from 0 to below 1, given 1",
-        ),
+        (within("train", decayalpha=-1), "'train', key 'decayalpha': expected a number of 0 or more, given -1"),
+        (within("train", decaybeta=1), "'train', key 'decaybeta': expected a number from 0 to below 1, given 1"),
         (
             within("data", indexrange=0),
             "'data', key 'indexrange': expected a whole number of at least 1, or -1, given 0",
@@ -250,14 +214,8 @@ def test_a_value_of_another_json_type_is_refused(tmp_path, change, said):
             within("data", validateratio=1.5),
             "'data', key 'validateratio': expected a number from 0 to below 1, given 1.5",
         ),
-        (
-            within("data", sampleratio=0),
-            "'data', key 'sampleratio': expected a number above 0, of at most 1, given 0",
-        ),
-        (
-            within("data", posnegratio=-2),
-            "'data', key 'posnegratio': expected a number above 0, or -1, given -2",
-        ),
+        (within("data", sampleratio=0), "'data', key 'sampleratio': expected a number above 0, of at most 1, given 0"),
+        (within("data", posnegratio=-2), "'data', key 'posnegratio': expected a number above 0, or -1, given -2"),
         (
             replaced("wide", transfunc={"type": "dropout", "proba": 1}),
             "layer 'wide', key 'transfunc.proba': expected a number from 0 to below 1, given 1",
@@ -321,10 +279,7 @@ def test_a_number_out_of_bounds_is_reported_with_the_bounds(tmp_path, change, sa
             at_top(default_transfunc="relu", default_trandfunc="relu"),
             "key 'default_trandfunc': expected it once, given 'default_transfunc' too; keep 'default_transfunc'",
         ),
-        (
-            within("train", Epoch=7),
-            "'train', key 'Epoch': expected each key once, given 'epoch' and 'Epoch'; keep one",
-        ),
+        (within("train", Epoch=7), "'train', key 'Epoch': expected each key once, given 'epoch' and 'Epoch'; keep one"),
         (
             at_top(layers={"wide": {"name": "broad", "type": "simpleinputlayer", "outputdim": 1}}),
             "layer 'wide', key 'name': expected the key of the layer, 'wide', given 'broad'; leave it out",

@@ -167,17 +167,11 @@ def test_the_number_of_features_is_indexrange_or_modelsize_or_from_the_data(data
         ("ADADELTA", AdaDelta(0.5, alpha=0.9, beta=0.9)),
         ("FTRL", FTRL(alpha=0.1, beta=1.0)),
         ({"type": "sgd", "reg1": 0.1, "reg2": 0.2}, SGD(0.5, l1=0.1, l2=0.2)),
-        (
-            {"type": "Momentum", "momentum": 0.8, "reg1": 0.1, "reg2": 0.2},
-            Momentum(0.5, momentum=0.8, l1=0.1, l2=0.2),
-        ),
+        ({"type": "Momentum", "momentum": 0.8, "reg1": 0.1, "reg2": 0.2}, Momentum(0.5, momentum=0.8, l1=0.1, l2=0.2)),
         ({"type": "adam", "beta": 0.8, "gamma": 0.7, "reg2": 1}, Adam(0.5, beta=0.8, gamma=0.7, l2=1.0)),
         ({"type": "adagrad", "beta": 0.8}, RMSProp(0.5, beta=0.8)),
         ({"type": "adadelta", "alpha": 0.8, "beta": 0.7}, AdaDelta(0.5, alpha=0.8, beta=0.7)),
-        (
-            {"type": "ftrl", "alpha": 0.2, "beta": 2, "reg1": 3, "reg2": 4},
-            FTRL(alpha=0.2, beta=2.0, l1=3.0, l2=4.0),
-        ),
+        ({"type": "ftrl", "alpha": 0.2, "beta": 2, "reg1": 3, "reg2": 4}, FTRL(alpha=0.2, beta=2.0, l1=3.0, l2=4.0)),
     ],
     ids=str,
 )
@@ -198,10 +192,7 @@ def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
         ({"decayclass": "ConstantLearningRate"}, Constant(0.5)),
         ({"decayclass": "constant"}, Constant(0.5)),
         ({"decayclass": "StandardDecay", "decayalpha": 0.2}, InverseSquareRoot(0.5, 0.2)),
-        (
-            {"decayclass": "CorrectionDecay", "decayalpha": 0.2, "decaybeta": 0.8},
-            Correction(0.5, 0.2, 0.8),
-        ),
+        ({"decayclass": "CorrectionDecay", "decayalpha": 0.2, "decaybeta": 0.8}, Correction(0.5, 0.2, 0.8)),
         ({"decayclass": "warmrestarts", "decayalpha": 0.2, "decaybeta": 0.8}, WarmRestarts(0.5, 0.2)),
         ({}, InverseSquareRoot(0.5, 0.001)),
     ],
@@ -232,10 +223,7 @@ def test_older_files_misspell_the_default_transfer_function(key):
 
 def test_the_key_actiontype_of_dropout_is_ignored():
     """The network itself knows whether it trains or predicts, so Angel's key ``actiontype`` is ignored."""
-    layers = [
-        {**LOGISTIC[0], "transfunc": {"type": "dropout", "proba": 0.1, "actiontype": "train"}},
-        LOGISTIC[1],
-    ]
+    layers = [{**LOGISTIC[0], "transfunc": {"type": "dropout", "proba": 0.1, "actiontype": "train"}}, LOGISTIC[1]]
     read = read_configuration({"layers": layers})
     assert read.warnings == ()
     assert read.layers[0].transfer_function.parameters == {"proba": 0.1}
@@ -351,19 +339,8 @@ def test_the_attention_fm_as_it_was_published_is_read():
                 "weightdims": [10, 1],
                 "inputlayer": "pairs",
             },
-            {
-                "name": "pooled",
-                "type": "WeightedSumLayer",
-                "outputdim": 8,
-                "inputlayers": ["attention", "pairs"],
-            },
-            {
-                "name": "score",
-                "type": "FCLayer",
-                "outputdims": [1],
-                "transfuncs": ["identity"],
-                "inputlayer": "pooled",
-            },
+            {"name": "pooled", "type": "WeightedSumLayer", "outputdim": 8, "inputlayers": ["attention", "pairs"]},
+            {"name": "score", "type": "FCLayer", "outputdims": [1], "transfuncs": ["identity"], "inputlayer": "pooled"},
             {"name": "loss", "type": "losslayer", "inputlayer": "score"},
         ],
     }

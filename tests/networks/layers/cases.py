@@ -27,12 +27,7 @@ class Nodes:
     layers: list[Layer] = field(default_factory=list)
 
     def add(
-        self,
-        type_name: str,
-        output_dim: int = -1,
-        *inputs: Layer,
-        transfer: str = "identity",
-        **settings: Any,
+        self, type_name: str, output_dim: int = -1, *inputs: Layer, transfer: str = "identity", **settings: Any
     ) -> Layer:
         """Add a layer whose name is its type and its number."""
         layer = LAYER_TYPES[type_name](

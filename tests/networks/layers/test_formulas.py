@@ -130,11 +130,7 @@ def _dot(first: list[float], second: list[float]) -> float:
 
 def test_the_inner_sum_adds_the_products_of_all_pairs():
     """The layer computes ½(‖Σu‖² − Σ‖u‖²), which must equal the sum over the pairs."""
-    _crossed(
-        "biinnersumcross",
-        1,
-        lambda vectors: [sum(_dot(u, v) for u, v in itertools.combinations(vectors, 2))],
-    )
+    _crossed("biinnersumcross", 1, lambda vectors: [sum(_dot(u, v) for u, v in itertools.combinations(vectors, 2))])
 
 
 def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():

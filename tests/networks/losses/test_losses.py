@@ -182,11 +182,7 @@ def test_right_predictions_are_counted(name):
 @pytest.mark.parametrize(
     ("name", "labels", "message"),
     [
-        (
-            "logloss",
-            [1, 0],
-            "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans ",
-        ),
+        ("logloss", [1, 0], "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans "),
         ("hingeloss", [1, 2], "'end': expected labels −1 or 1 for hingeloss, given 2.0"),
         (
             "crossentropyloss",
@@ -201,11 +197,7 @@ def test_right_predictions_are_counted(name):
         ),
         ("softmaxloss", [0, -1], "'end': expected labels from 0 to 3 for softmaxloss, given -1.0"),
         ("softmaxloss", [0, 1.5], "'end': expected labels from 0 to 3 for softmaxloss, given 1.5"),
-        (
-            "l2loss",
-            [0, math.nan],
-            "'end': expected finite labels for l2loss, given nan; leave these rows out",
-        ),
+        ("l2loss", [0, math.nan], "'end': expected finite labels for l2loss, given nan; leave these rows out"),
         ("huberloss", [0, math.inf], "'end': expected finite labels for huberloss, given inf"),
     ],
 )

@@ -130,8 +130,7 @@ class BruteForce:
             worker for event in self.history[:end] for worker in event.workers
         }
         return max(
-            (self.progress(worker, when) or 0 for worker in everybody for when in range(start + 1, end)),
-            default=0,
+            (self.progress(worker, when) or 0 for worker in everybody for when in range(start + 1, end)), default=0
         )
 
     def _nobody_takes_part(self, end: int) -> bool:

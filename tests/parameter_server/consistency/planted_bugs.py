@@ -257,8 +257,7 @@ def the_shard_answers_before_it_adds(patch: pytest.MonkeyPatch) -> None:
 
     def release(self: Any, released: Any) -> None:
         original(
-            self,
-            [part for move in released for part in (Released(move.clock, [], move.gets), replace(move, gets=[]))],
+            self, [part for move in released for part in (Released(move.clock, [], move.gets), replace(move, gets=[]))]
         )
 
     patch.setattr(MatrixShard, "_release", release)

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameter_server.consistency.brute_force import KINDS
-from parameter_server.consistency.client_run import (
-    CLIENT_STEPS,
-    ClientRun,
-    ClientStep,
-    Stir,
-    play,
-    random_client_steps,
-)
+from parameter_server.consistency.client_run import CLIENT_STEPS, ClientRun, ClientStep, Stir, play, random_client_steps
 
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer

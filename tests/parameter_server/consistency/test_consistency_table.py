@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from streamiter.errors import InternalError, OutOfTurn, UnknownWorker
-from streamiter.parameter_server.consistency import (
-    ASP,
-    BSP,
-    SSP,
-    Consistency,
-    ConsistencyModel,
-    Released,
-    model_of,
-)
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, ConsistencyModel, Released, model_of
 
 Model = ConsistencyModel[str, str]
 ALL = [ASP(), BSP(), SSP(0), SSP(2)]

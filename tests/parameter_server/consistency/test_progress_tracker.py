@@ -246,10 +246,7 @@ def test_any_sequence_of_calls_is_counted_as_by_a_scan(calls: Calls) -> None:
             assert tracker.join(worker, at) == (least if at is None else at)
             clocks[worker] = least if at is None else at
         elif kind == "raise" and worker in clocks:
-            moved, clocks[worker] = (
-                tracker.raise_to(worker, least + number),
-                max(clocks[worker], least + number),
-            )
+            moved, clocks[worker] = (tracker.raise_to(worker, least + number), max(clocks[worker], least + number))
         elif kind == "clock" and worker in clocks:
             moved, clocks[worker] = tracker.advance_and_get_changed_min_clock(worker), clocks[worker] + 1
         elif kind == "leave" and worker in clocks:

@@ -241,11 +241,7 @@ async def _clocks_twice(client: Any) -> None:
 @pytest.mark.parametrize(
     ("mislead", "kind", "said"),
     [
-        (
-            lambda client: client.get("weights", row=0),
-            UnknownMatrix,
-            "expected one of 'counts', given 'weights'",
-        ),
+        (lambda client: client.get("weights", row=0), UnknownMatrix, "expected one of 'counts', given 'weights'"),
         (lambda client: client.get(MATRIX, row=0, columns=[RECORDS]), OutOfRange, str(RECORDS)),
         (lambda client: client.add(MATRIX, row=1, values=[0.0] * RECORDS), OutOfRange, "1"),
         (_clocks_twice, OutOfTurn, "out of turn under BSP"),

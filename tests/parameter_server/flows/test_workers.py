@@ -6,16 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from parameter_server.flows.counting import (
-    MATRIX,
-    RECORDS,
-    Counts,
-    Dealt,
-    count_of_each,
-    counting_flow,
-    ended,
-    handled,
-)
+from parameter_server.flows.counting import MATRIX, RECORDS, Counts, Dealt, count_of_each, counting_flow, ended, handled
 from support.waiting import until
 
 from streamiter import Flow, Operator, connect
@@ -111,9 +102,7 @@ class UnequallyDealt(Dealt):
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1), SSP(staleness=0)], ids=repr)
-async def test_a_worker_leaves_at_the_end_of_its_input_and_the_others_continue(
-    consistency: Consistency,
-) -> None:
+async def test_a_worker_leaves_at_the_end_of_its_input_and_the_others_continue(consistency: Consistency) -> None:
     """The others waited forever for a worker whose input had ended."""
     flow, server = Flow("unequal", parallelism=2), ParameterServer()
     numbers = flow.from_source(lambda: UnequallyDealt(RECORDS), name="numbers")

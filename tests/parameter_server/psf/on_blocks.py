@@ -15,12 +15,7 @@ from streamiter.parameter_server.storage.block import SparseRow
 
 ROWS, COLUMNS = 10, 100
 
-SHAPES: dict[str, tuple[int, int]] = {
-    "whole": (10, 100),
-    "5 × 50": (5, 50),
-    "uneven": (7, 33),
-    "one column": (10, 1),
-}
+SHAPES: dict[str, tuple[int, int]] = {"whole": (10, 100), "5 × 50": (5, 50), "uneven": (7, 33), "one column": (10, 1)}
 
 
 @dataclass(frozen=True)
@@ -46,23 +41,7 @@ class Fixture:
             values[2] = 1.0
         if self.special:
             values[0, ::9] = [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -0.5, -1.5, 1e30, -1e-30]
-            values[1, ::7] = [
-                0.0,
-                np.inf,
-                -0.0,
-                np.nan,
-                -np.inf,
-                1.0,
-                0.0,
-                -2.5,
-                1e30,
-                0.0,
-                3.0,
-                -1.0,
-                0.5,
-                2,
-                7,
-            ]
+            values[1, ::7] = [0.0, np.inf, -0.0, np.nan, -np.inf, 1.0, 0.0, -2.5, 1e30, 0.0, 3.0, -1.0, 0.5, 2, 7]
         if self.default is not None:
             absent = random.uniform(size=values.shape) >= self.density
             values[absent] = self.default
@@ -109,9 +88,7 @@ class OnBlocks:
                     if block.is_sparse:
                         block.replace_row(row, nothing)
                     block.put(
-                        row,
-                        None,
-                        np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop]),
+                        row, None, np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop])
                     )
 
     def values(self) -> np.ndarray[Any, Any]:

@@ -54,11 +54,7 @@ async def test_every_psf_gives_on_shards_what_numpy_gives(fixture: Fixture, shar
             function = _on(case.function, matrix)
             await client.update(function)
             np.testing.assert_allclose(
-                await client.get(matrix, rows=range(ROWS)),
-                expected,
-                rtol=1e-6,
-                atol=1e-6,
-                err_msg=str(function),
+                await client.get(matrix, rows=range(ROWS)), expected, rtol=1e-6, atol=1e-6, err_msg=str(function)
             )
         await server.create_matrix("w", **settings(fixture))
         for aggregate in aggregate_cases.CASES:
@@ -130,10 +126,7 @@ class NamesOneColumn(psf.UpdateFunction):
             NamesNoRows("w"),
             r"NamesNoRows on matrix 'w': expected a row of the block, 2 to 3, given 0; let its rows\(\)",
         ),
-        (
-            NamesOneColumn("w"),
-            r"NamesOneColumn on matrix 'w': expected columns of the block, 2 to 3, given 0; take",
-        ),
+        (NamesOneColumn("w"), r"NamesOneColumn on matrix 'w': expected columns of the block, 2 to 3, given 0; take"),
     ],
 )
 async def test_a_function_of_a_user_cannot_change_other_blocks(

@@ -417,22 +417,10 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: Optimize("w", Adam),
-            ConfigurationError,
-            r"psf.Optimize\(optimizer=\): .* make one of it: Adam\(\)",
-        ),
-        (
-            lambda: Optimize("w", SGD(), weights=0),
-            ConfigurationError,
-            r"psf.Optimize\(weights=\): .* given 0",
-        ),
+        (lambda: Optimize("w", Adam), ConfigurationError, r"psf.Optimize\(optimizer=\): .* make one of it: Adam\(\)"),
+        (lambda: Optimize("w", SGD(), weights=0), ConfigurationError, r"psf.Optimize\(weights=\): .* given 0"),
         (lambda: Optimize("w", SGD(), step=0), ConfigurationError, r"psf.Optimize\(step=\): .* given 0"),
-        (
-            lambda: Optimize("w", SGD(), scale=0.0),
-            ConfigurationError,
-            r"psf.Optimize\(scale=\): .* given 0.0",
-        ),
+        (lambda: Optimize("w", SGD(), scale=0.0), ConfigurationError, r"psf.Optimize\(scale=\): .* given 0.0"),
         (
             lambda: Optimize("w", Adam()).slot_row("z"),
             OutOfRange,
@@ -471,7 +459,6 @@ def test_an_optimizer_that_another_process_cannot_import_is_refused_where_it_is_
 
     assert Optimize("w", OfThisTest()).require_importable() == Optimize("w", OfThisTest())
     with pytest.raises(
-        ConfigurationError,
-        match=r"psf.Optimize\(optimizer=\): expected its class at the top level of a module",
+        ConfigurationError, match=r"psf.Optimize\(optimizer=\): expected its class at the top level of a module"
     ):
         Optimize("w", OfThisFunction()).require_importable()

@@ -145,9 +145,5 @@ def test_a_wide_sparse_row_is_computed_in_pieces() -> None:
 
     psf.MapWithIndex("w", 0, 1, watched).partition_update(block, None)
     content = block.sparse_row(1)
-    assert (content.columns.tolist(), content.values.tolist(), content.default) == (
-        [5, 150_000],
-        [5.0, 3e5],
-        3.0,
-    )
+    assert (content.columns.tolist(), content.values.tolist(), content.default) == ([5, 150_000], [5.0, 3e5], 3.0)
     assert longest <= 1 << 16

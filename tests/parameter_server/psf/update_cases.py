@@ -170,22 +170,10 @@ CASES: tuple[Case, ...] = (
     Case(psf.CompressUpdate("w", 1, np.zeros(100)), lambda m: None, FLOATS),
     # Random.
     Case(psf.RandomNormal("w", 3, 1.0, 2.0, seed=9), to(3, lambda m: 1.0 + 2.0 * box_muller(9, 3)), FLOATS),
-    Case(
-        psf.RandomNormal("w", None, 0, 1, seed=2**64 - 1),
-        whole(lambda m: every_row(box_muller, 2**64 - 1)),
-        FLOATS,
-    ),
+    Case(psf.RandomNormal("w", None, 0, 1, seed=2**64 - 1), whole(lambda m: every_row(box_muller, 2**64 - 1)), FLOATS),
     Case(psf.RandomUniform("w", 4, -1.0, 3.0, seed=0), to(4, lambda m: -1.0 + 4.0 * unit(0, 4)), FLOATS),
-    Case(
-        psf.RandomUniform("w", row=None, low=2, high=3, seed=1),
-        whole(lambda m: 2.0 + every_row(unit, 1)),
-        FLOATS,
-    ),
-    Case(
-        psf.XavierNormal("w", 1.5, 30, 20, seed=4),
-        whole(lambda m: XAVIER * every_row(box_muller, 4)),
-        FLOATS,
-    ),
+    Case(psf.RandomUniform("w", row=None, low=2, high=3, seed=1), whole(lambda m: 2.0 + every_row(unit, 1)), FLOATS),
+    Case(psf.XavierNormal("w", 1.5, 30, 20, seed=4), whole(lambda m: XAVIER * every_row(box_muller, 4)), FLOATS),
     Case(psf.XavierNormal("w", 1.5, 30, 20, seed=4, row=2), to(2, lambda m: XAVIER * box_muller(4, 2)), FLOATS),
     Case(
         psf.XavierUniform("w", gain=1.5, fan_in=30, fan_out=20, seed=4),
@@ -202,17 +190,10 @@ CASES: tuple[Case, ...] = (
         whole(lambda m: 2.0 * math.sqrt(1 / 25) * every_row(box_muller, 4)),
         FLOATS,
     ),
-    Case(
-        psf.KaimingNormal("w", gain=2.0, fan_in=25, seed=4, row=0),
-        to(0, lambda m: 0.4 * box_muller(4, 0)),
-        FLOATS,
-    ),
+    Case(psf.KaimingNormal("w", gain=2.0, fan_in=25, seed=4, row=0), to(0, lambda m: 0.4 * box_muller(4, 0)), FLOATS),
     # The user's functions.
     Case(psf.Map("w", 1, 3, user_functions.twice_plus_one), to(3, lambda m: 2 * m[1] + 1)),
-    Case(
-        psf.Map("w", 1, 1, "parameter_server.psf.user_functions:twice_plus_one"),
-        to(1, lambda m: 2 * m[1] + 1),
-    ),
+    Case(psf.Map("w", 1, 1, "parameter_server.psf.user_functions:twice_plus_one"), to(1, lambda m: 2 * m[1] + 1)),
     Case(psf.Map("w", 1, 3, "numpy:tanh"), to(3, lambda m: np.tanh(m[1])), FLOATS),
     Case(psf.Zip2Map("w", 0, 1, 3, user_functions.difference), to(3, lambda m: m[0] - 3 * m[1])),
     Case(

@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from parameter_server.flows.counting import (
-    MATRIX,
-    Counts,
-    checkpoints,
-    count_of_each,
-    counting_flow,
-    ended,
-    handled,
-)
+from parameter_server.flows.counting import MATRIX, Counts, checkpoints, count_of_each, counting_flow, ended, handled
 from parameter_server.ray.processes import kill
 from support.waiting import PATIENCE_S, until
 
@@ -54,13 +46,7 @@ async def counts_once(server: ParameterServer, consistency: Consistency) -> None
     async def begun(server: ParameterServer) -> Job:
         """Return a job that has counted some records since its last checkpoint."""
         flow, _ = counting_flow(
-            server=server,
-            consistency=consistency,
-            matrix=matrix,
-            workers=3,
-            sources=3,
-            records=RECORDS,
-            block=(1, 7),
+            server=server, consistency=consistency, matrix=matrix, workers=3, sources=3, records=RECORDS, block=(1, 7)
         )
         job = await flow.start(checkpoints=checkpoints(store), channel_limits=FEW)
         await handled(job, 6)

@@ -36,10 +36,7 @@ async def test_all_shards_roll_back_to_one_snapshot_and_no_add_counts_twice() ->
         there = ray.remote(OtherProcess).options(num_cpus=0).remote(server.address())
         await there.join.remote(1)
         elsewhere = there.train.remote(1, ITERATIONS, COLUMNS)
-        went_back = [
-            *await train(here, ITERATIONS, COLUMNS, killing(server, here, {5: 1})),
-            *await elsewhere,
-        ]
+        went_back = [*await train(here, ITERATIONS, COLUMNS, killing(server, here, {5: 1})), *await elsewhere]
         assert len(went_back) == 2  # both workers, once
         assert all(clock in (2, 4) for clock in went_back)
 
@@ -120,10 +117,7 @@ async def test_a_snapshot_lost_with_its_node_is_an_error_and_no_training_restart
         await kill(server, 0)
         with pytest.raises(RolledBack, match="all shards went back to their initial values"):
             await call_until_error(client)
-        assert server.statistics().matrix("w").clocks == {
-            "0": 0,
-            "1": 0,
-        }  # the idle worker has not called since
+        assert server.statistics().matrix("w").clocks == {"0": 0, "1": 0}  # the idle worker has not called since
         with pytest.raises(RolledBack):
             await idle.leave()
         await idle.leave()

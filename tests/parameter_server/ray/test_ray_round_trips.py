@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter.errors import (
-    ConfigurationError,
-    OutOfRange,
-    ParameterServerError,
-    ServerReset,
-    UnknownMatrix,
-)
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, ServerReset, UnknownMatrix
 from streamiter.parameter_server import SSP, psf
 from streamiter.parameter_server.ray.host import RayAddress
 from streamiter.parameter_server.server import ParameterServer
@@ -49,9 +43,7 @@ def _error(found: Any, expected: Any) -> float:
     return float(np.abs(found - expected).sum() / np.abs(expected).sum())
 
 
-async def test_rows_columns_and_functions_give_the_same_as_numpy(
-    shared_address: RayAddress,
-) -> None:
+async def test_rows_columns_and_functions_give_the_same_as_numpy(shared_address: RayAddress) -> None:
     """A slice went to the wrong shard, an array came back read-only, or an aggregate was merged twice."""
     random = np.random.default_rng(2)
     expected = np.zeros((2, 300_000))

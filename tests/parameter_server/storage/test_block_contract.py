@@ -18,15 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from parameter_server.storage.blocks import (
-    KINDS,
-    PLAIN,
-    block_of,
-    columns_of,
-    deferred_of,
-    restored,
-    small_frames,
-)
+from parameter_server.storage.blocks import KINDS, PLAIN, block_of, columns_of, deferred_of, restored, small_frames
 
 from streamiter.errors import InternalError
 from streamiter.parameter_server.matrix import DTYPES, DType, Matrix
@@ -125,12 +117,7 @@ class _BlockMachine(RuleBasedStateMachine):
         for column, value in zip(columns.tolist(), values, strict=True):
             self.expected[row, column] = value
 
-    @rule(
-        row=st.integers(0, 9),
-        seed=st.integers(0, 99),
-        zeros=st.sampled_from([0.0, 0.99, 1.0]),
-        puts=st.booleans(),
-    )
+    @rule(row=st.integers(0, 9), seed=st.integers(0, 99), zeros=st.sampled_from([0.0, 0.99, 1.0]), puts=st.booleans())
     def change_whole_row(self, row: int, seed: int, zeros: float, puts: bool) -> None:
         row, within = self._row(row), self.range.columns
         values = self._values(seed, len(within), zeros)
@@ -143,11 +130,7 @@ class _BlockMachine(RuleBasedStateMachine):
         values[:] = 77  # The block does not keep the array.
 
     @precondition(lambda self: self.is_sparse)
-    @rule(
-        row=st.integers(0, 9),
-        kept=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-        default=st.sampled_from([0.0, 1.0, 2.5]),
-    )
+    @rule(row=st.integers(0, 9), kept=st.sampled_from([0.0, 0.1, 0.5, 1.0]), default=st.sampled_from([0.0, 1.0, 2.5]))
     def replace_row(self, row: int, kept: float, default: float) -> None:
         row = self._row(row)
         content = self.block.sparse_row(row)

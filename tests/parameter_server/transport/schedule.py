@@ -7,12 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from parameter_server.transport.lossy_network import (
-    EVERYTHING,
-    LossyNetwork,
-    NetworkCarrier,
-    NetworkFaults,
-)
+from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, NetworkCarrier, NetworkFaults
 from parameter_server.transport.recording_shard import Ask, RecordingShard
 
 from streamiter.errors import OutOfTurn

@@ -26,9 +26,7 @@ SEEDS_TO_FIND_A_BUG = range(30)
         pytest.param(EVERYTHING, id="everything"),
     ],
 )
-def test_each_request_is_handled_once_and_in_order_over_a_lossy_network(
-    faults: NetworkFaults,
-) -> None:
+def test_each_request_is_handled_once_and_in_order_over_a_lossy_network(faults: NetworkFaults) -> None:
     """A gradient was added twice, or after a clock that was sent later, and spoiled a model without an error."""
     for seed in SEEDS:
         check_schedule(Schedule(seed, faults))

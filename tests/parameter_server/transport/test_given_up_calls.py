@@ -10,11 +10,7 @@ from parameter_server.transport.connection import add_ones, recording, whole_row
 from parameter_server.transport.recording_shard import Ask
 
 from streamiter.parameter_server import BSP, SSP
-from streamiter.parameter_server.requests import (
-    AbandonBarrier,
-    ClockRequest,
-    PassBarrier,
-)
+from streamiter.parameter_server.requests import AbandonBarrier, ClockRequest, PassBarrier
 
 
 def test_a_cancelled_get_is_taken_from_the_shard() -> None:

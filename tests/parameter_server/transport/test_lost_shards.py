@@ -10,19 +10,9 @@ from parameter_server.transport.connection import recording, whole_row, with_mat
 from parameter_server.transport.lossy_network import NetworkFaults
 from parameter_server.transport.recording_shard import Ask
 
-from streamiter.errors import (
-    RolledBack,
-    ServerReset,
-    ShardLost,
-    WorkerHasLeft,
-)
+from streamiter.errors import RolledBack, ServerReset, ShardLost, WorkerHasLeft
 from streamiter.parameter_server import BSP
-from streamiter.parameter_server.requests import (
-    ClientMessage,
-    ClockRequest,
-    SessionControl,
-    SessionId,
-)
+from streamiter.parameter_server.requests import ClientMessage, ClockRequest, SessionControl, SessionId
 
 
 class Unreachable:

@@ -9,19 +9,9 @@ import pytest
 from parameter_server.transport.connection import Connection, add_ones, recording, whole_row, with_matrix
 from parameter_server.transport.recording_shard import Ask
 
-from streamiter.errors import (
-    OutOfRange,
-    ParameterServerError,
-    RolledBack,
-    UnknownMatrix,
-)
+from streamiter.errors import OutOfRange, ParameterServerError, RolledBack, UnknownMatrix
 from streamiter.parameter_server import ASP
-from streamiter.parameter_server.requests import (
-    AddRequest,
-    Changes,
-    GetRequest,
-    NextChanges,
-)
+from streamiter.parameter_server.requests import AddRequest, Changes, GetRequest, NextChanges
 
 
 class RaisesOn:

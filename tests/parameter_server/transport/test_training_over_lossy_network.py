@@ -27,9 +27,7 @@ def _play_all(seeds: Iterable[int], consistency: Consistency) -> None:
 
 
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)], ids=repr)
-def test_workers_read_what_their_consistency_promises_over_a_lossy_network(
-    consistency: Consistency,
-) -> None:
+def test_workers_read_what_their_consistency_promises_over_a_lossy_network(consistency: Consistency) -> None:
     """A get overtook the clock before it and read another iteration than its consistency allows."""
     _play_all(SEEDS, consistency)
 
