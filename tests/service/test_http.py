@@ -225,6 +225,19 @@ async def test_heads_have_a_limit(sent: bytes) -> None:
         assert await service.is_well()
 
 
+async def test_an_answer_is_sent_at_once() -> None:
+    """Head and body were two packets: each cost the service a call of the system, and woke the client up."""
+    async with case() as service:
+        with socket.create_connection(("127.0.0.1", service.port)) as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            for _ in range(5):  # Two packets may still be read as one.
+                await loop.sock_sendall(client, request("/livez", method="GET"))
+                head, _, body = (await loop.sock_recv(client, 65536)).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                assert b'"status"' in body
+
+
 async def test_requests_in_a_pipeline_are_answered_in_order() -> None:
     """A client that sent two requests at once got one answer."""
     async with case() as service:
