@@ -16,6 +16,8 @@ __all__ = ["Load", "send"]
 
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _PATIENCE_S = 60.0
+# uvloop rounds to milliseconds: a shorter pause would be none, and the client would take a whole core.
+_PAUSE_S = 0.001
 
 
 @dataclass
@@ -127,7 +129,7 @@ async def send(host: str, port: int, request: bytes, *, per_s: float, seconds: f
         while sent <= elapsed_s * per_s:
             pool.ask(load.began_s + sent / per_s)
             sent += 1
-        await asyncio.sleep(0.0005)
+        await asyncio.sleep(_PAUSE_S)
     async with asyncio.timeout(_PATIENCE_S):
         await pool.all_answered()
     load.ended_s = loop.time()
