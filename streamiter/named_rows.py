@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, compress
+from operator import methodcaller
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -220,7 +221,10 @@ class FieldReader:
         return {name: table[name] for name in names if self._is_wanted(name)}
 
     def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
-        if bad := [row for row, record in enumerate(records) if not isinstance(record, Mapping)]:
+        bad: list[int] = []
+        if set(map(type, records)) != {dict}:  # Python is slow to ask each record whether it is a Mapping.
+            bad = [row for row, record in enumerate(records) if not isinstance(record, Mapping)]
+        if bad:
             raise self._refuse(
                 bad, f"{self._owner}: expected records with named fields, given {shortened(records[bad[0]])}"
             )
@@ -229,8 +233,8 @@ class FieldReader:
         names = self._wanted
         if names is None:
             first = tuple(records[0])
-            if all(tuple(record) == first for record in records):
-                columns = zip(*(record.values() for record in records), strict=True)
+            if set(map(tuple, records)) == {first}:
+                columns = zip(*map(methodcaller("values"), records), strict=True)
                 return {
                     name: list(column) for name, column in zip(first, columns, strict=True) if self._is_wanted(name)
                 }
