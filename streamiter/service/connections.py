@@ -73,6 +73,11 @@ class Connection(HttpToolsProtocol):
                 own = transport.get_extra_info("socket")
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._answering is not None:  # Otherwise it would keep its place, and the server would wait for it.
+            self._answering.cancel()
+
     def data_received(self, data: bytes) -> None:
         if self._began_s is None:
             self._began_s = self.loop.time()

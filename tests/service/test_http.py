@@ -18,11 +18,15 @@ from service.http_case import PATIENCE_S, case, problem_of, received, request, s
 from service.service_models import trips
 from support.certificates import Authority, need_openssl
 from support.processes import LIMIT_S, forked_run
+from support.waiting import turn
 
+from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
+from streamiter.topics.memory import MemoryTopic
+from streamiter.topics.memory_log import MemoryTopics
 
 
 async def test_rows_are_predicted_by_one_version() -> None:
@@ -153,6 +157,31 @@ async def test_more_requests_at_a_time_are_refused_but_probes_are_answered() -> 
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             writer.close()
         assert await service.is_well()
+
+
+class SilentTopic(MemoryTopic):
+    """A topic that is never described."""
+
+    async def describe(self) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_a_client_that_leaves_gives_back_its_place() -> None:
+    """Clients that had left while a topic did not answer kept all places, and the service could not stop."""
+    silent = SilentTopic(MemoryTopics(SystemClock()), "silent")
+    async with asyncio.timeout(PATIENCE_S), case(requests_max=4) as service:
+        assert service.observations.served is not None
+        service.observations.served.topic = silent
+        asked = request("/models/late/versions", method="GET")
+        leaving = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(4)]
+        for _, writer in leaving:
+            writer.write(asked)
+        while (await service.client.post("/predict", json={"km": 1.0})).status_code != 429:
+            await turn()
+        for _, writer in leaving:
+            writer.close()
+        while not await service.is_well():
+            await turn()
 
 
 async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
