@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +20,8 @@ from streamiter.models.documents import Parameters
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import ModelUpdate, Rank, check_model_name
 from streamiter.topics.topic import Topic
+
+_log = logging.getLogger("streamiter.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,7 @@ class ServedModel:
         return LinearPredictor(update.parameters, self._subject_of(update))
 
     def _following_ended(self, error: Exception) -> None:
+        _log.error("%s: following has ended, so predictions become outdated: %s", self._subject, error)
         self._waiting.fail(f"no model, and the topic cannot be followed: {error}")
 
     def _raise_failure(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from streamiter.errors import ModelError
 from streamiter.runtime.statistics import StalledTask
 from streamiter.service.observations import Observations, Phase
 from streamiter.service.settings import HealthSettings
@@ -46,8 +47,8 @@ class HealthFacts:
     checkpoint_age_s: float | None = None
     """The age of the last checkpoint, or of the job before its first one; None for a job without checkpoints."""
     checkpoint_interval_s: float | None = None
-    missing_model: str | None = None
-    """Why no model answers; None if one does, or if no predictions are served."""
+    model_trouble: str | None = None
+    """Why no model answers, or an outdated one; None if the newest one does, or if no predictions are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +88,21 @@ def facts_of(observations: Observations) -> HealthFacts:
             else None
         ),
         checkpoint_interval_s=observations.checkpoint_interval_s,
-        missing_model=_missing_model(observations),
+        model_trouble=_model_trouble(observations),
     )
 
 
-def _missing_model(observations: Observations) -> str | None:
-    if observations.served is None or observations.model is not None:
+def _model_trouble(observations: Observations) -> str | None:
+    served = observations.served
+    if served is None:
         return None
-    return observations.served.statistics().last_error or "none was published"
+    if served.update is None:
+        return f"no model to predict with: {served.statistics().last_error or 'none was published'}"
+    try:
+        served.check()
+    except ModelError:  # Its text has the topic's URL, and probes need no token.
+        return "the topic of the model is not followed, so predictions become outdated; see the log"
+    return None
 
 
 def liveness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
@@ -125,8 +133,8 @@ def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
         told = "" if facts.reason is None else f", {facts.reason}"
         detail = f"{facts.phase}, {facts.seconds_in_phase:.1f} s{told}"
         problems.append(HealthProblem("job", detail, facts.seconds_in_phase))
-    if facts.missing_model is not None:
-        problems.append(HealthProblem("model", f"no model to predict with: {facts.missing_model}", None))
+    if facts.model_trouble is not None:
+        problems.append(HealthProblem("model", facts.model_trouble, None))
     return tuple(problems)
 
 

@@ -43,7 +43,7 @@ def any_facts(random: Random) -> HealthFacts:
         ),
         checkpoint_age_s=random.choice([None, 0.0, 5.0, 5.1]),
         checkpoint_interval_s=random.choice([None, 1.0]),
-        missing_model=random.choice([None, "none was published"]),
+        model_trouble=random.choice([None, "none was published"]),
     )
 
 
@@ -53,7 +53,7 @@ def test_no_topic_makes_the_process_not_alive(facts: HealthFacts) -> None:
     of_topics = {
         "sources": (SourceFacts("in[0]", "clicks", 9000.0),),
         "checkpoint_age_s": 9000.0,
-        "missing_model": "the topic does not answer",
+        "model_trouble": "the topic does not answer",
         "stalled": (*facts.stalled, StalledTask("publish[0]", "it is at work on a batch", 9000.0, "topic")),
     }
     assert liveness(replace(facts, **of_topics)) == liveness(facts)
@@ -87,7 +87,7 @@ def test_the_conditions_are_those_of_the_documents(facts: HealthFacts) -> None:
         expected += ["source"] * sum(source.unanswered_s > 30 for source in facts.sources) + ["checkpoint"] * is_old
     else:
         expected += ["job"]
-    expected += ["model"] * (facts.missing_model is not None)
+    expected += ["model"] * (facts.model_trouble is not None)
     assert [problem.condition for problem in readiness(facts)] == expected
 
 

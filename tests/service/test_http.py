@@ -18,7 +18,7 @@ from service.http_case import PATIENCE_S, case, problem_of, received, request, s
 from service.service_models import trips
 from support.certificates import Authority, need_openssl
 from support.processes import LIMIT_S, forked_run
-from support.waiting import turn
+from support.waiting import turn, until
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
@@ -87,6 +87,24 @@ async def test_wrong_requests_get_a_problem_document(method: str, path: str, sta
         assert answer.status_code == status
         assert problem_of(answer)["type"] == f"urn:streamiter:problem:{kind}"
         assert "memory:" not in answer.text
+
+
+async def test_the_end_of_following_is_logged_and_the_service_is_not_ready(caplog: pytest.LogCaptureFixture) -> None:
+    """The topic of the model was deleted, and for weeks the service answered by an old model, green and silent."""
+    async with case(flow=True) as service:
+        service.observations.enter("running")
+        assert (await service.client.get("/readyz")).status_code == 200
+        served = service.observations.served
+        assert served is not None
+        await served.topic.delete()
+        await until(lambda: not served.statistics().is_following)
+        answer = await service.client.get("/readyz")
+        assert (answer.status_code, await service.is_well()) == (503, True)
+        [problem] = answer.json()["problems"]
+        assert (problem["condition"], "predictions become outdated" in problem["detail"]) == ("model", True)
+        assert "memory:" not in answer.text
+        [told] = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "following has ended" in told.getMessage()
 
 
 async def test_versions_are_listed_and_compared() -> None:
