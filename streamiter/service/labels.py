@@ -66,6 +66,10 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
 WAITING_MAX: Final = 1_000_000
 """The largest number of questions that wait; each needs about a kilobyte."""
 
+# One time in the future would end the wait of all questions, and of all that follow. Clocks differ by less, and times
+# of a place that are taken for UTC by at most 14 hours.
+_AHEAD_MS: Final = 24 * 3600 * 1000
+
 # In an answer that the service makes: true if none came in time, false if too many questions wait.
 _IS_LATE: Final = "streamiter: no answer in time"
 
@@ -132,7 +136,10 @@ class MatchAnswers(Operator):
     def _time_of(self, record: Record) -> int:
         if self._label.time is None:
             return self._context.clock.now_ms()
-        at_ms = milliseconds_of(record[self._label.time])
+        at_ms, now_ms = milliseconds_of(record[self._label.time]), self._context.clock.now_ms()
+        if at_ms > now_ms + _AHEAD_MS:
+            given = shortened(record[self._label.time])
+            raise ValueError(f"expected a time of at most a day from now in {self._label.time!r}, given {given}")
         self._now_ms = max(self._now_ms, at_ms)
         return at_ms
 

@@ -129,6 +129,16 @@ async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
         assert matched.refused == 0
 
 
+async def test_a_time_in_the_future_is_refused() -> None:
+    """A clock of a sender was wrong by years, and from then on no view without a click was an example."""
+    async with Matched(CLICKS) as matched:
+        views = [{"event": "view", "view": n, "at": START_S + at} for n, at in enumerate((0, 1e9, 5, 70))]
+        matched.given.give(*views)
+        await matched.clock.advance(0)
+        assert matched.seen() == [(0, "?"), (2, "?"), (0, False), (2, False), (3, "?")]
+        assert matched.refused == 1
+
+
 @pytest.mark.parametrize(
     "record", [7, None, {"event": "departure"}, question("a", time=1) | {"at": "soon"}, question("a") | {"flight": [1]}]
 )
