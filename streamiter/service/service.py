@@ -7,9 +7,9 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
@@ -27,7 +27,7 @@ from streamiter.learn import OnlineTraining
 from streamiter.models import Rollbacks, ServedModel
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
-from streamiter.service.health import facts_of
+from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.logs import apply_level, log_figures, logging_to
@@ -45,6 +45,7 @@ FAILED: Final = 1
 STALLED: Final = 3
 TAKEN_OVER: Final = 4
 ABORTED: Final = 130
+_CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": SUCCEEDED}
 
 # Windows has no such signal.
 _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
@@ -100,7 +101,9 @@ class OnlineLearningService:
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
         self._main: asyncio.Task[Any] | None = None
-        self._is_ending = self._is_stalled = self._is_cut_short = False
+        self._is_ending = False
+        self._ended_by: Literal["stall", "time"] | None = None
+        """Why the service has aborted the job: no progress, or no last checkpoint in time."""
 
     # -- the run -----------------------------------------------------------------------------------------
 
@@ -228,8 +231,8 @@ class OnlineLearningService:
             self.observations.sample()
             if (statistics := self.observations.statistics()) is not None:
                 self._traces.checkpoint(statistics)
-            if self.settings.health.exit_when_stalled:
-                await self._end_if_stalled()
+                if self.settings.health.exit_when_stalled:
+                    await self._end_if_stalled(statistics)
             await self._clock.sleep(SAMPLE_S)
 
     async def _log_figures(self) -> None:
@@ -240,19 +243,21 @@ class OnlineLearningService:
 
     async def _end_in_time(self) -> None:
         """Abort a job whose last checkpoint takes too long, for example because the broker is away."""
-        job = self.observations.job
-        if job is not None and self.observations.seconds_in_phase > _STOP_S and not self._is_cut_short:
-            self._is_cut_short = True
+        if self.observations.seconds_in_phase > _STOP_S and self._ended_by is None:
             _log.warning("no last checkpoint after %g s: the service ends, and resumes from the one before", _STOP_S)
-            await job.stop("abort")
+            await self._abort("time")
 
-    async def _end_if_stalled(self) -> None:
-        job, facts = self.observations.job, facts_of(self.observations)
-        stalled = [each for each in facts.stalled if each.cause == "step"]
-        if job is not None and stalled and not self._is_stalled:
-            self._is_stalled = True
+    async def _end_if_stalled(self, statistics: JobStatistics) -> None:
+        stalled = [each for each in statistics.stalled if each.cause == "step"]
+        if stalled and self._ended_by is None:
             _log.error("the service ends: no progress for %.0f s: %s", stalled[0].stalled_s, stalled[0].reason)
-            await job.stop("abort")
+            await self._abort("stall")
+
+    async def _abort(self, why: Literal["stall", "time"]) -> None:
+        self._ended_by, job = why, self.observations.job
+        if job is not None:
+            with contextlib.suppress(StreamiterError):  # job.wait() raises it, too.
+                await job.stop("abort")
 
     async def _run_jobs(self) -> int:
         """Run the job; start it again after an outage."""
@@ -264,6 +269,10 @@ class OnlineLearningService:
             try:
                 statistics = await run_jobs(self._start, options, while_running=self._while_running)
             except StreamiterError as error:
+                if self._ended_by is not None and not is_taken_over(error):
+                    _log.warning("%s", error)
+                    self.observations.enter("aborted")
+                    return _CODES[self._ended_by]
                 if self._stops or not is_outage(error):
                     return self._failed(error)
                 if self._clock.monotonic_s() - began_s > _WAITS_S[-1]:
@@ -276,9 +285,9 @@ class OnlineLearningService:
             else:
                 state = statistics.state
                 self.observations.enter(state)
-                if self._is_stalled:
-                    return STALLED
-                return ABORTED if state == "aborted" and not self._is_cut_short else SUCCEEDED
+                if self._ended_by is not None:
+                    return _CODES[self._ended_by]
+                return ABORTED if state == "aborted" else SUCCEEDED
 
     def _failed(self, error: StreamiterError) -> int:
         _log.error("%s", error)

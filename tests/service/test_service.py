@@ -77,6 +77,14 @@ async def setting(kafka_broker: KafkaServer, topic_prefix: str, tmp_path: Path) 
     return made
 
 
+@pytest.fixture
+async def in_memory(tmp_path: Path) -> Setting:
+    made = Setting("", f"{tmp_path.name}-", tmp_path)
+    made.flights, made.updates = f"memory://{made.name}-in", f"memory://{made.name}-out"
+    await made.create()
+    return made
+
+
 @asynccontextmanager
 async def running(service: OnlineLearningService) -> AsyncIterator[asyncio.Task[int]]:
     """Run the service, and end it with the block."""
@@ -265,16 +273,19 @@ async def test_a_second_run_takes_over_and_the_first_ends_with_code_4(setting: S
 
 
 class Hang(Operator):
-    """Handles one record, and never the next."""
+    """Handles no record, and cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("this connection is closed already")
 
     async def process(self, record: Any, out: Output) -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(setting: Setting) -> None:
-    """A consumer was stuck for twenty days while every check was green."""
-    await setting.write(ROWS)
-    service = setting.service(stall_limit_s=0.5, exit_when_stalled=False)
+async def test_a_step_that_hangs_is_not_alive_and_ends_the_service_with_code_3(in_memory: Setting) -> None:
+    """A consumer was stuck for twenty days while every check was green; then an error at the end hid the code."""
+    await in_memory.write(ROWS)
+    service = in_memory.service(stall_limit_s=0.5, exit_when_stalled=False)
     service.events.process(Hang, name="hang")
     async with running(service) as task:
         await until(lambda: (statistics := service.observations.statistics()) and statistics.stalled)
