@@ -41,11 +41,11 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route, Router
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
-    from streamiter.service.page import page_routes
+    from streamiter.service.page import EVENTS_PATH, RawEndpoint, page_routes
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
@@ -182,11 +182,12 @@ class Admission:
                 await self._answer(scope, receive, send_and_note)
             else:
                 self._admit(scope)
-                self._running += 1
+                place = int(scope["path"] != EVENTS_PATH)  # Open pages have a limit of their own.
+                self._running += place
                 try:
                     await self._answer(scope, receive, send_and_note)
                 finally:
-                    self._running -= 1
+                    self._running -= place
         except ClientDisconnect:
             return
         except Exception as error:
@@ -260,16 +261,6 @@ def _token_of(headers: Mapping[bytes, bytes]) -> bytes:
     return b""
 
 
-class _RawEndpoint:
-    """Lets a route call a method as it would call an application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
 class Routes:
     """The answers of the server."""
 
@@ -282,7 +273,7 @@ class Routes:
 
     def router(self) -> Router:
         """Return the routes."""
-        predict = _RawEndpoint(self.predict)
+        predict = RawEndpoint(self.predict)
         return Router(
             [
                 Route("/predict", predict, methods=["POST"]),

@@ -18,6 +18,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.runtime.graph import Step
@@ -25,6 +26,7 @@ from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.page_documents import flow_drawing, page_details, page_history, page_state, with_texts
 from streamiter.service.problems import Problem
 
+EVENTS_PATH: Final = "/api/events"
 # A page open in each of some browsers; each is a connection and an encoded state in its buffer.
 _STREAMS_MAX: Final = 32
 _DETAILS_EVERY: Final = 5
@@ -40,6 +42,16 @@ _FILES: Final = {
     "page.js": ("/page.js", "text/javascript; charset=utf-8"),
     "icon.svg": ("/icon.svg", "image/svg+xml"),
 }
+
+
+class RawEndpoint:
+    """Lets a route call a method as it would call an application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 def page_routes(observations: Observations) -> list[Route]:
@@ -71,7 +83,7 @@ class _Page:
             Route("/api/history", self.history),
             Route("/api/details", self.details),
             Route("/api/drawing", self.drawing),
-            Route("/api/events", self.events),
+            Route(EVENTS_PATH, RawEndpoint(self.events), methods=["GET"]),
         ]
 
     async def state(self, request: Request) -> Response:
@@ -98,29 +110,29 @@ class _Page:
                 self._drawn = job.steps, orjson.dumps(drawn)
             return _json(self._drawn[1])
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the state each second, and the details when they have changed, until the service ends."""
         if self._streams >= _STREAMS_MAX:
             detail = f"expected at most {_STREAMS_MAX} open pages, given one more; close some"
             raise Problem(429, "too-many-pages", detail)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._events(), headers=headers)
-
-    async def _events(self) -> AsyncIterator[bytes]:
         self._streams += 1
         try:
-            sent, number = b"", 0
-            while True:
-                yield _event("state", self._state())
-                if number % _DETAILS_EVERY == 0 and (details := await self._details()) != sent:
-                    sent = details
-                    yield _event("details", details)
-                if self._observations.phase.phase in ("finished", "suspended", "aborted", "failed"):
-                    return  # The server ends, and would wait for this answer.
-                number += 1
-                await self._observations.clock.sleep(SAMPLE_S)
+            await StreamingResponse(self._events(), headers=headers)(scope, receive, send)
         finally:
             self._streams -= 1
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        sent, number = b"", 0
+        while True:
+            yield _event("state", self._state())
+            if number % _DETAILS_EVERY == 0 and (details := await self._details()) != sent:
+                sent = details
+                yield _event("details", details)
+            if self._observations.phase.phase in ("finished", "suspended", "aborted", "failed"):
+                return  # The server ends, and would wait for this answer.
+            number += 1
+            await self._observations.clock.sleep(SAMPLE_S)
 
     def _state(self) -> bytes:
         return self._newest("state", lambda: page_state(self._observations))
