@@ -44,6 +44,8 @@ _IS_MISSING: Final = b"\xfe"
 
 # Places of recent texts, for each field: a text that comes again is not hashed again.
 _CACHED_TEXTS: Final = 65_536
+# So many fields have such texts. A record of a stranger may have any number of names.
+_CACHED_FIELDS: Final = 1024
 
 # Measured: for fewer texts, the call of compiled code takes longer than a list of texts.
 _HASHED_TOGETHER: Final = 32
@@ -359,6 +361,8 @@ class FieldReader:
     def texts_at(self, places: Collection[int]) -> dict[int, str]:
         """Return texts that were read lately, by their places, with their fields: ``carrier = UA``.
 
+        Another thread may call it while rows are read.
+
         >>> reader = FieldReader(bits=8)
         >>> rows = reader.rows([{"carrier": "UA"}])
         >>> reader.texts_at(rows.places[0].tolist())
@@ -367,13 +371,16 @@ class FieldReader:
         wanted = frozenset(places)
         return {
             place: f"{name} = {text}"
-            for name, known in self._places.items()
-            for text, place in known.items()
+            for name, known in list(self._places.items())
+            for text, place in known.copy().items()
             if place in wanted
         }
 
     def _text_places(self, name: str, texts: Sequence[str]) -> Array:
-        known = self._places.setdefault(name, {})
+        if (known := self._places.get(name)) is None:
+            if len(self._places) >= _CACHED_FIELDS:
+                self._places.clear()
+            known = self._places[name] = {}
         if len(known) > _CACHED_TEXTS:
             known.clear()
         for text in set(texts).difference(known):

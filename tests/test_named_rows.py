@@ -169,6 +169,14 @@ def test_the_cache_of_places_is_bounded_and_gives_the_same_places(monkeypatch: p
     assert len(reader._places["id"]) <= 15
 
 
+def test_the_cache_of_places_has_few_fields() -> None:
+    """Records with new names each took the memory of the service: places of their texts were kept for ever."""
+    reader = FieldReader(bits=16)
+    for number in range(20):
+        reader.rows([{f"name {number} {n}": "x" for n in range(100)}])
+    assert 100 <= len(reader.texts_at(range(2**16))) <= 1024
+
+
 @pytest.mark.parametrize(
     ("records", "rows", "message"),
     [

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.runtime.graph import Step
 from streamiter.service.observations import SAMPLE_S, Observations
@@ -157,9 +158,11 @@ class _Page:
                 return None
             now_s = self._observations.clock.monotonic_s()
             if self._weights is None or now_s - self._weights[0] >= _DETAILS_EVERY * SAMPLE_S:
-                difference = await asyncio.to_thread(model_difference, compared[0], new, _WEIGHTS)
-                self._weights = now_s, with_texts(difference, self._observations)
+                self._weights = now_s, await asyncio.to_thread(self._compare, compared[0], new)
             return self._weights[1]
+
+    def _compare(self, old: ModelUpdate, new: ModelUpdate) -> ModelDifference:
+        return with_texts(model_difference(old, new, _WEIGHTS), self._observations)
 
 
 def _event(name: str, document: bytes) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,18 @@ async def test_there_are_at_most_32_open_pages_and_they_take_no_place_of_predict
                 await stream.__aexit__(None, None, None)
     async with case(requests_max=1) as service, service.client.stream("GET", "/api/events"):
         assert await service.is_well()
+
+
+async def test_weights_are_compared_and_named_by_a_thread() -> None:
+    """Each open page stopped the job for 29 ms every five seconds, to find the texts of weights."""
+    threads: list[threading.Thread] = []
+    async with case(versions=2) as service:
+        assert service.observations.model is not None
+        service.observations.compared.append(replace(service.observations.model, version=1))
+        service.observations.texts_at = lambda places: threads.append(threading.current_thread()) or {}
+        assert (await service.client.get("/api/details")).json()["weights"] is not None
+    [thread] = threads
+    assert thread is not threading.main_thread()
 
 
 def test_a_model_that_is_worse_than_its_baseline_is_told() -> None:
