@@ -11,12 +11,11 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
-from statistics import fmean
 from typing import Any, TextIO
 
 import orjson
 
-from streamiter.service.observations import Observations
+from streamiter.service.observations import Observations, mean_rate
 from streamiter.service.settings import LogSettings, ServiceSettings
 from streamiter.topics.urls import hide, secrets_in
 
@@ -89,17 +88,13 @@ class _Lines(logging.Formatter):
 def figures_of(observations: Observations, seconds: float) -> dict[str, float | str | None]:
     """Return the figures of the log, with the mean rate of the last ``seconds``; None where a figure is not known."""
     since_ms = observations.clock.now_ms() - 1000 * seconds
-    rates = [
-        sample.events_per_s
-        for sample in observations.samples
-        if sample.at_ms >= since_ms and sample.events_per_s is not None
-    ]
+    rate = mean_rate([sample for sample in observations.samples if sample.at_ms >= since_ms])
     last = observations.samples[-1] if observations.samples else None
     metrics = observations.validation[-1].metrics if observations.validation else {}
     model = observations.model
     return {
         "phase": observations.phase.phase,
-        "events_per_s": round(fmean(rates), 1) if rates else None,
+        "events_per_s": None if rate is None else round(rate, 1),
         "lag_records": None if last is None else last.lag_records,
         "lag_s": None if last is None else last.lag_s,
         "version": None if model is None else f"{model.generation}.{model.version}",

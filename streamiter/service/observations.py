@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamiter.clock import Clock, SystemClock
@@ -88,7 +89,7 @@ class Sample:
     rejected_per_s: float | None
     """Records that steps have refused."""
     lag_records: int | None
-    """Unread records of all sources."""
+    """Unread records of all topics."""
     lag_s: float | None
     """The age of the oldest record read last by a source that has more to read; 0 without unread records."""
     loop_lag_s: float
@@ -224,7 +225,7 @@ class Observations:
         self.samples: deque[Sample] = deque(maxlen=HISTORY)
         """One each second, oldest first, as all the lists here."""
         self.rates: tuple[TaskRates, ...] = ()
-        """The work of each task at the last sample."""
+        """The work of each task at the last sample; empty while it is not known."""
         self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
         self.drifts: deque[DriftFound] = deque(maxlen=HISTORY)
         self.drift_counts: Counter[str] = Counter()
@@ -242,8 +243,8 @@ class Observations:
         """The seconds of each request for predictions."""
         self.requests: Counter[tuple[str, int]] = Counter()
         """The number of HTTP requests by route and status code."""
-        self._before: tuple[float, Sequence[TaskStatistics]] | None = None
-        """The time and the tasks of the sample before."""
+        self._before: tuple[Job, float, Sequence[TaskStatistics]] | None = None
+        """Of the sample before: the job that ran, the time and the tasks."""
 
     # -- read --------------------------------------------------------------------------------------------
 
@@ -293,44 +294,46 @@ class Observations:
         self.predictions[model, outcome] += rows
         self.prediction_s.observe(seconds)
 
-    def sample(self) -> None:
-        """Take one sample; the service calls it each second."""
+    def sample(self) -> JobStatistics | None:
+        """Take one sample; return the statistics of the job that runs, if any. The service calls it each second."""
         now_s, at_ms = self.clock.monotonic_s(), self.clock.now_ms()
         self._see_version(at_ms)
-        statistics = self.statistics()
+        job = self.job if self.phase.phase in ("running", "stopping") else None
+        statistics = None if job is None else job.statistics()
         tasks = () if statistics is None else statistics.tasks
         if statistics is not None and statistics.checkpoints is not None:
             self._see_checkpoint(statistics.checkpoints)
-        before, self._before = self._before, (now_s, tasks)
+        before, self._before = self._before, None if job is None else (job, now_s, tasks)
         events_per_s = rejected_per_s = None
-        if before is not None and [task.name for task in before[1]] == [task.name for task in tasks]:
-            seconds = max(now_s - before[0], 1e-9)
+        self.rates = ()
+        if job is not None and before is not None and before[0] is job:
+            seconds = max(now_s - before[1], 1e-9)
             events, rejected = _totals(tasks)
-            events_before, rejected_before = _totals(before[1])
-            if tasks and events >= events_before:  # Otherwise the job was started again.
-                events_per_s = (events - events_before) / seconds
-                rejected_per_s = (rejected - rejected_before) / seconds
-                self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[1], tasks, strict=True))
-        sources = [task.source for task in tasks if task.source is not None]
-        lags_s = [lag_s for source in sources for lag_s in source.lag_s.values()]
+            events_before, rejected_before = _totals(before[2])
+            events_per_s = (events - events_before) / seconds
+            rejected_per_s = (rejected - rejected_before) / seconds
+            self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[2], tasks, strict=True))
+        lags = [records for task in tasks for records in task.lag.values()]
+        lags_s = [lag_s for task in tasks if task.source is not None for lag_s in task.source.lag_s.values()]
         self.samples.append(
             Sample(
                 at_ms=at_ms,
                 events_per_s=events_per_s,
                 rejected_per_s=rejected_per_s,
-                lag_records=sum(sum(task.lag.values()) for task in tasks) if sources else None,
+                lag_records=sum(lags) if lags else None,
                 lag_s=max(lags_s, default=None),
                 loop_lag_s=self.loop_lag.take_longest_s(),
             )
         )
+        return statistics
 
     def busiest_task(self) -> str | None:
         """Return the task that has worked most since the last sample; None if none has worked."""
-        statistics = self.statistics()
-        if statistics is None or self._before is None:
+        if self._before is None:
             return None
-        before = {task.name: task.busy_s for task in self._before[1]}
-        worked = {task.name: task.busy_s - before.get(task.name, 0.0) for task in statistics.tasks}
+        job, _, tasks = self._before
+        before = {task.name: task.busy_s for task in tasks}
+        worked = {task.name: task.busy_s - before[task.name] for task in job.statistics().tasks}
         busiest = max(worked, key=worked.__getitem__, default=None)
         return busiest if busiest is not None and worked[busiest] > 0.0 else None
 
@@ -354,6 +357,13 @@ class Observations:
 
     def _phase(self, phase: Phase, reason: str | None) -> PhaseChange:
         return PhaseChange(phase, reason, self.clock.now_ms(), self.clock.monotonic_s())
+
+
+def mean_rate(samples: Sequence[Sample]) -> float | None:
+    """Return the mean of the events in a second, as far as they are known; None if the last sample does not know it."""
+    if not samples or samples[-1].events_per_s is None:
+        return None
+    return fmean(each.events_per_s for each in samples if each.events_per_s is not None)
 
 
 def _totals(tasks: Sequence[TaskStatistics]) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from streamiter.service.observations import (
     TaskRates,
     ValidationReport,
     VersionSeen,
+    mean_rate,
 )
 
 # Points of a chart that is 600 pixels wide and shows an hour.
@@ -228,9 +229,7 @@ def page_state(observations: Observations) -> PageState:
     facts, quality = facts_of(observations), _quality(observations.validation[-1] if observations.validation else None)
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     newest = observations.samples[-1] if observations.samples else None
-    rates = [each.events_per_s for each in list(observations.samples)[-_SMOOTHED:] if each.events_per_s is not None]
     tasks = () if statistics is None else statistics.tasks
-    is_running = phase.phase in ("running", "stopping")
     update = observations.model
     return PageState(
         service=observations.name,
@@ -241,10 +240,10 @@ def page_state(observations: Observations) -> PageState:
         level=level,
         sentence=sentence,
         problems=problems,
-        events_per_s=sum(rates) / len(rates) if rates and is_running else None,
+        events_per_s=mean_rate(list(observations.samples)[-_SMOOTHED:]),
         events=sum(each.steps[0].counts.records_in for each in tasks if _is_topic(each)) if tasks else None,
-        lag_records=newest.lag_records if newest is not None and is_running else None,
-        lag_s=newest.lag_s if newest is not None and is_running else None,
+        lag_records=None if newest is None else newest.lag_records,
+        lag_s=None if newest is None else newest.lag_s,
         rejected=sum(step.counts.rejected for task in tasks for step in task.steps) if tasks else None,
         quality=quality,
         model=None
@@ -254,7 +253,7 @@ def page_state(observations: Observations) -> PageState:
         ),
         checkpoint=observations.checkpoints[-1] if observations.checkpoints else None,
         checkpoint_age_s=facts.checkpoint_age_s if observations.checkpoints else None,
-        steps=() if statistics is None else _steps(statistics, observations.rates if is_running else ()),
+        steps=() if statistics is None else _steps(statistics, observations.rates),
         loops=() if statistics is None else _loops(statistics),
     )
 
@@ -369,12 +368,11 @@ def page_history(observations: Observations) -> PageHistory:
     rows = []
     for point, group in groupby(observations.samples, point_of):
         samples = list(group)
-        rates = [each.events_per_s for each in samples if each.events_per_s is not None]
         quality = reports.get(point)
         rows.append(
             (
                 point * _POINT_MS,
-                sum(rates) / len(rates) if rates else None,
+                mean_rate(samples),
                 samples[-1].lag_records,
                 samples[-1].lag_s,
                 *((None, None, None) if quality is None else (quality.loss, quality.baseline, quality.auc)),

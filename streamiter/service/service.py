@@ -228,8 +228,7 @@ class OnlineLearningService:
                 self.observations.enter("stopping")
             if self.observations.phase.phase == "stopping":
                 await self._end_in_time()
-            self.observations.sample()
-            if (statistics := self.observations.statistics()) is not None:
+            if (statistics := self.observations.sample()) is not None:
                 self._traces.checkpoint(statistics)
                 if self.settings.health.exit_when_stalled:
                     await self._end_if_stalled(statistics)
