@@ -242,7 +242,11 @@ class OnlineLearningService:
 
     async def _end_in_time(self) -> None:
         """Abort a job whose last checkpoint takes too long, for example because the broker is away."""
-        if self.observations.seconds_in_phase > _STOP_S and self._ended_by is None:
+        if self.observations.seconds_in_phase > _STOP_S:
+            await self._abort_late()
+
+    async def _abort_late(self) -> None:
+        if self._ended_by is None:
             _log.warning("no last checkpoint after %g s: the service ends, and resumes from the one before", _STOP_S)
             await self._abort("time")
 
@@ -311,8 +315,13 @@ class OnlineLearningService:
         try:
             yield
         except asyncio.CancelledError:  # A surface has failed; the job must not run without it.
+            self.observations.enter("stopping")
             with contextlib.suppress(StreamiterError):
-                await job.stop("suspend")
+                try:
+                    async with asyncio.timeout(_STOP_S):
+                        await job.stop("suspend")
+                except TimeoutError:
+                    await self._abort_late()
             raise
 
 

@@ -257,6 +257,26 @@ async def test_a_surface_that_breaks_suspends_the_job(setting: Setting) -> None:
     assert statistics.state == "suspended"
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "a surface breaks"])
+async def test_the_end_of_a_service_whose_step_hangs_has_a_limit(
+    ending: str, in_memory: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service inside another program was cancelled, and the program never ended: a step did not return."""
+    monkeypatch.setattr("streamiter.service.service._STOP_S", 0.2)
+    await in_memory.write(ROWS)
+    service = in_memory.service()
+    service.events.process(Hang, name="hang")
+    async with running(service) as task:
+        await until(lambda: (known := service.observations.statistics()) and known.step("hang").batches_in)
+        if ending == "cancelled":
+            task.cancel()
+        else:
+            service.observations.samples = None  # type: ignore[assignment]
+        await asyncio.wait([task], timeout=PATIENCE_S)
+        assert task.cancelled() if ending == "cancelled" else task.result() == FAILED
+    assert service.observations.statistics().state != "running"  # type: ignore[union-attr]
+
+
 async def test_a_second_run_takes_over_and_the_first_ends_with_code_4(setting: Setting) -> None:
     """Two replicas took the flow from each other forever, because each was started again when it lost."""
     await setting.write(ROWS)
