@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.errors import ModelError
-from streamiter.runtime.statistics import StalledTask
+from streamiter.runtime.statistics import JobStatistics, StalledTask
 from streamiter.service.observations import Observations, Phase
 from streamiter.service.settings import HealthSettings
 
@@ -63,9 +63,8 @@ class HealthProblem:
     """For how many seconds it has been so; None where it is not known."""
 
 
-def facts_of(observations: Observations) -> HealthFacts:
-    """Return what health depends on."""
-    statistics = observations.statistics()
+def facts_of(observations: Observations, statistics: JobStatistics | None) -> HealthFacts:
+    """Return what health depends on; ``statistics`` are those of the job now."""
     checkpoints = None if statistics is None else statistics.checkpoints
     tasks = () if statistics is None else statistics.tasks
     blocked_s = observations.loop_lag.blocked_s

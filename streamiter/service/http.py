@@ -28,7 +28,7 @@ from streamiter.errors import ConfigurationError, TopicError
 from streamiter.flow.drawing import draw
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
-from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
+from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.metrics import exposition
 from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
@@ -292,11 +292,14 @@ class Routes:
 
     async def livez(self, request: Request) -> Response:
         """Answer whether the process is alive."""
-        return _of_health(liveness(facts_of(self._observations)))
+        return _of_health(liveness(self._facts()))
 
     async def readyz(self, request: Request) -> Response:
         """Answer whether the service does its work now."""
-        return _of_health(readiness(facts_of(self._observations)))
+        return _of_health(readiness(self._facts()))
+
+    def _facts(self) -> HealthFacts:
+        return facts_of(self._observations, self._observations.statistics())
 
     async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Predict the rows of the request; without objects for request and answer, which take as long as uvicorn."""

@@ -6,6 +6,7 @@ contents of records and URLs are never labels. A figure that is not known is lef
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
@@ -82,7 +83,7 @@ def _families(observations: Observations) -> Iterator[Family]:
         yield from _sources(statistics)
         yield from _checkpoints(statistics)
     yield from _model(observations)
-    yield from _process(observations)
+    yield from _process(observations, statistics)
 
 
 def _histogram(name: str, text: str, observed: HistogramStatistics) -> Family:
@@ -233,13 +234,17 @@ def _model(observations: Observations) -> Iterator[Family]:
     )
 
 
-def _process(observations: Observations) -> Iterator[Family]:
-    is_ready = not readiness(facts_of(observations))
+def _process(observations: Observations, statistics: JobStatistics | None) -> Iterator[Family]:
+    is_ready = not readiness(facts_of(observations, statistics))
     yield _gauge("ready", "Whether /readyz answers 200: 1 or 0.", (), [((), int(is_ready))])
     requests = (((route, str(code)), count) for (route, code), count in observations.requests.items())
     yield _counter("http_requests", "HTTP requests.", ("route", "code"), requests)
     text = "Seconds by which the event loop was late, ten times a second."
     yield _histogram("event_loop_lag_seconds", text, observations.loop_lag.histogram.statistics())
-    about = (version("streamiter"), platform.python_version())
     text = "The versions of streamiter and Python."
-    yield Family("streamiter_build", "info", text, ("version", "python"), [(about, 1)], "_info")
+    yield Family("streamiter_build", "info", text, ("version", "python"), [(_versions(), 1)], "_info")
+
+
+@functools.cache  # Reading the metadata of a package takes half a millisecond.
+def _versions() -> tuple[str, str]:
+    return version("streamiter"), platform.python_version()

@@ -226,7 +226,10 @@ def page_state(observations: Observations) -> PageState:
     'Not ready: starting, 0.0 s'
     """
     statistics, phase = observations.statistics(), observations.phase
-    facts, quality = facts_of(observations), _quality(observations.validation[-1] if observations.validation else None)
+    facts, quality = (
+        facts_of(observations, statistics),
+        _quality(observations.validation[-1] if observations.validation else None),
+    )
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     newest = observations.samples[-1] if observations.samples else None
     tasks = () if statistics is None else statistics.tasks

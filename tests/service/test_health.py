@@ -139,8 +139,10 @@ async def test_a_step_that_waits_for_a_topic_is_told_from_one_that_hangs() -> No
 async def test_facts_of_a_service_without_a_job() -> None:
     """A probe failed with an error while the service started."""
     observations = Observations("clicks", clock=VirtualClock())
-    assert liveness(facts_of(observations)) == ()
-    assert [problem.detail for problem in readiness(facts_of(observations))] == ["starting, 0.0 s"]
+    assert liveness(facts_of(observations, observations.statistics())) == ()
+    assert [problem.detail for problem in readiness(facts_of(observations, observations.statistics()))] == [
+        "starting, 0.0 s"
+    ]
 
 
 async def test_a_blocked_event_loop_is_seen_and_the_step_is_named() -> None:
@@ -169,7 +171,7 @@ async def test_a_blocked_event_loop_is_seen_and_the_step_is_named() -> None:
     assert blocks[0][1] == "in[0]"
     assert blocks[0][0] == pytest.approx(20, abs=1)
     observations.loop_lag.turned_at_s = clock.monotonic_s() - 12.6
-    assert [problem.detail for problem in liveness(facts_of(observations))] == [
+    assert [problem.detail for problem in liveness(facts_of(observations, observations.statistics()))] == [
         "the event loop has been blocked for 12.5 s; at work is in[0]"
     ]
     lag.cancel()
