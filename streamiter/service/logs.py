@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -17,7 +16,7 @@ import orjson
 
 from streamiter.service.observations import Observations, mean_rate
 from streamiter.service.settings import LogSettings, ServiceSettings
-from streamiter.topics.urls import hide, secrets_in
+from streamiter.topics.urls import hide, named_secrets, secrets_in
 
 _log = logging.getLogger("streamiter.service")
 
@@ -51,11 +50,11 @@ def apply_level(settings: LogSettings) -> None:
 
 
 def secrets_of(settings: ServiceSettings) -> set[str]:
-    """Return the texts that must not be in the log: secrets in URLs, and those of the environment."""
-    urls = (settings.input.topic, settings.input.dead_letter, settings.publish.topic)
-    named = {secret for url in urls if url is not None for secret in secrets_in(url)}
-    variables = {*named, settings.http.token_env, settings.http.tls_key_password_env}
-    return named | {os.environ[name] for name in variables if name is not None and name in os.environ}
+    """Return the texts that must not be in the log: secrets in URLs, and those of the environment and of files."""
+    urls, http = (settings.input.topic, settings.input.dead_letter, settings.publish.topic), settings.http
+    return {secret for url in urls if url is not None for secret in secrets_in(url)} | named_secrets(
+        (http.token_env, http.tls_key_password_env), (http.token_file, http.tls_key_password_file)
+    )
 
 
 class _Lines(logging.Formatter):

@@ -12,6 +12,7 @@ of arguments may repeat a secret, so it goes through :func:`hide` first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -197,13 +198,16 @@ def shown_path(path: str) -> str:
 
 
 def secrets_in(url: str) -> set[str]:
-    """Return the parts of a URL that may be secrets: the user, the password and the values of options.
+    """Return the texts of a URL that may be secrets: the user, the password, and the values of options.
+
+    Secrets that options name, as ``…_env`` and ``…_file``, are among them.
 
     >>> sorted(secrets_in("kafka://alice:hush@h/t?sasl_password=a%26bcd&compression=zstd"))
     ['a%26bcd', 'a&bcd', 'alice', 'alice:hush', 'hush']
     """
     place, _, query = url.partition("?")
-    pieces = []
+    pieces: list[str] = []
+    named: dict[str, list[str]] = {"env": [], "file": []}
     if user := _USER.match(place):
         pieces += [user[0][len(user[1]) : -1], *user[0][len(user[1]) : -1].split(":", 1)]
     if misplaced := _MISPLACED.search(place):
@@ -212,8 +216,21 @@ def secrets_in(url: str) -> set[str]:
         name, equals, value = option.partition("=")
         if name != _NAMING_OPTION:
             pieces.append(value if equals else name)
+        named.get(name.rpartition("_")[2], []).append(unquote_plus(value))
     pieces += [piece for given in pieces for piece in (unquote(given), unquote_plus(given))]
-    return {piece for piece in pieces if len(piece) >= _SHORTEST_SECRET and not _HARMLESS.fullmatch(piece)}
+    pieces = [piece for piece in pieces if len(piece) >= _SHORTEST_SECRET and not _HARMLESS.fullmatch(piece)]
+    return {*pieces, *named_secrets(named["env"], named["file"])}
+
+
+def named_secrets(variables: Iterable[str | None], files: Iterable[str | None]) -> set[str]:
+    """Return the secrets in these environment variables and files; those that cannot be read are left out."""
+    found = {os.environ[name].strip() for name in variables if name is not None and name in os.environ}
+    for path in files:
+        # A pipe can be read only once, by the program that needs the secret.
+        if path is not None and os.path.isfile(path):
+            with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+                found.add(file.read(_FILE_BYTES_MAX).decode().strip())
+    return found
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -83,6 +86,21 @@ def test_no_secret_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = stream.getvalue()
         assert "login of … with '…' failed" in shown
         assert not any(secret in shown for secret in ("alice", "hushhush", "open sesame"))
+
+
+def test_no_secret_of_a_file_is_in_the_log(tmp_path: Path) -> None:
+    """Secrets of the environment were hidden, and those of files, which the documents prefer, were not."""
+    files = [tmp_path / name for name in ("kafka", "token", "key")]
+    for number, file in enumerate(files):
+        file.write_text(f"hush hush {number}\n")
+    os.mkfifo(pipe := tmp_path / "pipe")  # Its secret is for the program that reads it first.
+    options = f"?sasl_username=alice&sasl_password_file={quote(str(files[0]))}&ssl_password_file={pipe}"
+    http = HttpSettings(token_file=str(files[1]), tls_key_password_file=str(files[2]))
+    given = replace(SETTINGS, http=http, publish=PublishSettings(f"kafka://h:9092/updates{options}"))
+    stream = io.StringIO()
+    with logging_to(stream, replace(given, input=InputSettings("kafka://h:9092/flights?sasl_password_file=missing"))):
+        logging.getLogger("aiokafka").error("login of %r failed", [file.read_text().strip() for file in files])
+    assert lines_of(stream)[0]["message"] == "login of ['…', '…', '…'] failed"
 
 
 def test_on_a_terminal_lines_are_text() -> None:
