@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,9 @@ from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of
 from streamiter.service.learning import decoder_of
 from streamiter.service.proposal import TopicSample, sample_of
-from streamiter.service.settings import HttpSettings, LearnSettings, ServiceSettings
+from streamiter.service.settings import HttpSettings, LearnSettings, ServiceSettings, http_secret, tls_context
 from streamiter.service.toml_document import KeyPath, TomlDocument
 from streamiter.topics import topic
-from streamiter.topics.urls import with_secrets
 
 Findings = dict[str, str]
 """What was found, by the key that it is about."""
@@ -56,7 +54,7 @@ class SettingsCheck:
         """Return the result of a check; a text is what was found."""
         try:
             result = check()
-        except (StreamiterError, OSError, ssl.SSLError) as error:
+        except (StreamiterError, OSError) as error:
             self._document.refuse(path, str(error).removeprefix(f"{'.'.join(path)}: ").removeprefix("[http]: "))
             return None
         if isinstance(result, str):
@@ -81,12 +79,11 @@ class SettingsCheck:
 
     def _check_http(self, http: HttpSettings) -> None:
         for secret in ("token", "tls_key_password"):
-            given = {f"{secret}{end}": getattr(http, f"{secret}{end}") for end in ("_env", "_file")}
-            for name in [name for name, value in given.items() if value is not None]:
-                self._try(("http", name), partial(with_secrets, given, [secret], "[http]"))
-        if http.tls_certificate is not None:
-            path = Path(http.tls_certificate)
-            self._try(("http", "tls_certificate"), lambda: _check_certificate(path))
+            for name in (f"{secret}_env", f"{secret}_file"):
+                if getattr(http, name) is not None:
+                    self._try(("http", name), lambda secret=secret: http_secret(http, secret))
+        if not any(self._document.is_wrong(("http", f"tls_key_password_{end}")) for end in ("env", "file")):
+            self._try(("http", "tls_certificate"), lambda: tls_context(http))
         self._found["http.address"] = f"http{'s' if http.tls_certificate else ''}://{http.address}"
 
     # ---- records
@@ -181,9 +178,3 @@ def checked_folder(store: str) -> str:
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ConfigurationError(f"expected a folder to write to, given {str(above)!r}, which is none; choose another")
     return f"{store} is there" if folder.exists() else f"{store} will be made"
-
-
-def _check_certificate(path: Path) -> None:
-    with path.open("rb") as file:
-        if b"BEGIN CERTIFICATE" not in file.read(1 << 20):
-            raise ConfigurationError(f"expected a certificate (PEM), given {str(path)!r}, which is none")

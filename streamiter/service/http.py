@@ -15,11 +15,8 @@ import contextlib
 import functools
 import hmac
 import logging
-import os
 import socket
-import ssl
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -34,7 +31,7 @@ from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
 from streamiter.service.predictions import predict
 from streamiter.service.problems import CONTENT_TYPE, Problem
-from streamiter.service.settings import HttpSettings
+from streamiter.service.settings import HttpSettings, http_secret, tls_context
 
 try:
     from starlette.exceptions import HTTPException
@@ -72,7 +69,7 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
     A failure of the server cancels the body. At the end answers that are under way have 2 s. Raises ConfigurationError
     for an address that is in use, and for a token or a certificate that cannot be read.
     """
-    token, context = _secret(settings, "token"), _tls_context(settings)
+    token, context = http_secret(settings, "token"), tls_context(settings)
     listener = _listening(settings)
     host, port = listener.getsockname()[:2]
     address = f"{'http' if context is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -116,38 +113,6 @@ def _listening(settings: HttpSettings) -> socket.socket:
             f"http.address: expected an address of this machine with a free port, given {settings.address} "
             f"({error.strerror or error}); choose another port, or end the program that uses it"
         ) from error
-
-
-def _tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    if settings.tls_certificate is None or settings.tls_key is None:
-        return None
-    password = _secret(settings, "tls_key_password")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # Without a password, OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password or b"")
-    except OSError as error:
-        raise ConfigurationError(
-            f"http.tls_certificate, http.tls_key: expected a certificate and its key in PEM, given "
-            f"{settings.tls_certificate} and {settings.tls_key}: {error.strerror or error}"
-        ) from error
-    return context
-
-
-def _secret(settings: HttpSettings, name: str) -> bytes | None:
-    """Return a secret of the environment or of a file; None if the settings name neither."""
-    variable, file = getattr(settings, f"{name}_env"), getattr(settings, f"{name}_file")
-    try:
-        secret = os.environ.get(variable, "") if variable else Path(file).read_text("utf-8") if file else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"http.{name}_file: expected a file with the secret, given {file}: {error}") from error
-    if secret is not None and not secret.strip():
-        key, given = (
-            (f"{name}_env", f"{variable}, which is not set") if variable else (f"{name}_file", f"{file}, empty")
-        )
-        raise ConfigurationError(f"http.{key}: expected the name of a place with the secret, given {given}")
-    return None if secret is None else secret.strip().encode()
 
 
 class Admission:

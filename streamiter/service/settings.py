@@ -9,10 +9,14 @@ from __future__ import annotations
 import ipaddress
 import operator
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
+
+from streamiter.errors import ConfigurationError
+from streamiter.topics.urls import with_secrets
 
 LearningKind = Literal["classification", "regression", "multiclass"]
 FeatureKind = Literal["number", "category", "text", "ignore"]
@@ -193,6 +197,34 @@ class HttpSettings:
     def has_token(self) -> bool:
         """Whether requests need a token."""
         return self.token_env is not None or self.token_file is not None
+
+
+def http_secret(settings: HttpSettings, name: Literal["token", "tls_key_password"]) -> bytes | None:
+    """Return a secret of the environment or of a file; None if the settings name neither.
+
+    Raises ConfigurationError for a variable that is not set, and for a file that cannot be read.
+    """
+    given = {f"{name}_{end}": getattr(settings, f"{name}_{end}") for end in ("env", "file")}
+    secret = with_secrets(given, [name], "[http]").get(name)
+    return None if secret is None else str(secret).strip().encode()
+
+
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """Return the context of the server; None without TLS. Raises ConfigurationError for a wrong certificate or key."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    password = http_secret(settings, "tls_key_password")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password or b"")
+    except OSError as error:
+        raise ConfigurationError(
+            f"[http]: expected a certificate and its key in PEM (tls_certificate, tls_key), given "
+            f"{settings.tls_certificate} and {settings.tls_key}: {error.strerror or error}"
+        ) from error
+    return context
 
 
 @dataclass(frozen=True)

@@ -294,8 +294,8 @@ def _out_of_environment(name: str, variable: str, subject: str) -> str:
             f"{subject}: expected {name}_env to be the name of an environment variable, as KAFKA_PASSWORD, given "
             f"another text (not shown, since it may be the secret); give the secret itself as {name}"
         )
-    if not (secret := os.environ.get(variable)):
-        given = "none" if secret is None else "an empty one"
+    if not (secret := os.environ.get(variable, "")).strip():
+        given = "an empty one" if variable in os.environ else "none"
         raise ConfigurationError(
             f"{subject}: expected the environment variable {variable} to hold {name} ({name}_env), given {given}; "
             "set it"
@@ -312,6 +312,6 @@ def _out_of_file(name: str, path: str, subject: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL, a file that is not text
         reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise ConfigurationError(f"{expected}, which cannot be read ({reason})") from None
-    if not secret or len(content) > _FILE_BYTES_MAX:
-        raise ConfigurationError(f"{expected}, which is {'empty' if not secret else 'too large for a secret'}")
+    if not secret.strip() or len(content) > _FILE_BYTES_MAX:
+        raise ConfigurationError(f"{expected}, which is {'empty' if not secret.strip() else 'too large for a secret'}")
     return secret

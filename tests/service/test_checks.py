@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.certificates import Authority, need_openssl
 from support.kafka_server import free_ports
 
 from streamiter.service.checks import Findings, SettingsCheck
@@ -116,6 +117,17 @@ async def test_what_does_not_fit_is_told_with_its_line(case: Case, given: dict[s
     [problem] = await case.refused(**given)
     assert said in problem
     assert problem.startswith("f:")
+
+
+async def test_a_certificate_of_another_key_is_told(case: Case) -> None:
+    """A certificate was renewed and its key was not: the check was green, and the service did not start."""
+    need_openssl()
+    authority = Authority(case.folder, "authority")
+    (certificate, _), (_, key) = (authority.sign(name, "IP:127.0.0.1") for name in ("old", "new"))
+    await case.write({"late": 1, "km": 1})
+    [problem] = await case.refused(more=f'[http]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n')
+    assert problem.startswith("f:10:")
+    assert "http.tls_certificate: expected a certificate and its key in PEM (tls_certificate, tls_key)" in problem
 
 
 async def test_a_server_that_does_not_answer_is_told_for_each_topic(case: Case) -> None:

@@ -362,13 +362,17 @@ async def test_tls(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"address": "192.0.2.1:0"}, "http.address: expected an address of this machine with a free port"),
-        ({"token_file": "missing"}, "http.token_file: expected a file with the secret, given missing"),
-        ({"token_env": "NO_SUCH_TOKEN"}, "given NO_SUCH_TOKEN, which is not set"),
+        ({"token_file": "missing"}, "expected token_file to name a file with token in it, given missing"),
+        ({"token_env": "NO_SUCH_TOKEN"}, "expected the environment variable NO_SUCH_TOKEN to hold token"),
+        ({"token_env": "EMPTY_TOKEN"}, "EMPTY_TOKEN to hold token .token_env., given an empty one"),
         ({"tls_certificate": "missing.pem", "tls_key": "missing.key"}, "given missing.pem and missing.key"),
     ],
 )
-async def test_wrong_settings_are_told_before_the_job_starts(settings: dict[str, str], message: str) -> None:
+async def test_wrong_settings_are_told_before_the_job_starts(
+    settings: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service without its token served everyone."""
+    monkeypatch.setenv("EMPTY_TOKEN", " \n")
     with pytest.raises(ConfigurationError, match=message):
         async with serving(Observations("late"), HttpSettings(**settings)):
             raise AssertionError
