@@ -66,8 +66,6 @@ class TaskRates:
     """The steps of the task, in order."""
     steps_per_s: tuple[float, ...]
     """The records that each of these steps has received, in a second."""
-    records_in_per_s: float
-    records_out_per_s: float
     busy: float
     """The share of time in which the task handled records."""
     blocked: float
@@ -86,14 +84,10 @@ class Sample:
     """Milliseconds since 1970-01-01 UTC."""
     events_per_s: float | None
     """Records that the sources have brought."""
-    rejected_per_s: float | None
-    """Records that steps have refused."""
     lag_records: int | None
     """Unread records of all topics."""
     lag_s: float | None
     """The age of the oldest record read last by a source that has more to read; 0 without unread records."""
-    loop_lag_s: float
-    """The longest time by which the event loop was late since the sample before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +161,6 @@ class LoopLag:
         """When the loop turned last."""
         self.histogram = Histogram(LOOP_LAG_BOUNDS_S)
         """All delays, in seconds."""
-        self._longest_s = 0.0
 
     async def run(self, on_block: Callable[[float], None]) -> None:
         """Measure until cancelled; call ``on_block`` with the seconds of each delay above one second."""
@@ -177,18 +170,12 @@ class LoopLag:
             if lag_s > _BLOCKED_S:
                 on_block(lag_s)
             self.turned_at_s = self._clock.monotonic_s()
-            self._longest_s = max(self._longest_s, lag_s)
             self.histogram.observe(lag_s)
 
     @property
     def blocked_s(self) -> float:
         """By how many seconds the loop is late now."""
         return max(0.0, self._clock.monotonic_s() - self.turned_at_s - _TICK_S)
-
-    def take_longest_s(self) -> float:
-        """Return the longest delay since the last call."""
-        longest_s, self._longest_s = self._longest_s, 0.0
-        return longest_s
 
 
 class Observations:
@@ -304,27 +291,16 @@ class Observations:
         if statistics is not None and statistics.checkpoints is not None:
             self._see_checkpoint(statistics.checkpoints)
         before, self._before = self._before, None if job is None else (job, now_s, tasks)
-        events_per_s = rejected_per_s = None
+        events_per_s = None
         self.rates = ()
         if job is not None and before is not None and before[0] is job:
             seconds = max(now_s - before[1], 1e-9)
-            events, rejected = _totals(tasks)
-            events_before, rejected_before = _totals(before[2])
-            events_per_s = (events - events_before) / seconds
-            rejected_per_s = (rejected - rejected_before) / seconds
+            events_per_s = (_events(tasks) - _events(before[2])) / seconds
             self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[2], tasks, strict=True))
         lags = [records for task in tasks for records in task.lag.values()]
         lags_s = [lag_s for task in tasks if task.source is not None for lag_s in task.source.lag_s.values()]
-        self.samples.append(
-            Sample(
-                at_ms=at_ms,
-                events_per_s=events_per_s,
-                rejected_per_s=rejected_per_s,
-                lag_records=sum(lags) if lags else None,
-                lag_s=max(lags_s, default=None),
-                loop_lag_s=self.loop_lag.take_longest_s(),
-            )
-        )
+        lag_records, lag_s = sum(lags) if lags else None, max(lags_s, default=None)
+        self.samples.append(Sample(at_ms, events_per_s, lag_records, lag_s))
         return statistics
 
     def busiest_task(self) -> str | None:
@@ -366,10 +342,9 @@ def mean_rate(samples: Sequence[Sample]) -> float | None:
     return fmean(each.events_per_s for each in samples if each.events_per_s is not None)
 
 
-def _totals(tasks: Sequence[TaskStatistics]) -> tuple[int, int]:
-    """Return the records that sources have brought, and those that steps have refused."""
-    events = sum(task.steps[0].counts.records_in for task in tasks if task.source is not None)
-    return events, sum(step.counts.rejected for task in tasks for step in task.steps)
+def _events(tasks: Sequence[TaskStatistics]) -> int:
+    """Return the records that sources have brought."""
+    return sum(task.steps[0].counts.records_in for task in tasks if task.source is not None)
 
 
 def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskRates:
@@ -386,18 +361,11 @@ def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskR
             per_s(old.counts.records_in, new.counts.records_in)
             for old, new in zip(before.steps, now.steps, strict=True)
         ),
-        records_in_per_s=per_s(before.steps[0].counts.records_in, now.steps[0].counts.records_in),
-        records_out_per_s=per_s(_records_out(before), _records_out(now)),
         busy=busy,
         blocked=blocked,
         held=held,
         idle=max(0.0, 1.0 - busy - blocked - held),
     )
-
-
-def _records_out(task: TaskStatistics) -> int:
-    """Return the records that a task has put into channels; a sink has none."""
-    return sum(channel.total_records for channel in task.outputs)
 
 
 def _rejected(letter: DeadLetter, at_ms: int) -> RejectedRecord:

@@ -119,7 +119,7 @@ def test_a_line_of_figures_has_rate_lag_version_and_loss() -> None:
         log_figures(observations, 30)
         for rate in (9e9, 100.0, 300.0):
             clock.now_s += 20.0
-            observations.samples.append(Sample(clock.now_ms(), rate, 0.0, 1200, 1.5, 0.0))
+            observations.samples.append(Sample(clock.now_ms(), rate, 1200, 1.5))
         observations.validated({"window_loss": 0.4321, "window_baseline_loss": 0.6931})
         observations.enter("running")
         log_figures(observations, 30)
