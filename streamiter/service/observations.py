@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import shortened
+from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
 from streamiter.records import BatchOrigin
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
@@ -33,6 +34,9 @@ SAMPLE_S: Final = 1.0
 # The newest dead letters are for reading; all of them are in their topic.
 REJECTED_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 20
+VERSIONS_MAX: Final = 20
+# Each is a mark in the chart of the page.
+DRIFTS_MAX: Final = 100
 # Weights of now are compared with those of one to two minutes ago: at each second, few would have moved.
 _COMPARED_MS: Final = 60_000
 # The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
@@ -128,19 +132,6 @@ class RejectedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionSeen:
-    """A version of the model that was read from the topic; of several in a second the last one."""
-
-    at_ms: int
-    """When it was seen."""
-    generation: int
-    version: int
-    created_at_ms: int
-    records: int | None
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointSeen:
     """A committed checkpoint; of several in a second the last one."""
 
@@ -214,11 +205,12 @@ class Observations:
         self.rates: tuple[TaskRates, ...] = ()
         """The work of each task at the last sample; empty while it is not known."""
         self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
-        self.drifts: deque[DriftFound] = deque(maxlen=HISTORY)
+        self.drifts: deque[DriftFound] = deque(maxlen=DRIFTS_MAX)
         self.drift_counts: Counter[str] = Counter()
         """The number of drifts by detector, since the start of the process."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
-        self.versions: deque[VersionSeen] = deque(maxlen=HISTORY)
+        self.versions: deque[ModelVersion] = deque(maxlen=VERSIONS_MAX)
+        """Those that were read from the topic; of several in a second the last one."""
         self.texts_at: Callable[[Collection[int]], dict[int, str]] = lambda _: {}
         """Returns the texts that were read lately, by the places of their weights."""
         self.compared: deque[ModelUpdate] = deque(maxlen=2)
@@ -284,7 +276,7 @@ class Observations:
     def sample(self) -> JobStatistics | None:
         """Take one sample; return the statistics of the job that runs, if any. The service calls it each second."""
         now_s, at_ms = self.clock.monotonic_s(), self.clock.now_ms()
-        self._see_version(at_ms)
+        self._see_version()
         job = self.job if self.phase.phase in ("running", "stopping") else None
         statistics = None if job is None else job.statistics()
         tasks = () if statistics is None else statistics.tasks
@@ -313,14 +305,13 @@ class Observations:
         busiest = max(worked, key=worked.__getitem__, default=None)
         return busiest if busiest is not None and worked[busiest] > 0.0 else None
 
-    def _see_version(self, at_ms: int) -> None:
+    def _see_version(self) -> None:
         update = self.model
         if update is None:
             return
         last = self.versions[-1] if self.versions else None
         if last is None or (last.generation, last.version) != update.rank:
-            seen = (update.generation, update.version, update.created_at_ms, update.records, update.metrics)
-            self.versions.append(VersionSeen(at_ms, *seen))
+            self.versions.append(ModelVersion.of(update))
         if not self.compared or update.created_at_ms - self.compared[-1].created_at_ms >= _COMPARED_MS:
             self.compared.append(update)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from streamiter.flow.drawing.formats import route_of
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
-from streamiter.models.versions import ModelDifference
+from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import JobStatistics, TaskStatistics
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
@@ -27,7 +27,6 @@ from streamiter.service.observations import (
     Sample,
     TaskRates,
     ValidationReport,
-    VersionSeen,
     mean_rate,
 )
 
@@ -37,9 +36,6 @@ _POINT_MS: Final = 5_000
 _SMOOTHED: Final = 5
 # A step with a smaller share of work is drawn as idle.
 _IDLE: Final = 0.02
-_NEWEST: Final = 20
-# Each is a mark in the chart.
-_DRIFTS: Final = 100
 
 Level = Literal["well", "attention", "not ready", "failing"]
 StepState = Literal["busy", "blocked", "held", "idle", "ended"]
@@ -159,7 +155,7 @@ class PageDetails:
 
     weights: ModelDifference | None
     """The weights that changed most in one to two minutes; None before there are two versions."""
-    versions: tuple[VersionSeen, ...]
+    versions: tuple[ModelVersion, ...]
     drifts: tuple[DriftFound, ...]
     checkpoints: tuple[CheckpointSeen, ...]
     checkpoints_given_up: int | None
@@ -391,8 +387,8 @@ def page_details(observations: Observations, weights: ModelDifference | None) ->
     checkpoints = None if statistics is None else statistics.checkpoints
     return PageDetails(
         weights=weights,
-        versions=tuple(observations.versions)[: -_NEWEST - 1 : -1],
-        drifts=tuple(observations.drifts)[: -_DRIFTS - 1 : -1],
+        versions=tuple(observations.versions)[::-1],
+        drifts=tuple(observations.drifts)[::-1],
         checkpoints=tuple(observations.checkpoints)[::-1],
         checkpoints_given_up=None if checkpoints is None else checkpoints.given_up,
         dead_letters=tuple(observations.rejected)[::-1],
