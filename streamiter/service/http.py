@@ -325,7 +325,8 @@ class Routes:
                 503, "not-started", f"expected a flow that has been started, but {reason}", headers=_RETRY_SOON
             )
         statistics = job.statistics()
-        if _preferred(request.headers.get("accept", "*/*"), "application/json", "image/svg+xml") == "image/svg+xml":
+        accept = request.headers.get("accept", "")
+        if "image/svg+xml" in accept and "application/json" not in accept:
             async with self._one_reader:
                 drawing = await asyncio.to_thread(draw, job.flow, job.steps, statistics, "svg")
             return Response(drawing, headers={"Content-Type": "image/svg+xml", **_FRESH})
@@ -447,30 +448,6 @@ def _parameters(request: Request, *names: str) -> Mapping[str, str]:
         known = ", ".join(names)
         raise Problem(400, "wrong-parameter", f"expected parameters of the names {known}, given {unknown[0][:80]!r}")
     return given
-
-
-def _preferred(accept: str, *offered: str) -> str:
-    """Return the content type that the client prefers; of equal ones the first.
-
-    >>> _preferred("image/avif,image/svg+xml,*/*;q=0.8", "application/json", "image/svg+xml")
-    'image/svg+xml'
-    """
-    weights = {}
-    for part in accept.split(","):
-        kind, *parameters = (text.strip() for text in part.split(";"))
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                with contextlib.suppress(ValueError):
-                    weight = float(parameter[2:])
-        weights[kind.lower()] = weight
-    for_each = {
-        kind: weights.get(kind, weights.get(f"{kind.partition('/')[0]}/*", weights.get("*/*", 0.0))) for kind in offered
-    }
-    best = max(for_each, key=for_each.__getitem__)
-    if not for_each[best] > 0.0:
-        raise Problem(406, "not-acceptable", f"expected an Accept header with {' or '.join(offered)}")
-    return best
 
 
 def _of_health(problems: tuple[HealthProblem, ...]) -> Response:
