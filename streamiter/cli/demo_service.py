@@ -23,7 +23,7 @@ from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.learn.flights import FlightEvents, flights_file
 from streamiter.models import ServedModel
-from streamiter.runtime.running import run_in_own_loop
+from streamiter.runtime.running import run_in_own_loop, running_meanwhile
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics import OutgoingBatch, Topic, topic
@@ -56,18 +56,10 @@ async def observed(model: str, updates: Topic, tell: Callable[[str], None]) -> A
     async with (
         ServedModel(updates, model) as observations.served,
         serving(observations, HttpSettings(address=_free_address())) as address,
-        asyncio.TaskGroup() as group,
+        running_meanwhile(lag=observations.loop_lag.run(lambda _: None), samples=_sample(observations)),
     ):
-        watching = [
-            group.create_task(observations.loop_lag.run(lambda _: None)),
-            group.create_task(_sample(observations)),
-        ]
         tell(f"While it learns, its page is {address}/ (--serve leaves a service running)")
-        try:
-            yield observations
-        finally:
-            for task in watching:
-                task.cancel()
+        yield observations
 
 
 async def _sample(observations: Observations) -> None:
@@ -147,12 +139,8 @@ def serve_demo(
     async def run() -> int:
         await topic(events).create(settings={"retention_bytes": str(_EVENTS_BYTES)})
         await topic(updates).create(settings={"retention_bytes": str(updates_bytes)})
-        async with asyncio.TaskGroup() as group:
-            replaying = group.create_task(_replay(topic(events), flights, rate), name="replay of the flights")
-            try:
-                return await OnlineLearningService(settings).serve()
-            finally:
-                replaying.cancel()
+        async with running_meanwhile(replay_of_the_flights=_replay(topic(events), flights, rate)):
+            return await OnlineLearningService(settings).serve()
 
     with logging_to(sys.stderr, settings):
         code = run_in_own_loop(run())

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, TypeVar
 
@@ -164,14 +164,20 @@ async def run_jobs(
         options["restore"] = "last"
 
 
-def _was_too_slow(error: BaseException | None) -> bool:
+def _was_too_slow(error: BaseException) -> bool:
     """Return whether the job failed only because its transaction was open for too long.
 
     If another run has claimed the flow since, ProducerFenced is before that error in the chain of causes.
     """
-    while error is not None and not isinstance(error, ProducerFenced):
+    fenced = next((cause for cause in causes_of(error) if isinstance(cause, ProducerFenced)), None)
+    return isinstance(fenced, TransactionExpired)
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error, its cause, the cause of this one, and so on."""
+    while error is not None:
+        yield error
         error = error.__cause__
-    return isinstance(error, TransactionExpired)
 
 
 @contextlib.contextmanager
@@ -203,6 +209,18 @@ def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Se
             yield modes
         finally:
             for task in stopping:
+                task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def running_meanwhile(**coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run coroutines in tasks of these names during this block; its end cancels them, and their failure the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine, name=name) for name, coroutine in coroutines.items()]
+        try:
+            yield
+        finally:
+            for task in tasks:
                 task.cancel()
 
 

@@ -26,7 +26,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
 from streamiter.models import Rollbacks, ServedModel
 from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.running import run_in_own_loop, run_jobs, signal_handlers
+from streamiter.runtime.running import causes_of, run_in_own_loop, run_jobs, running_meanwhile, signal_handlers
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
@@ -132,7 +132,11 @@ class OnlineLearningService:
                 async with (
                     self._following(),
                     serving(self.observations, self.settings.http) as self.address,
-                    self._watching(),
+                    running_meanwhile(
+                        lag_of_the_event_loop=self.observations.loop_lag.run(self._warn_of_block),
+                        samples=self._sample(),
+                        figures_in_the_log=self._log_figures(),
+                    ),
                 ):
                     return await self._run_jobs()
         except asyncio.CancelledError:
@@ -202,20 +206,6 @@ class OnlineLearningService:
                 yield
         except ModelError as error:
             _log.warning("%s", error)
-
-    @contextlib.asynccontextmanager
-    async def _watching(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            watching = [
-                group.create_task(self.observations.loop_lag.run(self._warn_of_block), name="lag of the event loop"),
-                group.create_task(self._sample(), name="samples"),
-                group.create_task(self._log_figures(), name="figures in the log"),
-            ]
-            try:
-                yield
-            finally:
-                for task in watching:
-                    task.cancel()
 
     def _warn_of_block(self, seconds: float) -> None:
         task = self.observations.busiest_task()
@@ -327,19 +317,11 @@ class OnlineLearningService:
 
 def is_outage(error: BaseException) -> bool:
     """Whether a job failed because a topic did not answer, so that the next one may succeed."""
-    return any(isinstance(cause, TopicUnavailable) for cause in _causes(error)) and not is_taken_over(error)
+    return any(isinstance(cause, TopicUnavailable) for cause in causes_of(error)) and not is_taken_over(error)
 
 
 def is_taken_over(error: BaseException) -> bool:
     """Whether a job failed because another run has claimed its flow."""
     return any(
-        isinstance(cause, ProducerFenced) and not isinstance(cause, TransactionExpired) for cause in _causes(error)
+        isinstance(cause, ProducerFenced) and not isinstance(cause, TransactionExpired) for cause in causes_of(error)
     )
-
-
-def _causes(error: BaseException | None) -> Sequence[BaseException]:
-    causes = []
-    while error is not None:
-        causes.append(error)
-        error = error.__cause__
-    return causes
