@@ -41,8 +41,9 @@ try:
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
+    from streamiter.service.answers import FRESH, RETRY_SOON, RawEndpoint, json_answer, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
-    from streamiter.service.page import EVENTS_PATH, RawEndpoint, page_routes
+    from streamiter.service.page import EVENTS_PATH, page_routes
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
@@ -59,7 +60,6 @@ _UNREAD_BYTES: Final = 128 * 1024
 
 # Health is asked without a token, and answered whatever the load.
 _PROBES: Final = frozenset({"/livez", "/readyz"})
-_RETRY_SOON: Final = {"Retry-After": "1"}
 
 
 @contextlib.asynccontextmanager
@@ -195,7 +195,7 @@ class Admission:
                 429,
                 "too-many-requests",
                 f"expected at most {self._requests_max} requests at a time; ask again, or send more rows in a request",
-                headers=_RETRY_SOON,
+                headers=RETRY_SOON,
             )
 
     def _problem(self, error: Exception, scope: Scope) -> Problem:
@@ -292,7 +292,7 @@ class Routes:
     async def metrics(self, request: Request) -> Response:
         """Answer with all metrics."""
         body, content_type = exposition(self._observations, request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type, **_FRESH})
+        return Response(body, headers={"Content-Type": content_type, **FRESH})
 
     async def versions(self, request: Request) -> Response:
         """List the last versions of the model, the newest first."""
@@ -318,18 +318,13 @@ class Routes:
 
     async def flow(self, request: Request) -> Response:
         """Describe the graph with live statistics, or draw it."""
-        job = self._observations.job
-        if job is None:
-            reason = f"the flow is {self._observations.phase.phase}; ask again"
-            raise Problem(
-                503, "not-started", f"expected a flow that has been started, but {reason}", headers=_RETRY_SOON
-            )
+        job = started_job(self._observations)
         statistics = job.statistics()
         accept = request.headers.get("accept", "")
         if "image/svg+xml" in accept and "application/json" not in accept:
             async with self._one_reader:
                 drawing = await asyncio.to_thread(draw, job.flow, job.steps, statistics, "svg")
-            return Response(drawing, headers={"Content-Type": "image/svg+xml", **_FRESH})
+            return Response(drawing, headers={"Content-Type": "image/svg+xml", **FRESH})
         document: FlowDocument = {
             "flow": job.flow,
             "graph": picture_of(job.flow, job.steps),
@@ -358,20 +353,16 @@ class Routes:
             "no-model",
             f"expected a published version of the model {self._observations.name!r}, given none yet (the service is "
             f"{self._observations.phase.phase}); ask again, and see /readyz",
-            headers=_RETRY_SOON,
+            headers=RETRY_SOON,
         )
 
 
-_FRESH: Final = {"Cache-Control": "no-store"}
-
-
 def _refusal(problem: Problem) -> Response:
-    return Response(problem.body(), problem.status, headers={"Content-Type": CONTENT_TYPE, **_FRESH, **problem.headers})
+    return Response(problem.body(), problem.status, headers={"Content-Type": CONTENT_TYPE, **FRESH, **problem.headers})
 
 
 def _json(document: Any, status: int = 200) -> Response:
-    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    return Response(body, status, headers={"Content-Type": "application/json", **_FRESH})
+    return json_answer(orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS), status)
 
 
 @contextlib.asynccontextmanager
@@ -384,7 +375,7 @@ async def _topic_errors(served: ServedModel) -> AsyncIterator[None]:
     except TopicError as error:
         _log.warning("HTTP: %s", error)
         detail = "expected the topic of the model to answer, but it does not; ask again, and see the log"
-        raise Problem(503, "topic-unavailable", detail, headers=_RETRY_SOON) from None
+        raise Problem(503, "topic-unavailable", detail, headers=RETRY_SOON) from None
 
 
 async def _send_json(send: Send, body: bytes) -> None:

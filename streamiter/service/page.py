@@ -18,11 +18,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.runtime.graph import Step
+from streamiter.service.answers import FRESH, RawEndpoint, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.page_documents import flow_drawing, page_details, page_history, page_state, with_texts
 from streamiter.service.problems import Problem
@@ -43,16 +44,6 @@ _FILES: Final = {
     "page.js": ("/page.js", "text/javascript; charset=utf-8"),
     "icon.svg": ("/icon.svg", "image/svg+xml"),
 }
-
-
-class RawEndpoint:
-    """Lets a route call a method as it would call an application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 def page_routes(observations: Observations) -> list[Route]:
@@ -89,34 +80,31 @@ class _Page:
 
     async def state(self, request: Request) -> Response:
         """Return all figures of now."""
-        return _json(self._state())
+        return json_answer(self._state())
 
     async def history(self, request: Request) -> Response:
         """Return the last hour."""
-        return _json(self._newest("history", lambda: page_history(self._observations)))
+        return json_answer(self._newest("history", lambda: page_history(self._observations)))
 
     async def details(self, request: Request) -> Response:
         """Return weights, versions, drifts, checkpoints and dead letters."""
-        return _json(await self._details())
+        return json_answer(await self._details())
 
     async def drawing(self, request: Request) -> Response:
         """Return the place of each step."""
-        job = self._observations.job
-        if job is None:
-            reason = f"the service is {self._observations.phase.phase}; ask again"
-            raise Problem(503, "not-started", f"expected a flow that has been started, but {reason}")
+        job = started_job(self._observations)
         async with self._lock:
             if self._drawn is None or self._drawn[0] is not job.steps:
                 drawn = await asyncio.to_thread(flow_drawing, job.flow, job.steps)
                 self._drawn = job.steps, orjson.dumps(drawn)
-            return _json(self._drawn[1])
+            return json_answer(self._drawn[1])
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the state each second, and the details when they have changed, until the service ends."""
         if self._streams >= _STREAMS_MAX:
             detail = f"expected at most {_STREAMS_MAX} open pages, given one more; close some"
             raise Problem(429, "too-many-pages", detail)
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers = {"Content-Type": "text/event-stream", **FRESH, "X-Accel-Buffering": "no"}
         self._streams += 1
         try:
             await StreamingResponse(self._events(), headers=headers)(scope, receive, send)
@@ -177,7 +165,3 @@ async def _file(content: bytes, kind: str, request: Request) -> Response:
         "Referrer-Policy": "no-referrer",
     }
     return Response(content, headers=headers)
-
-
-def _json(document: bytes) -> Response:
-    return Response(document, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})

@@ -78,6 +78,7 @@ async def test_before_the_first_model_clients_are_asked_to_come_again() -> None:
         ("GET", "/models/late/compare?old=7.7", 404, "unknown-version"),
         ("GET", "/models/late/compare?old=last", 404, "unknown-version"),
         ("GET", "/flow", 503, "not-started"),
+        ("GET", "/api/drawing", 503, "not-started"),
     ],
 )
 async def test_wrong_requests_get_a_problem_document(method: str, path: str, status: int, kind: str) -> None:
@@ -87,6 +88,7 @@ async def test_wrong_requests_get_a_problem_document(method: str, path: str, sta
         assert answer.status_code == status
         assert problem_of(answer)["type"] == f"urn:streamiter:problem:{kind}"
         assert "memory:" not in answer.text
+        assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
 
 
 async def test_the_end_of_following_is_logged_and_the_service_is_not_ready(caplog: pytest.LogCaptureFixture) -> None:
