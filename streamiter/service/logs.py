@@ -89,8 +89,7 @@ def figures_of(observations: Observations, seconds: float) -> dict[str, float | 
     since_ms = observations.clock.now_ms() - 1000 * seconds
     rate = mean_rate([sample for sample in observations.samples if sample.at_ms >= since_ms])
     last = observations.samples[-1] if observations.samples else None
-    metrics = observations.validation[-1].metrics if observations.validation else {}
-    model = observations.model
+    quality, model = observations.quality, observations.model
     return {
         "phase": observations.phase.phase,
         "events_per_s": None if rate is None else round(rate, 1),
@@ -98,8 +97,8 @@ def figures_of(observations: Observations, seconds: float) -> dict[str, float | 
         "lag_s": None if last is None else last.lag_s,
         "version": None if model is None else f"{model.generation}.{model.version}",
         "age_s": None if model is None else model.age_s(observations.clock),
-        "loss": metrics.get("window_loss"),
-        "baseline_loss": metrics.get("window_baseline_loss"),
+        "loss": None if quality is None else quality.loss,
+        "baseline_loss": None if quality is None else quality.baseline,
     }
 
 

@@ -104,6 +104,20 @@ class ValidationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class QualityNow:
+    """The quality of predictions that were made before learning, over the newest rows."""
+
+    measure: Literal["log loss", "RMSE"]
+    loss: float | None
+    baseline: float | None
+    """The loss of always predicting the mean of the same labels."""
+    auc: float | None
+    rows: float | None
+    """The number of rows in this window."""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DriftFound:
     """A drift that a detector has found."""
 
@@ -237,6 +251,11 @@ class Observations:
         return None if self.served is None else self.served.update
 
     @property
+    def quality(self) -> QualityNow | None:
+        """The quality of the newest predictions; None before the first report."""
+        return quality_of(self.validation[-1]) if self.validation else None
+
+    @property
     def seconds_in_phase(self) -> float:
         """How long the service has been in its phase."""
         return self.clock.monotonic_s() - self.phase.since_s
@@ -331,6 +350,21 @@ def mean_rate(samples: Sequence[Sample]) -> float | None:
     if not samples or samples[-1].events_per_s is None:
         return None
     return fmean(each.events_per_s for each in samples if each.events_per_s is not None)
+
+
+def quality_of(report: ValidationReport) -> QualityNow:
+    """Return the quality over the window of a report.
+
+    >>> quality_of(ValidationReport(0, {"window_loss": 2.0, "window_mae": 1.0})).loss
+    2.0
+    """
+    metrics = report.metrics
+    loss, baseline = metrics.get("window_loss"), metrics.get("window_baseline_loss")
+    is_of_numbers = "window_mae" in metrics
+    if is_of_numbers:  # The loss of numbers is half of the squared error.
+        loss, baseline = (None if each is None else (2.0 * each) ** 0.5 for each in (loss, baseline))
+    measure: Literal["log loss", "RMSE"] = "RMSE" if is_of_numbers else "log loss"
+    return QualityNow(measure, loss, baseline, metrics.get("window_auc"), metrics.get("window_count"), report.at_ms)
 
 
 def _events(tasks: Sequence[TaskStatistics]) -> int:

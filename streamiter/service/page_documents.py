@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from streamiter.flow.drawing.formats import route_of
@@ -23,11 +24,13 @@ from streamiter.service.observations import (
     CheckpointSeen,
     DriftFound,
     Observations,
+    QualityNow,
     RejectedRecord,
     Sample,
     TaskRates,
     ValidationReport,
     mean_rate,
+    quality_of,
 )
 
 # Points of a chart that is 600 pixels wide and shows an hour.
@@ -80,20 +83,6 @@ class LoopNow:
     fed_back_records: int
     waiting_records: int
     spilled_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class QualityNow:
-    """The quality of predictions that were made before learning, over the newest rows."""
-
-    measure: Literal["log loss", "RMSE"]
-    loss: float | None
-    baseline: float | None
-    """The loss of always predicting the mean of the same labels."""
-    auc: float | None
-    rows: float | None
-    """The number of rows in this window."""
-    at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +211,7 @@ def page_state(observations: Observations) -> PageState:
     'Not ready: starting, 0.0 s'
     """
     statistics, phase = observations.statistics(), observations.phase
-    facts, quality = (
-        facts_of(observations, statistics),
-        _quality(observations.validation[-1] if observations.validation else None),
-    )
+    facts, quality = facts_of(observations, statistics), observations.quality
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     newest = observations.samples[-1] if observations.samples else None
     tasks = () if statistics is None else statistics.tasks
@@ -272,18 +258,6 @@ def _verdict(
     return "well", "All is well: the sources answer, the steps make progress, and a model predicts", ()
 
 
-def _quality(report: ValidationReport | None) -> QualityNow | None:
-    if report is None:
-        return None
-    metrics = report.metrics
-    loss, baseline = metrics.get("window_loss"), metrics.get("window_baseline_loss")
-    is_of_numbers = "window_mae" in metrics
-    if is_of_numbers:  # The loss of numbers is half of the squared error.
-        loss, baseline = (None if each is None else (2.0 * each) ** 0.5 for each in (loss, baseline))
-    measure: Literal["log loss", "RMSE"] = "RMSE" if is_of_numbers else "log loss"
-    return QualityNow(measure, loss, baseline, metrics.get("window_auc"), metrics.get("window_count"), report.at_ms)
-
-
 def _steps(statistics: JobStatistics, rates: Sequence[TaskRates]) -> tuple[StepNow, ...]:
     rates_of = {each.task: each for each in rates}
     parts: dict[str, list[tuple[TaskStatistics, int]]] = {}
@@ -298,9 +272,9 @@ def _step(name: str, instances: Sequence[tuple[TaskStatistics, int]], rates_of: 
     rates = [(rates_of[task.name], place) for task, place in instances if task.name in rates_of]
     busy, blocked, held, per_s = (
         (
-            _mean(rate.busy for rate, _ in rates),
-            _mean(rate.blocked for rate, _ in rates),
-            _mean(rate.held for rate, _ in rates),
+            fmean(rate.busy for rate, _ in rates),
+            fmean(rate.blocked for rate, _ in rates),
+            fmean(rate.held for rate, _ in rates),
             sum(rate.steps_per_s[place] for rate, place in rates),
         )
         if rates
@@ -323,11 +297,6 @@ def _step(name: str, instances: Sequence[tuple[TaskStatistics, int]], rates_of: 
 
 def _is_topic(task: TaskStatistics) -> bool:
     return task.source is not None and task.source.topic is not None
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
 
 
 def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepState | None:
@@ -363,7 +332,7 @@ def page_history(observations: Observations) -> PageHistory:
     def point_of(each: Sample | ValidationReport) -> int:
         return each.at_ms // _POINT_MS
 
-    reports = {point: _quality(list(group)[-1]) for point, group in groupby(observations.validation, point_of)}
+    reports = {point: quality_of(list(group)[-1]) for point, group in groupby(observations.validation, point_of)}
     rows = []
     for point, group in groupby(observations.samples, point_of):
         samples = list(group)

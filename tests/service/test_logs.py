@@ -123,10 +123,14 @@ def test_a_line_of_figures_has_rate_lag_version_and_loss() -> None:
         observations.validated({"window_loss": 0.4321, "window_baseline_loss": 0.6931})
         observations.enter("running")
         log_figures(observations, 30)
-    before, after = lines_of(stream)
+        observations.validated({"window_loss": 2.0, "window_baseline_loss": 8.0, "window_mae": 1.0})
+        log_figures(observations, 30)
+    before, after, of_numbers = lines_of(stream)
     assert before["message"] == ("starting: – events/s, lag – records (– s), version – (– s old), loss – (baseline –)")
     assert after["message"] == (
         "running: 200 events/s, lag 1200 records (1.5 s), version – (– s old), loss 0.4321 (baseline 0.6931)"
     )
     assert (after["phase"], after["events_per_s"], after["lag_records"]) == ("running", 200.0, 1200)
     assert (after["loss"], after["baseline_loss"], before["loss"]) == (0.4321, 0.6931, None)
+    # As on the page: the RMSE.
+    assert (of_numbers["loss"], of_numbers["baseline_loss"]) == (2.0, 4.0)
