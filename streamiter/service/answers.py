@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamiter.service.observations import Observations
-from streamiter.service.problems import Problem
+from streamiter.service.problems import RETRY_SOON, Problem
 
 if TYPE_CHECKING:
     from streamiter.runtime.job import Job
 
+T = TypeVar("T")
+
 FRESH: Final = {"Cache-Control": "no-store"}
 """The headers of an answer that changes."""
-RETRY_SOON: Final = {"Retry-After": "1"}
-"""The headers of a problem that soon is over."""
 
 
 class RawEndpoint:
@@ -27,6 +30,19 @@ class RawEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Return the result of a call in a thread. If the client leaves, wait for the thread: a lock must hold until then.
+
+    Otherwise clients that ask and leave would start one thread after the other.
+    """
+    called = asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments))
+    try:
+        return await asyncio.shield(called)
+    except asyncio.CancelledError:
+        await asyncio.wait([called])
+        raise
 
 
 def json_answer(body: bytes, status: int = 200) -> Response:

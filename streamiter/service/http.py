@@ -30,7 +30,7 @@ from streamiter.service.metrics import exposition
 from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
 from streamiter.service.predictions import predict
-from streamiter.service.problems import CONTENT_TYPE, Problem
+from streamiter.service.problems import CONTENT_TYPE, RETRY_SOON, Problem
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
 
 try:
@@ -41,7 +41,7 @@ try:
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
-    from streamiter.service.answers import FRESH, RETRY_SOON, RawEndpoint, json_answer, started_job
+    from streamiter.service.answers import FRESH, RawEndpoint, in_thread, json_answer, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
     from streamiter.service.page import EVENTS_PATH, page_routes
 except ImportError as error:
@@ -314,7 +314,7 @@ class Routes:
                 await find_update(served.topic, self._observations.name, request.query_params.get(name))
                 for name in ("old", "new")
             ]
-            return _json(await asyncio.to_thread(model_difference, old, new, count))
+            return _json(await in_thread(model_difference, old, new, count))
 
     async def flow(self, request: Request) -> Response:
         """Describe the graph with live statistics, or draw it."""
@@ -323,7 +323,7 @@ class Routes:
         accept = request.headers.get("accept", "")
         if "image/svg+xml" in accept and "application/json" not in accept:
             async with self._one_reader:
-                drawing = await asyncio.to_thread(draw, job.flow, job.steps, statistics, "svg")
+                drawing = await in_thread(draw, job.flow, job.steps, statistics, "svg")
             return Response(drawing, headers={"Content-Type": "image/svg+xml", **FRESH})
         document: FlowDocument = {
             "flow": job.flow,

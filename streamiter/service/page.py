@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.runtime.graph import Step
-from streamiter.service.answers import FRESH, RawEndpoint, json_answer, started_job
+from streamiter.service.answers import FRESH, RawEndpoint, in_thread, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.page_documents import flow_drawing, page_details, page_history, page_state, with_texts
 from streamiter.service.problems import Problem
@@ -95,7 +95,7 @@ class _Page:
         job = started_job(self._observations)
         async with self._lock:
             if self._drawn is None or self._drawn[0] is not job.steps:
-                drawn = await asyncio.to_thread(flow_drawing, job.flow, job.steps)
+                drawn = await in_thread(flow_drawing, job.flow, job.steps)
                 self._drawn = job.steps, orjson.dumps(drawn)
             return json_answer(self._drawn[1])
 
@@ -146,7 +146,7 @@ class _Page:
                 return None
             now_s = self._observations.clock.monotonic_s()
             if self._weights is None or now_s - self._weights[0] >= _DETAILS_EVERY * SAMPLE_S:
-                self._weights = now_s, await asyncio.to_thread(self._compare, compared[0], new)
+                self._weights = now_s, await in_thread(self._compare, compared[0], new)
             return self._weights[1]
 
     def _compare(self, old: ModelUpdate, new: ModelUpdate) -> ModelDifference:

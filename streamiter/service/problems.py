@@ -9,6 +9,7 @@ import orjson
 from msgspec import Meta
 
 CONTENT_TYPE: Final = "application/problem+json"
+RETRY_SOON: Final = {"Retry-After": "1"}
 
 
 class BadValue(TypedDict):

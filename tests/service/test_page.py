@@ -312,6 +312,30 @@ async def test_weights_are_compared_and_named_by_a_thread() -> None:
     assert thread is not threading.main_thread()
 
 
+async def test_a_client_that_leaves_starts_no_second_thread() -> None:
+    """Impatient clients asked and left, and each left a thread behind that compared all weights."""
+    running, most, go_on = 0, 0, threading.Event()
+
+    def texts_at(_: object) -> dict[int, str]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        go_on.wait(PATIENCE_S)
+        running -= 1
+        return {}
+
+    async with case(versions=2) as service:
+        assert service.observations.model is not None
+        service.observations.compared.append(replace(service.observations.model, version=1))
+        service.observations.texts_at = texts_at
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                await service.client.get("/api/details", timeout=0.2)
+        go_on.set()
+        assert (await service.client.get("/api/details")).status_code == 200
+    assert most == 1
+
+
 def test_a_model_that_is_worse_than_its_baseline_is_told() -> None:
     """A model was worse than a constant for a week, while all checks were green."""
     observations = Observations("late")
