@@ -268,26 +268,24 @@ class Routes:
 
     async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Predict the rows of the request; without objects for request and answer, which take as long as uvicorn."""
-        observations, model = self._observations, self._observations.name
+        observations = self._observations
         began_s = observations.clock.monotonic_s()
         flags = _flags(scope, "partial", "explain") if scope["query_string"] else {}
         served = self._served(scope)
         body = await _body(scope, receive, self._settings.body_bytes_max)
-        outcome, count = "refused", 1
+        rows = {"refused": 1}
         try:
             version = served.version_now()
             rows_max = self._settings.rows_max
             answer = await predict(version, body, observations.clock, rows_max=rows_max, **flags)
-            outcome, count = "predicted", len(answer["predictions"])
-            if "partial" in flags and (wrong := sum("error" in row for row in answer["predictions"])):
-                count -= wrong
-                observations.predictions[model, "refused"] += wrong
+            wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
+            rows = {"predicted": len(answer["predictions"]) - wrong, "refused": wrong}
             await _send_json(send, orjson.dumps(answer))
         except NoModel:
-            outcome = "no_model"
+            rows = {"no_model": 1}
             raise self._no_model() from None
         finally:
-            observations.predicted(model, outcome, count, observations.clock.monotonic_s() - began_s)
+            observations.predicted(observations.clock.monotonic_s() - began_s, **rows)
 
     async def metrics(self, request: Request) -> Response:
         """Answer with all metrics."""

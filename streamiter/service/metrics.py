@@ -227,7 +227,7 @@ def _model(observations: Observations) -> Iterator[Family]:
             yield _gauge(f"model_{family}", text, ("model", "window"), rows)
     drifts = (((name, detector), count) for detector, count in observations.drift_counts.items())
     yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
-    predicted = observations.predictions.items()
+    predicted = (((name, outcome), count) for outcome, count in observations.predictions.items())
     yield _counter("predictions", "Rows of requests for predictions.", ("model", "outcome"), predicted)
     yield _histogram(
         "prediction_seconds", "Seconds of a request for predictions.", observations.prediction_s.statistics()

@@ -230,8 +230,8 @@ class Observations:
         self.compared: deque[ModelUpdate] = deque(maxlen=2)
         """The versions that answered one and two minutes ago, to compare weights with."""
         self.checkpoints: deque[CheckpointSeen] = deque(maxlen=CHECKPOINTS_MAX)
-        self.predictions: Counter[tuple[str, str]] = Counter()
-        """The number of predicted rows by model and outcome."""
+        self.predictions: Counter[str] = Counter()
+        """The number of rows of requests for predictions, by outcome."""
         self.prediction_s = Histogram(PREDICTION_BOUNDS_S)
         """The seconds of each request for predictions."""
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -287,9 +287,9 @@ class Observations:
         """Count an HTTP request. ``route`` is the pattern of the path, never the path itself."""
         self.requests[route, code] += 1
 
-    def predicted(self, model: str, outcome: str, rows: int, seconds: float) -> None:
-        """Count the rows of a request for predictions, and the seconds that it took."""
-        self.predictions[model, outcome] += rows
+    def predicted(self, seconds: float, **rows: int) -> None:
+        """Note a request for predictions: the seconds that it took, and its rows by outcome."""
+        self.predictions.update(rows)
         self.prediction_s.observe(seconds)
 
     def sample(self) -> JobStatistics | None:

@@ -96,7 +96,7 @@ def families(observations: Observations, accept: str) -> list[Metric]:
 async def test_the_metrics_are_valid_and_have_the_names_of_the_documents(accept: str) -> None:
     """A dashboard was empty, because a metric had been renamed."""
     async with learning() as observations:
-        observations.predicted("late flights", "predicted", 3, 0.001)
+        observations.predicted(0.001, predicted=3)
         observations.requested("/predict", 200)
         observations.drifted({"row": 4000, "old_loss": 0.1, "new_loss": 0.2, "detector": "ADWIN"})
         while not (observations.validation and observations.rejected):
