@@ -81,7 +81,7 @@ class SettingsCheck:
         for secret in ("token", "tls_key_password"):
             for name in (f"{secret}_env", f"{secret}_file"):
                 if getattr(http, name) is not None:
-                    self._try(("http", name), lambda secret=secret: http_secret(http, secret))
+                    self._try(("http", name), partial(http_secret, http, secret))
         if not any(self._document.is_wrong(("http", f"tls_key_password_{end}")) for end in ("env", "file")):
             self._try(("http", "tls_certificate"), lambda: tls_context(http))
         self._found["http.address"] = f"http{'s' if http.tls_certificate else ''}://{http.address}"

@@ -370,7 +370,10 @@ async def test_tls(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"address": "192.0.2.1:0"}, "http.address: expected an address of this machine with a free port"),
-        ({"token_file": "missing"}, "expected token_file to name a file with token in it, given missing"),
+        (
+            {"token_file": "./missing"},
+            "expected token_file to name a file with token in it, given ../missing., which cannot",
+        ),
         ({"token_env": "NO_SUCH_TOKEN"}, "expected the environment variable NO_SUCH_TOKEN to hold token"),
         ({"token_env": "EMPTY_TOKEN"}, "EMPTY_TOKEN to hold token .token_env., given an empty one"),
         ({"tls_certificate": "missing.pem", "tls_key": "missing.key"}, "given missing.pem and missing.key"),
