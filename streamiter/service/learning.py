@@ -31,7 +31,7 @@ from streamiter.operators import Context, Operator, Output
 from streamiter.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows, FieldPredictor
 from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of
-from streamiter.service.settings import InputSettings, PublishSettings, ServiceSettings
+from streamiter.service.settings import InputSettings, LearnSettings, PublishSettings, ServiceSettings
 from streamiter.service.settings_file import OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
 
@@ -47,8 +47,8 @@ class ServiceLearning:
         self.features = FeatureRows(settings.learn)
         """Reads the rows of the training and of predictions."""
         self._schedule = PublishSchedule(settings.publish)
-        given = {"learning_rate": 0.0} | dict(settings.learn.learner_settings)
-        self._rate = ChangeableRate(given["learning_rate"]) if given["learning_rate"] else None
+        rate = _learning_rate(settings.learn)
+        self._rate = None if rate is None else ChangeableRate(rate)
 
     def train(self, events: Stream, rollbacks: Rollbacks | None = None) -> OnlineTraining:
         """Add the training to the flow; ``models`` has the versions that the schedule lets pass."""
@@ -85,7 +85,7 @@ class ServiceLearning:
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""
         self._schedule.settings = settings.publish
-        if self._rate is not None and (rate := settings.learn.learner_settings.get("learning_rate")):
+        if self._rate is not None and (rate := _learning_rate(settings.learn)) is not None:
             self._rate.change(rate)
 
     def _make_model(self) -> Callable[[], AdaptiveLinearModel] | Callable[[], LinearModel]:
@@ -103,6 +103,13 @@ class ServiceLearning:
         optimizer: Optimizer = OPTIMIZERS[learn.learner](**given)
         width = self.features.width
         return lambda: kind(width, optimizer=optimizer)
+
+
+def _learning_rate(settings: LearnSettings) -> float | None:
+    """Return the learning rate of the settings, or else of the optimizer; None for a learner without one."""
+    default: float | None = getattr(OPTIMIZERS.get(settings.learner), "learning_rate", None)
+    rate: float | None = settings.learner_settings.get("learning_rate", default)
+    return rate
 
 
 _NOT_THE_OPTIMIZERS: Final = ("bits", "scales", "mini_batch")

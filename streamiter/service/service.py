@@ -174,9 +174,10 @@ class OnlineLearningService:
     def apply(self, settings: ServiceSettings) -> list[SettingChange]:
         """Apply other settings as far as a running service can; return, and log, which ones apply and which do not."""
         changes = changed(self.settings, settings)
-        before, learner = self.settings, dict(self.settings.learn.learner_settings)
-        if "learning_rate" in settings.learn.learner_settings:
-            learner["learning_rate"] = settings.learn.learner_settings["learning_rate"]
+        before, learner = self.settings, self.settings.learn.learner_settings
+        if settings.learn.learner == before.learn.learner:
+            rate = {name: value for name, value in settings.learn.learner_settings.items() if name == "learning_rate"}
+            learner = {name: value for name, value in learner.items() if name != "learning_rate"} | rate
         self.settings = replace(
             before,
             learn=replace(before.learn, learner_settings=learner),

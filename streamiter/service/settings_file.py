@@ -518,8 +518,9 @@ def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChan
     [SettingChange(key='publish.every', needs=None)]
     """
     old, new = _by_key(before), _by_key(after)
+    at_once = _AT_ONCE - ({"learn.settings.learning_rate"} if before.learn.learner != after.learn.learner else set())
     return [
-        SettingChange(key, None if key in _AT_ONCE else _NEEDS.get(key, _RESTART))
+        SettingChange(key, None if key in at_once else _NEEDS.get(key, _RESTART))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key)
     ]

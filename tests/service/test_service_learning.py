@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from streamiter.models import ModelSnapshot
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of, milliseconds_of
 from streamiter.service.learning import PublishInTime, PublishSchedule, ServiceLearning, decoder_of
+from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
     FieldComparison,
     InputSettings,
@@ -266,19 +268,31 @@ def test_numbers_and_classes_are_learned(kind: Any, field: str) -> None:
     assert predicted.shape == ((1,) if kind == "regression" else (1, 3))
 
 
-def test_a_learning_rate_changes_while_the_training_runs() -> None:
-    """A new learning rate needed a restart."""
-    learn = LearnSettings(
-        "classification", LabelSettings("late"), KINDS, learner="sgd", learner_settings={"learning_rate": 0.5}
-    )
+@pytest.mark.parametrize(
+    ("learner", "before", "after", "rate"),
+    [("sgd", {"learning_rate": 0.3}, {"learning_rate": 0.1}, 0.1), ("sgd", {"learning_rate": 0.3}, {}, 0.5)]
+    + [("adam", {}, {"learning_rate": 0.1}, 0.1)],
+)
+def test_a_learning_rate_changes_while_the_training_runs(learner: str, before: Any, after: Any, rate: float) -> None:
+    """A new learning rate needed a restart; one that the file had not named before was told as changed, and was not."""
+    learn = LearnSettings("classification", LabelSettings("late"), KINDS, learner=learner, learner_settings=before)
     settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out"))
-    learning = ServiceLearning(settings)
-    model: Any = learning._make_model()()
-    slow = LearnSettings(
-        "classification", LabelSettings("late"), learner="sgd", learner_settings={"learning_rate": 0.1}
-    )
-    learning.apply(ServiceSettings("s", settings.input, slow, settings.publish))
-    assert model.optimizer.learning_rate.at(1) == 0.1
+    service = OnlineLearningService(settings)
+    model: Any = service.learning._make_model()()
+    [change] = service.apply(replace(settings, learn=replace(learn, learner_settings=after)))
+    assert (change.key, change.needs) == ("learn.settings.learning_rate", None)
+    assert model.optimizer.learning_rate.at(1) == rate
+    assert service.settings.learn.learner_settings == after
+
+
+def test_a_learning_rate_of_another_learner_needs_a_restart() -> None:
+    """The rate of the new learner was told as changed, while the old learner, which has none, learned on."""
+    learn = LearnSettings("classification", LabelSettings("late"), KINDS, learner="ftrl")
+    settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out"))
+    service = OnlineLearningService(settings)
+    other = replace(learn, learner="adam", learner_settings={"learning_rate": 0.1})
+    assert all(change.needs for change in service.apply(replace(settings, learn=other)))
+    assert service.settings.learn == learn
 
 
 def test_a_decoder_of_ones_own_is_found_or_named() -> None:
