@@ -65,8 +65,10 @@ def test_the_links_of_the_page_on_the_package_index_have_targets(metadata: Metad
     links = re.findall(r"\]\(([^)]+)\)", page)
     in_repository = "https://github.com/streamiter/streamiter/blob/main/"
     named = [link.removeprefix(in_repository) for link in links if link.startswith(in_repository)]
+    pictures = re.findall(r"!\[[^]]*\]\(https://raw.githubusercontent.com/streamiter/streamiter/main/([^)]+)\)", page)
     assert "docs/learning.md" in named
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert pictures == ["docs/pictures/service-page.png"]
+    assert [name for name in named + pictures if not (ROOT / name).exists()] == []
     assert [link for link in links if not link.startswith("https://")] == []
     assert "mermaid" not in page
     assert "pip install 'streamiter[kafka]'\n" in page

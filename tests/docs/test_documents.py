@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -29,21 +32,24 @@ BLOCK = re.compile(
 PICTURES = ROOT / "docs" / "pictures"
 
 
-def blocks(language: str) -> list[object]:
-    """Return the code blocks of a language in all documents, each with its document and line as its name."""
+def blocks(language: str, *, programs: bool = True) -> list[object]:
+    """Return the code blocks of a language in all documents, each with its document and line as its name.
+
+    Without ``programs``, return the parts of programs instead of the whole ones.
+    """
     found: list[object] = []
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            if match["language"] == language and is_program(match["code"]):
+            if match["language"] == language and is_program(match["code"]) is programs:
                 found.append(pytest.param(match, id=f"{document.relative_to(ROOT)}:{line}"))
     return found
 
 
 def is_program(code: str) -> bool:
-    """Return whether the code is a whole program; a block that begins with ``async with`` is a part of one."""
-    return not code.startswith("async ")
+    """Return whether the code is a whole program: it has no ``async with`` outside of functions."""
+    return not re.search("^async with ", code, re.MULTILINE)
 
 
 @pytest.mark.parametrize("block", blocks("python"))
@@ -62,6 +68,17 @@ def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None
     for drawn in tmp_path.glob("*.svg"):
         shown = PICTURES / drawn.name
         assert drawn.read_text(encoding="utf-8") == shown.read_text(encoding="utf-8"), drawn
+
+
+@pytest.mark.parametrize("block", blocks("python", programs=False))
+def test_a_part_of_a_program_imports_names_that_exist(block: re.Match[str]) -> None:
+    """A reader copied three lines of the first page, and did not know where their names come from."""
+    nodes = list(ast.walk(ast.parse(block["code"])))
+    imports = [(node.module, each.name) for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names]
+    assert all(hasattr(importlib.import_module(str(module)), name) for module, name in imports)
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    used, made = ({each.id for each in names if isinstance(each.ctx, use)} for use in (ast.Load, ast.Store))
+    assert used <= made | {name for _, name in imports} | set(dir(builtins))
 
 
 def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
