@@ -2,7 +2,7 @@
 
 :func:`facts_of` takes from the observations what counts; :func:`liveness` and :func:`readiness` are pure functions of
 these facts. A topic that does not answer makes the service not ready, never not alive: a restart of the process would
-not help. A step that is *held*, by an epoch, a staleness bound or a label that has not come, is neither.
+not help. A step that is *held*, by an epoch, by slower workers or because it waits for new parameters, is neither.
 """
 
 from __future__ import annotations

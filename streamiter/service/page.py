@@ -1,6 +1,6 @@
 """The page of a service, at ``/``, and its documents under ``/api/``.
 
-The page is three files, which load nothing from elsewhere. It reads ``/api/history`` once, and then ``/api/events``,
+The page is four files, which load nothing from elsewhere. It reads ``/api/history`` once, and then ``/api/events``,
 server-sent events of the same documents that ``/api/state`` and ``/api/details`` return: the state each second, the
 details when they have changed. Each document is encoded once for all clients. A client that reads slowly skips states,
 because its next state is taken when it has read the one before.
