@@ -544,8 +544,8 @@ _AT_ONCE: Final = frozenset(
 )
 _RESTART: Final = "it applies after a restart, which resumes from the last checkpoint"
 _NEW_STATE: Final = (
-    "the state in the checkpoints is of the old setting; give the service another service.name and another "
-    "checkpoints.store, and start it: it learns from the beginning"
+    "the state in the checkpoints is of the old setting; give the service a new service.name and start it again: it "
+    "learns from the beginning"
 )
 _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
     ("input.topic", "learn.kind", "learn.learner", "learn.settings.bits", "learn.settings.crosses"), _NEW_STATE
