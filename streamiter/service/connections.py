@@ -2,19 +2,22 @@
 
 uvicorn bounds the body that it keeps, but not the head of a request, and it waits for a head without an end of time.
 Here a head has a longest time and a largest size, and so has everything between two parts of a body. A client that does
-not read is cut off by the kernel. Bytes that are no HTTP get a problem document.
+not read is cut off by the kernel. Bytes that are no HTTP get a problem document, unless their client is gone.
+Connections on which TLS is being set up count, too: uvicorn would not know them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sized
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
-from uvicorn import Server
+from uvicorn import Config, Server
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -32,6 +35,8 @@ PIPELINED_MAX: Final = 32
 _PARSED_BYTES: Final = 8 * 1024
 # Longer parts of an answer do not wait for others.
 _SENT_AT_ONCE_BYTES: Final = 16 * 1024
+# If no descriptor is left, connections wait in the kernel.
+_ACCEPT_AGAIN_S: Final = 0.1
 # A client that reads nothing for so long is cut off.
 _UNREAD_S: Final = 30
 
@@ -43,13 +48,16 @@ class Connection(HttpToolsProtocol):
     """A connection of a client.
 
     A request must arrive, and be answered, within ``request_s`` from its first byte. An answer that has begun may take
-    longer, unless the client does not read it.
+    longer, unless the client does not read it. Above ``CONNECTIONS_MAX``, a new connection takes the place of the one
+    that has waited longest for a request; only if all have a request, the new one is cut off.
     """
 
     def __init__(self, request_s: float, refused: Refused, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._request_s = request_s
         self._refused = refused
+        self._waits_since_s = 0.0
+        """When the last request was answered, or the connection was made."""
         self._unparsed_bytes = 0
         """Bytes since the last progress: a whole head, or a part of a body."""
         self._began_s: float | None = None
@@ -64,10 +72,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport = _JoinedWrites(transport, self.loop)
         super().connection_made(transport)
-        self._began_s = self.loop.time()
+        self._began_s = self._waits_since_s = self.loop.time()
         self.flow = _PipelineFlow(transport, self.pipeline)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
+        if len(self.connections) > CONNECTIONS_MAX and not cut_off_one(self.connections - {self}):
+            self.cut_off()
         elif hasattr(socket, "TCP_USER_TIMEOUT"):
             with contextlib.suppress(OSError):  # The client may be gone again.
                 own = transport.get_extra_info("socket")
@@ -77,6 +85,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._answering is not None:  # Otherwise it would keep its place, and the server would wait for it.
             self._answering.cancel()
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._began_s is None:
@@ -111,7 +124,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         # The rest of a body that no one wants must come in time, too.
         is_more = bool(self.pipeline) or self.cycle.more_body
-        self._began_s = self.loop.time() if is_more else None
+        self._waits_since_s = self.loop.time()
+        self._began_s = self._waits_since_s if is_more else None
         super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -147,6 +161,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(408, "too-slow", f"expected the whole request within {self._request_s:g} s; send smaller ones")
+
+    @property
+    def waits(self) -> tuple[bool, float] | None:
+        """Whether a part of a request is there, and since when the connection waits for one; None if it has one."""
+        return (self._unparsed_bytes > 0, self._waits_since_s) if self._is_between_requests else None
 
     @property
     def _is_between_requests(self) -> bool:
@@ -219,8 +238,76 @@ class _PipelineFlow(FlowControl):
             super().resume_reading()
 
 
+def cut_off_one(connections: Iterable[Any]) -> bool:
+    """Cut off the connection that has waited longest for a request; return whether there was one."""
+    waiting = [(waits, id(each), each) for each in connections if (waits := each.waits) is not None]
+    if waiting:
+        min(waiting)[-1].cut_off()
+    return bool(waiting)
+
+
 class EmbeddedServer(Server):
-    """A server in the event loop of the job, which handles the signals."""
+    """A server in the event loop of the job, which handles the signals.
+
+    With ``tls`` it sets up each connection itself, within ``tls_s``: uvicorn would limit neither their number nor time.
+    """
+
+    def __init__(self, config: Config, tls: ssl.SSLContext | None, tls_s: float) -> None:
+        super().__init__(config)
+        self._tls, self._tls_s = tls, tls_s
+        self._accepting: asyncio.Task[None] | None = None
+        self._set_up: dict[asyncio.Task[Any], None] = {}
+        """Connections on which TLS is being set up, the oldest first."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and set up TLS on each connection."""
+        await super().startup(sockets if self._tls is None else [])
+        if self._tls is not None and sockets:
+            self._accepting = asyncio.create_task(self._accept(sockets[0]), name="accept connections")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and end those without a request."""
+        tasks = [task for task in (self._accepting, *self._set_up) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # The client is gone again, or there is no descriptor left.
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(self._set_up) + len(self.server_state.connections) >= CONNECTIONS_MAX:
+                self._make_room()
+            connecting = loop.connect_accepted_socket(
+                self._connection, client, ssl=self._tls, ssl_handshake_timeout=self._tls_s
+            )
+            task = loop.create_task(connecting)
+            self._set_up[task] = None
+            task.add_done_callback(functools.partial(self._connected, client))
+            await asyncio.sleep(0)
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._set_up), None)
+        if oldest is None:
+            cut_off_one(self.server_state.connections)
+        else:
+            del self._set_up[oldest]
+            oldest.cancel()
+
+    def _connection(self) -> asyncio.Protocol:
+        options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return self.config.http_protocol_class(**options)
+
+    def _connected(self, client: socket.socket, task: asyncio.Task[Any]) -> None:
+        self._set_up.pop(task, None)
+        if task.cancelled() or task.exception() is not None:  # The client speaks no TLS, takes too long, or is gone.
+            client.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -232,6 +319,8 @@ class EmbeddedServer(Server):
         now_s = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             connection.check_time(now_s)  # type: ignore[union-attr]
+        if self._accepting is not None and self._accepting.done():
+            self._accepting.result()  # Raises its error.
         return await super().on_tick(counter)
 
     async def stop(self, running: asyncio.Task[None], grace_s: float) -> None:

@@ -89,9 +89,8 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
         server_header=False,
         headers=[("x-content-type-options", "nosniff")],
         timeout_keep_alive=KEEP_ALIVE_S,
-        ssl_context_factory=None if context is None else lambda *_: context,
     )
-    server = EmbeddedServer(config)
+    server = EmbeddedServer(config, context, settings.timeout_s)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.serve([listener]), name="HTTP server")
         _log.info("HTTP at %s", address)

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
+import uvloop
 from service.http_case import PATIENCE_S, case, problem_of, received, request, status_of
 from service.service_models import trips
 from support.certificates import Authority, need_openssl
@@ -293,6 +294,41 @@ async def test_an_answer_is_sent_at_once() -> None:
                 assert b'"status"' in body
 
 
+async def test_idle_connections_give_room_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that held 512 connections kept out the probe, and the service was restarted."""
+    monkeypatch.setattr("streamiter.service.connections.CONNECTIONS_MAX", 4)
+    probe = request("/livez", b"", "Connection: close", method="GET")
+    begun = request("/predict", b"{}", "Expect: 100-continue")[:-1]
+
+    async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a part of a request, and wait until the server has read it."""
+        writer.write(begun)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+
+    async with case() as service:
+        held = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(4)]
+        (part, its_writer), (in_request, writer), (idle, _), _ = held
+        its_writer.write(probe[:9])
+        await begin(in_request, writer)
+        answers = [await service.raw(probe, closes=False) for _ in range(9)]
+        assert [status_of(answer) for answer in answers] == [200] * 9
+        assert await received(idle) == b""
+        for reader, each, rest in ((in_request, writer, b"}"), (part, its_writer, probe[9:])):
+            each.write(rest)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, each in held:
+            each.close()
+
+        busy = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(4)]
+        for reader, writer in busy:
+            await begin(reader, writer)
+        assert await service.raw(probe, closes=False) == b""
+        for reader, writer in busy:
+            writer.write(b"}")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
 async def test_requests_in_a_pipeline_are_answered_in_order() -> None:
     """A client that sent two requests at once got one answer."""
     async with case() as service:
@@ -364,6 +400,39 @@ async def test_tls(tmp_path: Path) -> None:
         with pytest.raises(httpx.ConnectError, match="certificate"):
             await httpx.AsyncClient(trust_env=False).get(f"{service.address}/livez")
         assert await service.is_well()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_connections_without_tls_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_loop: Any) -> None:
+    """A scanner opened a thousand connections and sent nothing: the job had no descriptor left for its checkpoint."""
+    need_openssl()
+    monkeypatch.setattr("streamiter.service.connections.CONNECTIONS_MAX", 4)
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("service", "IP:127.0.0.1")
+    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    settings = {"tls_certificate": str(certificate), "tls_key": str(key), "timeout_s": 1.0}
+
+    async def scan() -> None:
+        async with case(client={"verify": trusting}, **settings) as service:
+            silent = [await asyncio.open_connection("127.0.0.1", service.port) for _ in range(12)]
+            for reader, _ in silent[:8]:
+                assert await received(reader) == b""
+            for _ in range(3):
+                assert await service.is_well()
+            # The first request comes with the last bytes of the handshake.
+            for sent, answer in ((request("/livez", method="GET"), b"HTTP/1.1 200"), (b"\0" * 99, b"HTTP/1.1 400")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", service.port, ssl=trusting)
+                writer.write(sent)
+                assert (await reader.readline()).startswith(answer)
+                writer.close()
+            for reader, _ in silent:  # Those that are left end by the time limit.
+                assert await received(reader) == b""
+            for _, writer in silent:
+                writer.close()
+            assert await service.is_well()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scan())
 
 
 @pytest.mark.parametrize(
