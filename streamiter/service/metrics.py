@@ -160,7 +160,8 @@ def _loops(statistics: JobStatistics) -> Iterator[Family]:
             key = names[task.loop], task.steps[0].step
             watermarks[key] = min(task.epoch_watermark, watermarks.get(key, task.epoch_watermark))
     text = "The last epoch that is complete at all subtasks of a step; the loop has the name of its first head."
-    yield _gauge("epoch_watermark", text, ("loop", "step"), watermarks.items())
+    complete = ((key, epoch) for key, epoch in watermarks.items() if epoch >= 0)
+    yield _gauge("epoch_watermark", text, ("loop", "step"), complete)
     spilled = (((name,), loop.bytes_on_disk) for name, loop in zip(names, statistics.loops, strict=True))
     yield _gauge("feedback_spilled_bytes", "Bytes of feedback on disk.", ("loop",), spilled)
 

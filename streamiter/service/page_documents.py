@@ -77,7 +77,8 @@ class LoopNow:
 
     heads: tuple[str, ...]
     """The steps at which it begins."""
-    progress: str
+    progress: str | None
+    """The progress in words; None before the first complete epoch, thus always in a loop without epochs."""
     epoch_complete: int | None
     """The last complete epoch; None before the first one."""
     fed_back_records: int
@@ -310,7 +311,7 @@ def _loops(statistics: JobStatistics) -> tuple[LoopNow, ...]:
     return tuple(
         LoopNow(
             heads=loop.heads,
-            progress=loop.progress,
+            progress=loop.progress if loop.epoch_complete >= 0 or loop.ended_in is not None else None,
             epoch_complete=loop.epoch_complete if loop.epoch_complete >= 0 else None,
             fed_back_records=loop.fed_back_records,
             waiting_records=loop.waiting_records,

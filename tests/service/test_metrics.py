@@ -21,6 +21,7 @@ from streamiter.models import ServedModel
 from streamiter.operators import DeadLetter
 from streamiter.service.metrics import exposition
 from streamiter.service.observations import Observations
+from streamiter.service.page_documents import page_state
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -35,7 +36,6 @@ NAMES: dict[str, set[str]] = {
     "streamiter_step_held_seconds_total": {"flow", "step", "subtask"},
     "streamiter_channel_records": {"channel"},
     "streamiter_channel_peak_records": {"channel"},
-    "streamiter_epoch_watermark": {"loop", "step"},
     "streamiter_feedback_spilled_bytes": {"loop"},
     "streamiter_source_lag_records": {"step", "topic", "partition"},
     "streamiter_source_lag_seconds": {"step", "topic", "partition"},
@@ -117,6 +117,23 @@ async def test_the_metrics_are_valid_and_have_the_names_of_the_documents(accept:
     assert values["streamiter_checkpoints_total", "committed"] >= 1
     assert 0.0 < values["streamiter_model_log_loss", "late flights", "recent"] < 0.6
     assert values["streamiter_model_baseline_log_loss", "late flights", "recent"] > 0.6
+
+
+async def test_a_loop_has_the_figure_of_its_epochs_only_if_it_has_epochs() -> None:
+    """The watermark of a training without epochs was −1 for ever, and an alert on it never ended."""
+    async with learning() as observations:  # The training is asynchronous: it waits for no epoch.
+        assert b"\nstreamiter_epoch_watermark{" not in exposition(observations, "")[0]
+        [loop] = page_state(observations).loops
+        assert loop.progress is None
+    flow = Flow("trips")
+    trips = flow.from_items([{"km": n % 7, "late": n % 7 > 3} for n in range(900)])
+    train_online(trips, label="late", mode="synchronous", mini_batch=100).validation.collect()
+    observations = Observations("trips")
+    observations.job = await flow.start()
+    await observations.job.wait()
+    [family] = [each for each in families(observations, "") if each.name == "streamiter_epoch_watermark"]
+    assert family.samples
+    assert all((set(each.labels), each.value >= 8) == ({"loop", "step"}, True) for each in family.samples)
 
 
 async def test_contents_of_records_and_urls_are_no_labels() -> None:

@@ -95,6 +95,11 @@ async def test_the_page_shows_a_service_that_learns(tmp_path: Path, chromium: Br
         for tile in ("events", "lag", "loss", "auc", "version", "checkpoint"):
             await visited.says(f"#{tile}", re.compile(r"\d"))
         assert await page.locator("#flow .step").count() >= 10
+        # Its training is asynchronous: neither the loop nor its steps have epochs.
+        assert re.search(
+            r"iteration · [\d,]+ records fed back", drawn := await page.locator("#flow svg").text_content() or ""
+        )
+        assert "epoch" not in drawn
         assert await page.locator("#quality .series").count() == 2
         # The first screen has everything down to the flow.
         assert await page.evaluate("document.querySelector('#flow').getBoundingClientRect().bottom") <= 800

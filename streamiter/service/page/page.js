@@ -496,7 +496,7 @@ function drawFlow() {
   for (const step of state.steps) drawStep(step);
   loops.forEach((loop) => {
     const now = state.loops.find((each) => each.heads.every((head) => loop.steps.includes(head)));
-    loop.heading.textContent = now ? `iteration · ${now.progress} · ${count(now.fed_back_records)} records fed back` : "iteration";
+    loop.heading.textContent = ["iteration", now?.progress, now && `${count(now.fed_back_records)} records fed back`].filter(Boolean).join(" · ");
   });
   const told = state.steps.map((step) => `${step.name}: ${step.state ?? "state unknown"}`);
   canvas.setAttribute("aria-label", `The steps of the flow. ${told.join(". ")}.`);
@@ -510,7 +510,8 @@ function drawStep(step) {
   part.group.style.setProperty("--part", `${Math.round(8 + 30 * (step[step.state] ?? 0))}%`);
   part.glyph.textContent = step.state ? `${GLYPHS[step.state]} ` : "";
   part.rate.textContent = step.state === "ended" ? "ended" : `${perSecond(step.records_per_s)}/s`;
-  part.epoch.textContent = `epoch ${count(step.epoch_watermark)}`;
+  // A loop that learns without waiting has no epochs.
+  part.epoch.textContent = step.epoch_watermark === null ? "" : `epoch ${count(step.epoch_watermark)}`;
   part.title.textContent = `${step.name}: busy ${share(step.busy)}, blocked ${share(step.blocked)}, held ${share(step.held)}; ${count(step.waiting_records)} records wait`;
   let x = part.bar.x;
   [step.busy, step.blocked, step.held].forEach((value, row) => {
