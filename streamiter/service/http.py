@@ -29,7 +29,7 @@ from streamiter.service.health import HealthFacts, HealthProblem, facts_of, live
 from streamiter.service.metrics import exposition
 from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
-from streamiter.service.predictions import predict
+from streamiter.service.predictions import predict, rows_of
 from streamiter.service.problems import CONTENT_TYPE, RETRY_SOON, Problem
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
 
@@ -274,14 +274,14 @@ class Routes:
         body = await _body(scope, receive, self._settings.body_bytes_max)
         rows = {"refused": 1}
         try:
-            version = served.version_now()
-            rows_max = self._settings.rows_max
-            answer = await predict(version, body, observations.clock, rows_max=rows_max, **flags)
+            given, path = rows_of(body, self._settings.rows_max)
+            rows = {"refused": len(given)}
+            answer = await predict(served.version_now(), given, path, observations.clock, **flags)
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
-            rows = {"predicted": len(answer["predictions"]) - wrong, "refused": wrong}
+            rows = {"predicted": len(given) - wrong, "refused": wrong}
             await _send_json(send, orjson.dumps(answer))
         except NoModel:
-            rows = {"no_model": 1}
+            rows = {"no_model": len(given)}
             raise self._no_model() from None
         finally:
             observations.predicted(observations.clock.monotonic_s() - began_s, **rows)

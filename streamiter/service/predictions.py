@@ -57,20 +57,13 @@ class PredictionAnswer(TypedDict):
 
 
 async def predict(
-    version: ServedVersion,
-    body: bytes,
-    clock: Clock,
-    *,
-    rows_max: int = 1_000,
-    partial: bool = False,
-    explain: bool = False,
+    version: ServedVersion, rows: list[Any], path: str, clock: Clock, *, partial: bool = False, explain: bool = False
 ) -> PredictionAnswer:
-    """Return the predictions for the rows in ``body``, at most ``rows_max``.
+    """Return the predictions for the rows of a request, whose list has this path in its document.
 
-    Raises :class:`~streamiter.service.problems.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
-    wrong rows, unless ``partial``: then a wrong row has its error instead of a prediction.
+    Raises :class:`~streamiter.service.problems.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has
+    its error instead of a prediction.
     """
-    rows, path = rows_of(body, rows_max)
     of_version = _Rows(version, path)
     of_version.check_names(rows)
     predictions = await of_version.predicted(rows, explain)
@@ -94,6 +87,9 @@ async def predict(
 
 def rows_of(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     """Return the rows of a request and the path of their list, which is empty if the document is one row.
+
+    Raises :class:`~streamiter.service.problems.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
+    a document of another form.
 
     >>> rows_of(b'{"rows": [{"km": 3}]}', 1000), rows_of(b'{"km": 3}', 1000)
     (([{'km': 3}], '/rows'), ([{'km': 3}], ''))

@@ -47,8 +47,10 @@ async def test_rows_are_predicted_by_one_version() -> None:
         assert problem_of(refused)["errors"][0]["path"] == "/rows/0/km"
         partial = await service.client.post("/predict?partial=true", json={"rows": [{"km": "far"}, {"km": 1.0}]})
         assert ["error" in row for row in partial.json()["predictions"]] == [True, False]
+        assert (await service.client.post("/predict", content=b"{")).status_code == 400
         counts = dict(service.observations.predictions)
-        assert counts == {"predicted": 5, "refused": 2}
+        # Two rows that were refused together, one of two, and a request without rows.
+        assert counts == {"predicted": 5, "refused": 2 + 1 + 1}
         assert service.observations.requests["/predict", 200] == 2
         assert service.observations.requests["/models/{name}/predict", 200] == 1
 
@@ -56,10 +58,10 @@ async def test_rows_are_predicted_by_one_version() -> None:
 async def test_before_the_first_model_clients_are_asked_to_come_again() -> None:
     """A client took the error before the first model for one of its own, and gave up."""
     async with case(versions=0) as service:
-        answer = await service.client.post("/predict", json={"km": 3})
+        answer = await service.client.post("/predict", json={"rows": [{"km": 3}, {"km": 4}]})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "the service is starting" in problem_of(answer)["detail"]
-        assert service.observations.predictions == {"no_model": 1}
+        assert service.observations.predictions == {"no_model": 2}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.examples import random_examples
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models.served import ServedVersion
-from streamiter.service.predictions import predict
+from streamiter.service.predictions import predict, rows_of
 from streamiter.service.problems import Problem
 
 CLOCK = ManualClock()
@@ -27,7 +27,7 @@ VERSION = version_of(MODEL.parameters())
 
 def answer(document: Any, version: ServedVersion = VERSION, **options: bool) -> Any:
     body = document if isinstance(document, bytes) else orjson.dumps(document)
-    return orjson.loads(orjson.dumps(finished(predict(version, body, CLOCK, **options))))
+    return orjson.loads(orjson.dumps(finished(predict(version, *rows_of(body, 1000), CLOCK, **options))))
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
