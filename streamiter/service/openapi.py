@@ -75,12 +75,15 @@ _REFUSALS: Final[Mapping[int, str]] = {
     400: "The request is malformed.",
     401: "The request has no token, or another one.",
     404: "There is no such path, model or version.",
+    405: "The path has no such method; Allow has its methods.",
     408: "The request took too long.",
     413: "The body or the number of rows is too large.",
     415: "The body has a coding.",
     421: "The request is to another host.",
     422: "Rows are wrong; errors has all wrong values.",
     429: "Too many requests at a time.",
+    431: "The path and the headers are too large.",
+    500: "A bug in streamiter; its log describes it.",
     503: "There is no model yet, or its topic does not answer.",
 }
 _OF_PAGE: Final[Mapping[str, tuple[str, type, tuple[int, ...]]]] = {
@@ -89,7 +92,7 @@ _OF_PAGE: Final[Mapping[str, tuple[str, type, tuple[int, ...]]]] = {
     "/api/details": ("Weights, versions, drifts, checkpoints and dead letters", PageDetails, ()),
     "/api/drawing": ("The place of each step in the drawing of the page", FlowDrawing, (503,)),
 }
-_OF_GATE: Final = (400, 401, 408, 421, 429)
+_OF_GATE: Final = (400, 401, 405, 408, 421, 429, 431, 500)
 
 
 def openapi_document(settings: HttpSettings) -> dict[str, Any]:

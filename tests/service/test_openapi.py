@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +14,8 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from service.http_case import Case, case
 from service.service_models import trips
+
+PAGE = Path(__file__).parents[2] / "docs" / "service-http.md"
 
 
 @pytest.mark.parametrize("token", [None, "SERVICE_TOKEN"])
@@ -66,6 +70,16 @@ async def test_real_answers_fit_their_schemas() -> None:
         for method, path, options, status in asked:
             answer = await _check(service, document, method, path, **options)
             assert answer.status_code == status, (method, path, answer.text)
+        described = {
+            status
+            for each in document["paths"].values()
+            for method in ("get", "post")
+            if method in each
+            for status in each[method]["responses"]
+        }
+        # The table of errors in the documents.
+        told = re.findall(r"^\| (\d{3}(?:, \d{3})*) \| `", PAGE.read_text("utf-8"), re.MULTILINE)
+        assert {status for each in told for status in each.split(", ")} == described - {"200"}
         # The answer with events has no end.
         assert {path for _, path, _, _ in asked} == set(document["paths"]) - {"/api/events"}
 
