@@ -130,7 +130,10 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 def _address_of(value: Any) -> str:
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[2]) > _PORT_MAX:
-        raise WrongValue('an address with its port, as "127.0.0.1:8080" or "[::1]:8080"')
+        raise WrongValue(
+            'an address with its port, as "127.0.0.1:8080" or "[::1]:8080"',
+            f"write a host, a colon and a port from 0 to {_PORT_MAX}",
+        )
     return match[0]
 
 
@@ -141,7 +144,7 @@ _PORT_MAX: Final = 65_535
 def _decoder_of(value: Any) -> str:
     if isinstance(value, str) and (value in ("default", "json") or _DECODER.fullmatch(value)):
         return value
-    raise WrongValue('"default", "json", or a decoder of your own as "module:name"')
+    raise WrongValue('"default", "json", or a decoder of your own as "module:name"', "write one of them in quotes")
 
 
 _DECODER: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -373,7 +376,8 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
             kind(**{name: settings[name]})
         except ConfigurationError as error:
             expected = str(error).partition("expected ")[2].partition(", given ")[0]
-            document.refuse_value((*_SETTINGS, name), WrongValue(expected))
+            remedy = f"leave it out for the default {shown_value(names[name].default)}, or write another one"
+            document.refuse_value((*_SETTINGS, name), WrongValue(expected, remedy))
 
 
 _SETTINGS: Final = ("learn", "settings")

@@ -100,7 +100,9 @@ class TomlDocument:
                 self._places = _places("\n".join(lines))
                 return
             except RecursionError:
-                self._problems.append(SettingProblem("", "expected tables and arrays of few levels, given too many"))
+                message = "expected tables and arrays of few levels, given too many; remove brackets"
+                self._problems.append(SettingProblem("", message, _deepest("\n".join(lines))))
+                self._is_cut = True
                 return
             except ValueError as error:  # tomllib also raises plain ones, for a number of thousands of digits.
                 place = _place_in(str(error), lines)
@@ -210,6 +212,23 @@ _STRING: Final = re.compile(r'"""(?:\\.|[^\\])*?"""+|' r"'''.*?'''+|" r'"(?:\\.|
 _BLANK: Final = re.compile(r"(?:[\s,]|#[^\n]*)*")
 _BARE_KEY: Final = re.compile(r"[\w-]+")
 _BARE_VALUE: Final = re.compile(r"[^,\]}#\n]*")
+
+
+_STRING_OR_BRACKET: Final = re.compile(rf"{_STRING.pattern}|#[^\n]*|[\[{{}}\]]", re.DOTALL)
+
+
+def _deepest(text: str) -> Place:
+    r"""Return the place of the bracket with the most brackets around it.
+
+    >>> _deepest("a = [1]\nb = [[1], ']']")
+    Place(line=2, column=6)
+    """
+    depth = most = at = 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if depth > most:
+            most, at = depth, token.start()
+    return Place(text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
 
 
 def _places(text: str) -> dict[KeyPath, tuple[Place, Place]]:
@@ -358,12 +377,15 @@ def whole_of(least: int, most: int | None = None) -> Parser:
     def parse(value: Any) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= (most or value):
             return value
-        raise WrongValue(f"a whole number of at least {least}" if most is None else f"a number from {least} to {most}")
+        expected = f"a whole number of at least {least}" if most is None else f"a number from {least} to {most}"
+        choose = f"write {least} or more" if most is None else f"write {least}, {most}, or a number between them"
+        raise WrongValue(expected, "write it without quotes" if isinstance(value, str) else choose)
 
     return parse
 
 
 _WITH_UNIT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]+)", re.ASCII)
+_WITHOUT_UNIT: Final = re.compile(r"(?=.*[1-9])\d{1,15}(\.\d{1,9})?", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTES: Final = {"B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
@@ -390,7 +412,11 @@ def _with_unit(value: Any, units: Mapping[str, float], expected: str, usual: str
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match and match[2] in units and (number := float(match[1]) * units[match[2]]) > 0.0 and math.isfinite(number):
         return number
-    is_bare = (isinstance(value, (int, float)) and not isinstance(value, bool)) or (
-        isinstance(value, str) and value.isascii() and value.isdecimal()
-    )
-    raise WrongValue(expected, f'write "{shortened(value).strip(chr(39))}{usual}"' if is_bare else "add the unit")
+    bare = shortened(value).strip("'") if type(value) in (int, float, str) else ""
+    if match and match[2] not in units:
+        remedy = f"the units are {', '.join(units)}"
+    elif match or _WITHOUT_UNIT.fullmatch(bare) is None:
+        remedy = f'write a number above 0 with its unit, as "1{usual}"'
+    else:
+        remedy = f'write "{bare}{usual}"'
+    raise WrongValue(expected, remedy)

@@ -14,7 +14,7 @@ from support.examples import random_examples
 from streamiter.errors import ConfigurationError
 from streamiter.service.settings import FieldComparison, LabelSettings, ServiceSettings
 from streamiter.service.settings_file import TABLES, changed, read_settings
-from streamiter.service.toml_document import SettingsError
+from streamiter.service.toml_document import Place, SettingsError, WrongValue
 
 GOOD = """\
 [service]
@@ -267,6 +267,30 @@ def test_the_text_of_several_errors() -> None:
         "settings:18:10: expected TOML, given a line that is none (expected newline or end of document after a "
         'statement); texts, times and sizes need quotes: "1s"'
     )
+
+
+def test_each_wrong_value_is_refused_with_a_remedy() -> None:
+    """An error said what was wrong, and not what to write; "0s" was told to add a unit."""
+    remedies = {}
+    for table, (_, keys) in TABLES.items():
+        for name, key in keys.items():
+            for value in (-1, 0, 2.5, True, "", "x y", "5", "0s", "5 sec", [], {}):
+                try:
+                    key.parse(value)
+                except WrongValue as wrong:
+                    remedies[table, name, str(value)] = wrong.remedy
+    assert len(remedies) > 100
+    assert [place for place, remedy in remedies.items() if not remedy] == []
+    learner = 'learner = "sgd"\nfeatures = { km = "number" }\nsettings = { learning_rate = 0 }'
+    [problem] = refused(GOOD.replace('features = "all"\nlearner = "default"', learner)).problems
+    assert problem.message.endswith("given 0; leave it out for the default 0.5, or write another one")
+
+
+def test_brackets_without_an_end_have_a_place() -> None:
+    """A file that a program had written had an error somewhere, and all its keys were told as missing."""
+    [problem] = refused('a = "]"\nservice.name = "x"\nb = [1, ' + "[" * 5_000 + "\n").problems
+    assert problem.place == Place(3, 5_008)
+    assert "given too many; remove brackets" in problem.message
 
 
 def test_missing_keys_are_told_at_their_table(tmp_path: Path) -> None:

@@ -163,6 +163,18 @@ def test_times_without_a_unit_are_refused(given: Any) -> None:
         duration_of(given)
 
 
+def test_a_refused_time_says_what_to_write() -> None:
+    """A time of 0 was told to add its unit, which it had."""
+    remedies = {}
+    for given in (5, "5", 1.5, "0s", "5 sec", -1, "soon", 10**400):
+        with pytest.raises(WrongValue) as refused:
+            duration_of(given)
+        remedies[given] = refused.value.remedy
+    positive = 'write a number above 0 with its unit, as "1s"'
+    expected = ['write "5s"', 'write "5s"', 'write "1.5s"', positive, "the units are ms, s, min, h, d", *[positive] * 3]
+    assert list(remedies.values()) == expected
+
+
 def test_sizes_have_units() -> None:
     """1 MB was a binary megabyte for one half of the users."""
     assert [size_of(given) for given in ("1 MiB", "1MB", "1.5 kB", "7 B")] == [1 << 20, 1_000_000, 1_500, 7]
