@@ -76,13 +76,18 @@ def test_names_are_known_before_they_are_imported() -> None:
 
 FOLLOWS = """
 import sys, time
+began = time.process_time()
 import numpy
-began = time.perf_counter()
+numpy_s = time.process_time() - began
 from streamiter.models import ServedModel, model_updates
 from streamiter.topics import topic
-took_s = time.perf_counter() - began
-print(took_s, *sys.modules)
+took_s = time.process_time() - began - numpy_s
+print(took_s / numpy_s, *sys.modules)
 """
+
+
+# About 1 is measured.
+RATIO_MAX = 3.0
 
 
 def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
@@ -90,8 +95,9 @@ def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
     report = subprocess.run(
         [sys.executable, "-W", "error", "-c", FOLLOWS], capture_output=True, text=True, check=True, timeout=LIMIT_S
     )
-    took_s, *modules = report.stdout.split()
-    print(f"what a follower imports took {float(took_s):.3f} s, without numpy")
+    ratio, *modules = report.stdout.split()
+    # Processor time compared with that of numpy, which a busy machine makes slower, too.
+    assert float(ratio) < RATIO_MAX, f"what a follower imports took {ratio} times the processor time of numpy's import"
     rooms = {name.split(".")[1] for name in modules if name.startswith("streamiter.")}
     engine = ["runtime", "flow", "iteration", "learn", "networks", "parameter_server", "checkpoints", "operators"]
     assert rooms.isdisjoint([*engine, "channels", "optimizers", "cli", "service", "testing"])
