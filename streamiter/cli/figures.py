@@ -17,7 +17,7 @@ import textwrap
 import threading
 import traceback
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,9 @@ from streamiter.topics.urls import hide, secrets_in, shown_url
 # Often enough to look live, and seldom enough to cost almost nothing compared with the job.
 _REFRESH_S: Final = 0.25
 
+# As in the log of a service: an hour of a run is 120 lines.
+_LINE_EVERY_S: Final = 30.0
+
 # Rates are those of the last 3 seconds: they follow changes, and stay readable.
 _REFRESHES_FOR_A_RATE: Final = 12
 
@@ -53,13 +56,14 @@ _STOPPING: Final[dict[StopMode, str]] = {
 async def watched(
     job: Job, render: Callable[[JobStatistics], RenderableType] | None = None, *, stops: Sequence[StopMode] = ()
 ) -> AsyncIterator[None]:
-    """Show the figures of a job on the terminal (stderr) while it runs; show nothing without a terminal.
+    """Show the figures of a job on the terminal (stderr) while it runs; without a terminal, log them every 30 s.
 
     ``stops`` are the stops that signals have asked for so far; the last one is shown at once.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        async with _meanwhile(_log_figures(job)):
+            yield
         return
     show = render or _Recently().figures
 
@@ -70,14 +74,42 @@ async def watched(
     # The output of steps goes to a file if stdout is one, else above the figures.
     is_seen = sys.stdout.isatty()
     with Live(picture(), console=console, auto_refresh=False, transient=True, redirect_stdout=is_seen) as live:
-        refreshing = asyncio.create_task(_refresh(live, picture))
-        try:
+        async with _meanwhile(_refresh(live, picture)):
             with _log_above(console):
                 yield
-        finally:
-            refreshing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await refreshing
+
+
+@contextlib.asynccontextmanager
+async def _meanwhile(showing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Show figures during this block."""
+    task = asyncio.create_task(showing)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _log_figures(job: Job) -> None:
+    """Write a line with the figures every half minute, as a service does."""
+    from streamiter.service.logs import LogLines  # After the start, which it would make slower.
+
+    handler, before = logging.StreamHandler(), job.statistics()
+    handler.setFormatter(LogLines((), as_json=True))
+    while True:
+        await asyncio.sleep(_LINE_EVERY_S)
+        now = job.statistics()
+        seconds = now.elapsed_s - before.elapsed_s
+        figures = {
+            "elapsed_s": round(now.elapsed_s, 1),
+            "records_per_s": round((_records_read(now) - _records_read(before)) / max(seconds, 1e-9), 1),
+            "lag_records": sum(sum(task.lag.values()) for task in now.tasks),
+        }
+        message = "{}, {records_per_s:,} records/s, lag {lag_records:,} records".format(_in_a_line(now), **figures)
+        record = {"name": "streamiter.job", "levelno": logging.INFO, "levelname": "INFO", "msg": message}
+        handler.handle(logging.makeLogRecord(record | {"figures": figures}))
+        before = now
 
 
 class _AboveFigures(logging.Handler):
@@ -230,11 +262,15 @@ def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
 
 def _in_a_line(statistics: JobStatistics) -> str:
     """Return a line for a log: the state, the records read, and the rejected records."""
-    written = {channel.name for task in statistics.tasks for channel in task.outputs}
-    sources = [task for task in statistics.tasks if any(each.name not in written for each in task.inputs)]
-    read = sum(task.steps[0].counts.records_in for task in sources)
+    read = _records_read(statistics)
     rejected = sum(step.counts.rejected for task in statistics.tasks for step in task.steps)
     return f"{_title(statistics)}, {read:,} records read" + (f", {rejected:,} rejected" if rejected else "")
+
+
+def _records_read(statistics: JobStatistics) -> int:
+    written = {channel.name for task in statistics.tasks for channel in task.outputs}
+    sources = [task for task in statistics.tasks if any(each.name not in written for each in task.inputs)]
+    return sum(task.steps[0].counts.records_in for task in sources)
 
 
 _READ_BYTES: Final = 1 << 20

@@ -196,7 +196,9 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
-    """Run a flow until its inputs end, with live figures on a terminal; at the end, report how its loops ended.
+    """Run a flow until its inputs end, and report how its loops ended; with live figures on a terminal.
+
+    Elsewhere a line of JSON with the figures is logged every 30 s.
 
     The first Ctrl-C or SIGTERM suspends the flow (exit code 0): it reads nothing more and handles what it has read,
     except for mini-batches that wait in a loop; with --checkpoints these are stored for the next run. With

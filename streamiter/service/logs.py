@@ -30,7 +30,7 @@ def logging_to(stream: TextIO, settings: ServiceSettings) -> Iterator[None]:
     form = settings.log.format
     as_json = form == "json" or (form == "auto" and not stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Lines(secrets_of(settings), as_json=as_json))
+    handler.setFormatter(LogLines(secrets_of(settings), as_json=as_json))
     root, own = logging.getLogger(), logging.getLogger("streamiter")
     level = own.level
     root.addHandler(handler)
@@ -57,7 +57,7 @@ def secrets_of(settings: ServiceSettings) -> set[str]:
     )
 
 
-class _Lines(logging.Formatter):
+class LogLines(logging.Formatter):
     """Formats a record as one line of JSON, or as text."""
 
     def __init__(self, secrets: Collection[str], *, as_json: bool) -> None:

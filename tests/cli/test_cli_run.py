@@ -110,6 +110,11 @@ def stuck():
     flow.from_items([1]).process(Stuck).collect()
     return flow
 
+def logged():
+    import streamiter.cli.figures
+    streamiter.cli.figures._LINE_EVERY_S = 0.05
+    return stuck()
+
 class Odd(Flow):
     def draw(self, **options):
         raise KeyError("no such thing")
@@ -266,6 +271,16 @@ def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
         program.wait(60)
         assert program.returncode == 130
         assert program.stderr.read().startswith("stuck: aborted, ")
+
+
+def test_without_a_terminal_figures_are_logged(folder):
+    """A job in a container printed nothing until its end: was it slow, or did it wait?"""
+    with started("run", "clicks:logged", cwd=folder) as program:
+        assert program.stdout.readline() == "stuck\n"
+        lines = [json.loads(program.stderr.readline()) for _ in range(2)]
+    assert re.fullmatch(r"stuck: running, \d\.\d s, 1 records read, 0\.0 records/s, lag 0 records", lines[1]["message"])
+    assert (lines[1]["logger"], lines[1]["level"], lines[1]["records_per_s"]) == ("streamiter.job", "info", 0.0)
+    assert lines[1]["elapsed_s"] >= lines[0]["elapsed_s"]
 
 
 async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
