@@ -52,6 +52,14 @@ def test_what_a_service_refers_to_exists(service: str) -> None:
     assert all(isinstance(value, str) for value in environment_of(service).values())
 
 
+def test_the_file_of_the_settings_can_be_changed_while_the_service_runs() -> None:
+    """SIGHUP read the file of the image again, which nobody could change."""
+    file = Path(SERVICES["service"]["command"][-1])
+    folder = re.findall(r"^WORKDIR (.*)$", (EXAMPLE / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)[-1]
+    assert mounts_of("service")[f"{folder}/{file.parent}"] == f"./{file.parent}"
+    assert f"./{file.parent}:{folder}/{file.parent}:ro" in SERVICES["service"]["volumes"]
+
+
 def test_all_volumes_are_used() -> None:
     """The data of a service was in a volume that no container mounted, and was lost with the container."""
     assert {source for name in SERVICES for source in mounts_of(name).values() if "/" not in source} == set(
