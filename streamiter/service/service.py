@@ -39,13 +39,13 @@ from streamiter.topics import topic
 
 _log = logging.getLogger("streamiter.service")
 
-# The exit codes of the process. 130 is that of a program which a second Ctrl-C ended.
+# The exit codes of the process. 130 is that of a program which Ctrl-C ended.
 SUCCEEDED: Final = 0
 FAILED: Final = 1
 STALLED: Final = 3
 TAKEN_OVER: Final = 4
 ABORTED: Final = 130
-_CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": SUCCEEDED}
+_CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 
 # Windows has no such signal.
 _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
@@ -54,9 +54,11 @@ _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
-# A stop commits a last checkpoint, unless that takes so long. Kubernetes and the compose file kill the process after
-# 30 s, and an abort takes up to 8 s while the broker is away.
+# A stop commits a last checkpoint, unless that takes so long: the first while the broker is away, the second while it
+# answers. An abort takes up to 8 s while it is away. Compose kills the process after 45 s, Kubernetes after 60.
 _STOP_S: Final = 15.0
+_STOP_ANSWERED_S: Final = 25.0
+_ANSWER_S: Final = 2.0
 
 
 class OnlineLearningService:
@@ -116,9 +118,9 @@ class OnlineLearningService:
         """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
 
         SIGTERM or Ctrl-C suspends the job: it commits a last checkpoint, and the next run resumes from it. If this
-        takes more than 15 s, as it does while the broker is away, the service ends without it. A second signal aborts
-        the job. SIGHUP reads the file of the settings again. While a topic does not answer, the job is started again
-        and again.
+        takes more than 25 s, or 15 s while the broker is away, the job is aborted without it. A second signal aborts
+        the job, too. SIGHUP reads the file of the settings again. While a topic does not answer, the job is started
+        again and again.
 
         Codes: 0 suspended or finished, 1 failed, 3 stalled, if the settings ask for it, 4 another run has taken over,
         130 aborted. Raises ConfigurationError for an address that is in use.
@@ -142,6 +144,7 @@ class OnlineLearningService:
         except asyncio.CancelledError:
             if not self._is_ending:
                 raise
+            _log.info("the service ends while no job runs: the next run resumes from the last checkpoint")
             self.observations.enter("suspended")
             return SUCCEEDED
         except ExceptionGroup as errors:  # A surface has failed.
@@ -232,13 +235,22 @@ class OnlineLearningService:
             log_figures(self.observations, every_s)
 
     async def _end_in_time(self) -> None:
-        """Abort a job whose last checkpoint takes too long, for example because the broker is away."""
-        if self.observations.seconds_in_phase > _STOP_S:
+        """Abort a job whose last checkpoint takes too long; one that is only slow has more time."""
+        seconds = self.observations.seconds_in_phase
+        if seconds > _STOP_ANSWERED_S or (seconds > _STOP_S and not await self._broker_answers()):
             await self._abort_late()
+
+    async def _broker_answers(self) -> bool:
+        with contextlib.suppress(StreamiterError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                await self._updates.describe()
+                return True
+        return False
 
     async def _abort_late(self) -> None:
         if self._ended_by is None:
-            _log.warning("no last checkpoint after %g s: the service ends, and resumes from the one before", _STOP_S)
+            seconds = self.observations.seconds_in_phase
+            _log.warning("no last checkpoint after %.0f s: the next run resumes from the one before", seconds)
             await self._abort("time")
 
     async def _end_if_stalled(self, statistics: JobStatistics) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,12 +15,13 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from runtime.probe import Valve
 from support.kafka_server import KafkaServer, free_ports
 
 from streamiter import Operator
 from streamiter.models import LinearPredictor, ModelUpdate, last_update, roll_back
 from streamiter.operators import Output
-from streamiter.service.service import FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
+from streamiter.service.service import ABORTED, FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
 from streamiter.service.settings import (
     CheckpointSettings,
     HealthSettings,
@@ -203,10 +205,15 @@ async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
 
 
 async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
-    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    breakable_broker: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """SIGTERM while the broker was being updated: the service tried for a minute to commit, and was killed."""
     monkeypatch.setattr("streamiter.service.service._STOP_S", 1.0)
+    monkeypatch.setattr("streamiter.service.service._ANSWER_S", 0.5)
     setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?request_timeout_s=0.5")
     await setting.create()
     await setting.write(ROWS)
@@ -216,12 +223,35 @@ async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
         breakable_broker.stop()
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(20.0):
-            assert await task == SUCCEEDED
+            assert await task == ABORTED
+    assert re.search(r"no last checkpoint after \d s: the next run resumes from the one before", caplog.text)
     breakable_broker.start()
     await setting.write(ROWS)
     service = setting.service()
     async with running(service):
         await until(lambda: service.observations.model and service.observations.model.records == 2 * len(ROWS))
+
+
+@pytest.mark.parametrize(("longest_s", "code", "state"), [(60.0, SUCCEEDED, "suspended"), (0.5, ABORTED, "aborted")])
+async def test_a_slow_last_checkpoint_has_more_time_while_the_topics_answer(
+    in_memory: Setting, monkeypatch: pytest.MonkeyPatch, longest_s: float, code: int, state: str
+) -> None:
+    """A broker that was only slow took 16 s for the last checkpoint, which was cut at 15; the exit code was 0."""
+    for name, seconds in (("_STOP_S", 0.1), ("_STOP_ANSWERED_S", longest_s), ("SAMPLE_S", 0.02)):
+        monkeypatch.setattr(f"streamiter.service.service.{name}", seconds)
+    opened = asyncio.Event()
+    await in_memory.write(ROWS)
+    service = in_memory.service()
+    service.events.process(lambda: Valve(opened), name="valve")
+    async with running(service) as task:
+        await until(lambda: service.observations.phase.phase == "running")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: service.observations.phase.phase == "stopping")
+        if code == SUCCEEDED:
+            await until(lambda: service.observations.seconds_in_phase > 0.5)
+            opened.set()
+        assert await asyncio.wait_for(task, PATIENCE_S) == code
+    assert service.observations.phase.phase == state
 
 
 async def test_a_record_that_cannot_be_read_ends_the_service_with_code_1(setting: Setting) -> None:
