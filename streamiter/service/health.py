@@ -39,9 +39,11 @@ class HealthFacts:
     """Why the service is in this phase."""
     seconds_in_phase: float
     loop_blocked_s: float
-    """By how much the event loop is late now."""
+    """By how much the event loop is late now, or was when it was blocked last."""
     at_work: str | None
-    """The task that has worked most lately."""
+    """The task that worked most in this time."""
+    since_block_s: float | None = None
+    """How long ago this block has ended; None if it lasts."""
     stalled: tuple[StalledTask, ...] = ()
     sources: tuple[SourceFacts, ...] = ()
     checkpoint_age_s: float | None = None
@@ -49,6 +51,8 @@ class HealthFacts:
     checkpoint_interval_s: float | None = None
     model_trouble: str | None = None
     """Why no model answers, or an outdated one; None if the newest one does, or if no predictions are served."""
+    without_model_s: float | None = None
+    """For how many seconds, since the start of the process, no model has answered; None if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,15 @@ def facts_of(observations: Observations, statistics: JobStatistics | None) -> He
     """Return what health depends on; ``statistics`` are those of the job now."""
     checkpoints = None if statistics is None else statistics.checkpoints
     tasks = () if statistics is None else statistics.tasks
-    blocked_s = observations.loop_lag.blocked_s
+    blocked_s, at_work, since_block_s = _block(observations)
     return HealthFacts(
         limits=observations.limits,
         phase=observations.phase.phase,
         reason=observations.phase.reason,
         seconds_in_phase=observations.seconds_in_phase,
         loop_blocked_s=blocked_s,
-        at_work=observations.busiest_task() if blocked_s > observations.limits.loop_limit_s else None,
+        at_work=at_work,
+        since_block_s=since_block_s,
         stalled=() if statistics is None else statistics.stalled,
         sources=tuple(
             SourceFacts(task.name, task.source.topic, task.source.unanswered_s)
@@ -88,7 +93,20 @@ def facts_of(observations: Observations, statistics: JobStatistics | None) -> He
         ),
         checkpoint_interval_s=observations.checkpoint_interval_s,
         model_trouble=_model_trouble(observations),
+        without_model_s=(
+            None if observations.model is not None else observations.clock.monotonic_s() - observations.started_s
+        ),
     )
+
+
+def _block(observations: Observations) -> tuple[float, str | None, float | None]:
+    """Return the seconds, the task and the age of the block of the event loop that counts."""
+    blocked_s, ended = observations.loop_lag.blocked_s, observations.loop_lag.too_long
+    if blocked_s > observations.limits.loop_limit_s:
+        return blocked_s, observations.busiest_task(), None
+    if ended is None:
+        return blocked_s, None, None
+    return ended.seconds, ended.task, observations.clock.monotonic_s() - ended.ended_s
 
 
 def _model_trouble(observations: Observations) -> str | None:
@@ -133,15 +151,21 @@ def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
         detail = f"{facts.phase}, {facts.seconds_in_phase:.1f} s{told}"
         problems.append(HealthProblem("job", detail, facts.seconds_in_phase))
     if facts.model_trouble is not None:
-        problems.append(HealthProblem("model", facts.model_trouble, None))
+        seconds = facts.without_model_s
+        told = "" if seconds is None else f", {seconds:.1f} s after the start"
+        problems.append(HealthProblem("model", f"{facts.model_trouble}{told}", seconds))
     return tuple(problems)
 
 
 def _loop_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
-    blocked_s = facts.loop_blocked_s
-    if blocked_s > facts.limits.loop_limit_s:
-        at_work = "" if facts.at_work is None else f"; at work is {facts.at_work}"
-        yield HealthProblem("event loop", f"the event loop has been blocked for {blocked_s:.1f} s{at_work}", blocked_s)
+    """Return a block that lasts, or has ended lately: while the loop is blocked, no one can be told."""
+    blocked_s, limit_s, since_s = facts.loop_blocked_s, facts.limits.loop_limit_s, facts.since_block_s
+    if blocked_s > limit_s and (since_s is None or since_s <= limit_s):
+        is_so = "has been" if since_s is None else "was"
+        told = f"the event loop {is_so} blocked for {blocked_s:.1f} s"
+        told += "" if since_s is None else f", until {since_s:.1f} s ago"
+        told += "" if facts.at_work is None else f"; at work {'is' if since_s is None else 'was'} {facts.at_work}"
+        yield HealthProblem("event loop", told, blocked_s)
 
 
 def _end_problems(facts: HealthFacts) -> Iterator[HealthProblem]:

@@ -157,24 +157,43 @@ class CheckpointSeen:
     """The size of the snapshot in the store."""
 
 
-class LoopLag:
-    """How late the event loop is: it is asked for a turn ten times a second."""
+@dataclass(frozen=True, slots=True)
+class LoopBlock:
+    """A time in which the event loop did not turn."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    seconds: float
+    task: str | None
+    """The task that worked most in this time; None if none did."""
+    ended_s: float
+    """When the loop turned again, by the monotonic clock."""
+
+
+class LoopLag:
+    """How late the event loop is: it is asked for a turn ten times a second.
+
+    ``limit_s`` returns the longest time that the loop may be blocked, ``at_work`` the task that worked most lately.
+    """
+
+    def __init__(self, clock: Clock, limit_s: Callable[[], float], at_work: Callable[[], str | None]) -> None:
+        self._clock, self._limit_s, self._at_work = clock, limit_s, at_work
+        self.too_long: LoopBlock | None = None
+        """The last block above the limit: the loop itself can be asked only when it turns again."""
         self.turned_at_s = clock.monotonic_s()
         """When the loop turned last."""
         self.histogram = Histogram(LOOP_LAG_BOUNDS_S)
         """All delays, in seconds."""
 
-    async def run(self, on_block: Callable[[float], None]) -> None:
-        """Measure until cancelled; call ``on_block`` with the seconds of each delay above one second."""
+    async def run(self, on_block: Callable[[LoopBlock], None]) -> None:
+        """Measure until cancelled; call ``on_block`` with each delay above one second, or above the limit."""
         while True:
             await self._clock.sleep(_TICK_S)
-            lag_s = self.blocked_s
-            if lag_s > _BLOCKED_S:
-                on_block(lag_s)
+            lag_s, limit_s = self.blocked_s, self._limit_s()
             self.turned_at_s = self._clock.monotonic_s()
+            if lag_s > min(_BLOCKED_S, limit_s):
+                block = LoopBlock(lag_s, self._at_work(), self.turned_at_s)
+                if lag_s > limit_s:
+                    self.too_long = block
+                on_block(block)
             self.histogram.observe(lag_s)
 
     @property
@@ -207,13 +226,13 @@ class Observations:
         self.checkpoint_interval_s = checkpoint_interval_s
         """The interval of checkpoints; None without checkpoints."""
         self.clock = clock or SystemClock()
-        self.started_at_ms = self.clock.now_ms()
+        self.started_at_ms, self.started_s = self.clock.now_ms(), self.clock.monotonic_s()
         self.phase = self._phase("starting", None)
         self.job: Job | None = None
         """The job that runs, or ran last."""
         self.served: ServedModel | None = None
         """Follows the published model; None before the service has started."""
-        self.loop_lag = LoopLag(self.clock)
+        self.loop_lag = LoopLag(self.clock, lambda: self.limits.loop_limit_s, self.busiest_task)
         self.samples: deque[Sample] = deque(maxlen=HISTORY)
         """One each second, oldest first, as all the lists here."""
         self.rates: tuple[TaskRates, ...] = ()

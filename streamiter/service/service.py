@@ -31,7 +31,7 @@ from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.logs import apply_level, log_figures, logging_to
-from streamiter.service.observations import SAMPLE_S, Observations
+from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, changed, read_settings
 from streamiter.service.tracing import Traces
@@ -211,10 +211,9 @@ class OnlineLearningService:
         except ModelError as error:
             _log.warning("%s", error)
 
-    def _warn_of_block(self, seconds: float) -> None:
-        task = self.observations.busiest_task()
-        _log.warning("the event loop was blocked for %.1f s; at work was %s", seconds, task or "no step")
-        self._traces.slow_batch(self.name, task, self._clock.now_ms(), seconds)
+    def _warn_of_block(self, block: LoopBlock) -> None:
+        _log.warning("the event loop was blocked for %.1f s; at work was %s", block.seconds, block.task or "no step")
+        self._traces.slow_batch(self.name, block.task, self._clock.now_ms(), block.seconds)
 
     async def _sample(self) -> None:
         while True:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -11,13 +13,15 @@ import pytest
 from flow.small_flows import Fed
 from runtime.probe import Valve
 from support.examples import random_examples
+from support.waiting import until
 
 from streamiter import Flow
 from streamiter.clock import SystemClock
+from streamiter.models import ServedModel
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import StalledTask
 from streamiter.service.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
-from streamiter.service.observations import Observations
+from streamiter.service.observations import LoopBlock, Observations
 from streamiter.service.settings import HealthSettings
 from streamiter.testing import VirtualClock
 from streamiter.topics import TopicWriter
@@ -37,6 +41,7 @@ def any_facts(random: Random) -> HealthFacts:
         phase=random.choice(phases),
         seconds_in_phase=random.choice([0.0, 4.2, 9000.0]),
         loop_blocked_s=random.choice([0.0, 9.9, 10.0, 10.1]),
+        since_block_s=random.choice([None, None, 0.0, 10.0, 10.1]),
         stalled=tuple(StalledTask("map[0]", "map[0] is at work on a batch", 61.0, cause) for cause in causes),
         sources=tuple(
             SourceFacts("in[0]", "clicks", random.choice([0.0, 29.0, 31.0])) for _ in range(random.randrange(3))
@@ -76,7 +81,8 @@ def test_a_process_that_is_not_alive_is_not_ready(facts: HealthFacts) -> None:
 @random_examples(any_facts)
 def test_the_conditions_are_those_of_the_documents(facts: HealthFacts) -> None:
     """A probe was green for a condition that was in the documents, and not in the code."""
-    loop, stalls = facts.loop_blocked_s > 10, [stalled.cause for stalled in facts.stalled]
+    loop = facts.loop_blocked_s > 10 and facts.since_block_s != 10.1
+    stalls = [stalled.cause for stalled in facts.stalled]
     assert [problem.condition for problem in liveness(facts)] == (
         ["event loop"] * loop + ["job"] * (facts.phase in ("failed", "aborted")) + ["step"] * stalls.count("step")
     )
@@ -145,6 +151,17 @@ async def test_facts_of_a_service_without_a_job() -> None:
     ]
 
 
+def test_a_missing_model_has_a_time() -> None:
+    """The probe said that no model answered, and not whether for a second or since yesterday."""
+    observations = Observations("clicks", clock=(clock := VirtualClock()))
+    observations.served = ServedModel(AwayTopic(MemoryTopics(clock), "updates"), "clicks")
+    observations.enter("running")
+    clock.now_s += 90.0
+    [problem] = [each for each in readiness(facts_of(observations, None)) if each.condition == "model"]
+    assert problem.detail == "no model to predict with: none was published, 90.0 s after the start"
+    assert problem.for_s == 90.0
+
+
 async def test_a_blocked_event_loop_is_seen_and_the_step_is_named() -> None:
     """A step computed for a minute, and no line of the log said which one."""
     clock, fed, flow = VirtualClock(), Fed(), Flow("blocked")
@@ -159,20 +176,36 @@ async def test_a_blocked_event_loop_is_seen_and_the_step_is_named() -> None:
     observations.job = await flow.start(clock=clock)
     observations.enter("running")
     observations.sample()
-    blocks: list[tuple[float, str | None]] = []
-    lag = asyncio.create_task(
-        observations.loop_lag.run(lambda seconds: blocks.append((seconds, observations.busiest_task())))
-    )
+    blocks: list[LoopBlock] = []
+    lag = asyncio.create_task(observations.loop_lag.run(blocks.append))
     await clock.advance(1)
     fed.give(1)
     await asyncio.sleep(0)
     await clock.advance(1)
     assert len(blocks) == 1
-    assert blocks[0][1] == "in[0]"
-    assert blocks[0][0] == pytest.approx(20, abs=1)
-    observations.loop_lag.turned_at_s = clock.monotonic_s() - 12.6
-    assert [problem.detail for problem in liveness(facts_of(observations, observations.statistics()))] == [
-        "the event loop has been blocked for 12.5 s; at work is in[0]"
-    ]
+    assert blocks[0].task == "in[0]"
+    assert blocks[0].seconds == pytest.approx(20, abs=1)
+    lag.cancel()
+    await observations.job.stop("abort")
+
+
+async def test_after_a_block_the_probe_names_the_step_and_its_seconds() -> None:
+    """The probe had no answer while the loop was blocked, and was green after that: no one learned why."""
+    fed, flow = Fed(), Flow("blocked")
+    flow.from_source(lambda: fed, name="in").map(lambda record: time.sleep(0.3), name="slow").collect()
+    observations = Observations("blocked", limits=HealthSettings(loop_limit_s=0.15))
+    observations.job = await flow.start()
+    observations.enter("running")
+    observations.sample()
+    lag = asyncio.create_task(observations.loop_lag.run(lambda _: None))
+    fed.give(1)
+    await until(lambda: observations.loop_lag.too_long is not None)
+    [problem] = liveness(facts_of(observations, observations.statistics()))
+    found = re.fullmatch(
+        r"the event loop was blocked for (0.\d) s, until 0.0 s ago; at work was in\[0\]", problem.detail
+    )
+    assert found is not None, problem.detail
+    assert float(found[1]) >= 0.2
+    await until(lambda: not liveness(facts_of(observations, observations.statistics())))
     lag.cancel()
     await observations.job.stop("abort")

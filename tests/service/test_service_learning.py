@@ -270,8 +270,11 @@ def test_numbers_and_classes_are_learned(kind: Any, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("learner", "before", "after", "rate"),
-    [("sgd", {"learning_rate": 0.3}, {"learning_rate": 0.1}, 0.1), ("sgd", {"learning_rate": 0.3}, {}, 0.5)]
-    + [("adam", {}, {"learning_rate": 0.1}, 0.1)],
+    [
+        ("sgd", {"learning_rate": 0.3}, {"learning_rate": 0.1}, 0.1),
+        ("sgd", {"learning_rate": 0.3}, {}, 0.5),
+        ("adam", {}, {"learning_rate": 0.1}, 0.1),
+    ],
 )
 def test_a_learning_rate_changes_while_the_training_runs(learner: str, before: Any, after: Any, rate: float) -> None:
     """A new learning rate needed a restart; one that the file had not named before was told as changed, and was not."""
