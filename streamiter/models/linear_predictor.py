@@ -245,7 +245,8 @@ class _StandardizedModel:
             self._moments_of = dict(
                 zip(fields, zip(*(each.tolist() for each in self._moments), strict=True), strict=True)
             )
-        self._products = {" × ".join(cross) for cross in self._crosses}
+        self._product_of = {cross: " × ".join(cross) for cross in self._crosses}
+        self._products = frozenset(self._product_of.values())
         plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
@@ -340,10 +341,13 @@ class _StandardizedModel:
             for name, value in fields.items()
             if name in self.known or _is_none(value)
         }
-        for cross in self._crosses:
-            rows = self._rows_of_dicts([x])
-            part = (self._scores(self._with_crosses(rows, [cross])) - self._scores(rows))[0]
-            parts[" × ".join(cross)] = self._weight_of(part)
+        if not self._has_crosses_of_lists(x):
+            crosses = {name: nothing + self._score_of_cross(cross, fields) for cross, name in self._product_of.items()}
+            return Explanation(intercept, parts | crosses)
+        rows = self._rows_of_dicts([x])
+        uncrossed = self._scores(rows)
+        for cross, name in self._product_of.items():
+            parts[name] = self._weight_of((self._scores(self._with_crosses(rows, [cross])) - uncrossed)[0])
         return Explanation(intercept, parts)
 
     def _weight_of(self, scores: Floats) -> _Weight:
@@ -419,7 +423,7 @@ class _StandardizedModel:
         if texts:
             center, (limit, weight) = 0.0, self._text_cross(cross, texts)
         else:
-            center, limit, weight = self._numeric.get(" × ".join(cross), (0.0, 0.0, 0.0))
+            center, limit, weight = self._numeric.get(self._product_of[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
     def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight]:
