@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
 from streamiter.numbers import whole_number_in
-from streamiter.topics.urls import check_options, shown_url
+from streamiter.topics.urls import check_options, shown_url, split_url
 
 # EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -175,20 +175,11 @@ def parse_url(url: str) -> Location:
     streamiter.errors.ConfigurationError: topic 'file://a.csv': expected file:///absolute/path or \
 file:relative/path, given a host 'a.csv'; did you mean 'file:a.csv'?
     """
-    parts = _split(url)
+    parts = split_url(url)
     _check(parts, url)
     name = unquote(parts.path)
     path = os.path.join(os.getcwd(), name)  # pathlib would drop a trailing slash
     return Location(url, name, path, dict(parse_qsl(parts.query, keep_blank_values=True)))
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        return urlsplit(url)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected a file: URL, given a malformed one ({error})"
-        ) from None
 
 
 def _check(parts: SplitResult, url: str) -> None:

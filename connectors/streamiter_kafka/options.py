@@ -20,11 +20,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import has_plain_digits
-from streamiter.topics.urls import check_options, hide, secret_option_names, shown_path, shown_url, with_secrets
+from streamiter.topics.urls import (
+    check_options,
+    hide,
+    secret_option_names,
+    shown_path,
+    shown_url,
+    split_url,
+    with_secrets,
+)
 
 _SECRET: Final = ("sasl_username", "sasl_password", "ssl_password")
 
@@ -287,7 +295,7 @@ class KafkaAddress:
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
         """Return the parts of ``url``; raise ``ConfigurationError``, whose message never repeats a password."""
-        parts = urlsplit(url)
+        parts = split_url(url)
         if "@" in url.partition("?")[0]:
             raise ConfigurationError(
                 f"expected a topic URL such as {_EXAMPLE}, given one with a user before the host: give name and "

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, cast
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
@@ -39,7 +39,7 @@ from streamiter.topics.topic import (
     TopicDescription,
     TopicReader,
 )
-from streamiter.topics.urls import check_options, shown_url
+from streamiter.topics.urls import check_options, shown_url, split_url
 from streamiter_sqlite.file import (
     DamagedFile,
     Database,
@@ -112,7 +112,7 @@ def parse_url(url: str) -> SqliteUrl:
     streamiter.errors.ConfigurationError: topic 'sqlite://log.db?topic=clicks': expected three slashes before \
 a relative path and four before an absolute one, as in sqlite:///relative.db?topic=clicks
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     path = unquote(parts.path).removeprefix("/")
     has_slashes = url.partition(":")[2].startswith("///")
     if not has_slashes or not path or path.endswith("/"):

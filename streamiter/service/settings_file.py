@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -45,7 +44,7 @@ from streamiter.service.toml_document import (
     text_of,
     whole_of,
 )
-from streamiter.topics.urls import connector_for, known_schemes, shown_url
+from streamiter.topics import Connector, connector_for
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
@@ -82,24 +81,7 @@ def topic_url_of(value: Any) -> str:
                 f"write {name}_env=VARIABLE or {name}_file=FILE",
                 given=f"one with {name} (not shown)",
             )
-    if url.partition(":")[0].lower() in _schemes():
-        return url
-    try:
-        connector_for(url)
-    except ConfigurationError as error:
-        shown = shown_url(url)
-        raise WrongValue(
-            "the URL of a topic, as kafka://127.0.0.1:9092/clicks",
-            str(error).removeprefix(f"topic {shown!r}: "),
-            given=f'"{shown}"',
-        ) from None
     return url
-
-
-@cache
-def _schemes() -> frozenset[str]:
-    """Return the schemes of the installed connectors; to look them up takes some milliseconds."""
-    return frozenset(known_schemes())
 
 
 _SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
@@ -484,12 +466,19 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
 
 
 def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
-    """Refuse to write to the topic that is read."""
+    """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = given["input"].get("topic")
-    written = {("publish", "topic"): given["publish"].get("topic")}
-    written["input", "dead_letter"] = given["input"].get("dead_letter")
-    for path, topic in written.items():
-        if topic is not None and topic == read:
+    connectors: dict[str, Connector] = {}  # To look one up takes some milliseconds.
+    for path in (("input", "topic"), ("publish", "topic"), ("input", "dead_letter")):
+        if (url := given[path[0]].get(path[1])) is None:
+            continue
+        scheme = url.partition(":")[0]
+        try:
+            connectors[scheme] = connectors.get(scheme) or connector_for(url)
+            connectors[scheme].topic(url, {})
+        except ConfigurationError as error:
+            document.refuse(path, str(error))
+        if url == read and path != ("input", "topic"):
             wrong = WrongValue("another topic than input.topic", "choose one of its own", given="the same")
             document.refuse_value(path, wrong)
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics.topic import Connector, Topic
@@ -74,6 +74,14 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
             # A text that is no name may be part of a password.
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
             raise ConfigurationError(f"{subject}: unknown option {shown}; the options are {', '.join(listed)}")
+
+
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL; raise ``ConfigurationError`` for one such as ``kafka://[::1``."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # Its text may have a password in it.
+        raise ConfigurationError(f"topic {shown_url(url)!r}: expected a URL, given a malformed host") from None
 
 
 def known_schemes() -> list[str]:

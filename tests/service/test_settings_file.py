@@ -124,6 +124,24 @@ PLANTED = [
         "expected one of the schemes file://, kafka://",
     ),
     Planted(
+        'topic = "kafka://127.0.0.1:9092/flights"',
+        'topic = "kafka://127.0.0.1:9092"',
+        "input.topic",
+        "expected a topic, as in kafka://127.0.0.1:9092/clicks",
+    ),
+    Planted(
+        "topic = 'kafka://127.0.0.1:9092/model-updates'",
+        "topic = 'sqlite:///models.db'",
+        "publish.topic",
+        "topic 'sqlite:///models.db': expected ?topic=<name> after the path",
+    ),
+    Planted(
+        'dead_letter = "kafka://127.0.0.1:9092/flights-dead-letters"',
+        'dead_letter = "kafka://127.0.0.1:9092/x?sasl_usrname=hush"',
+        "input.dead_letter",
+        "unknown option 'sasl_usrname'; the options are",
+    ),
+    Planted(
         'dead_letter = "kafka://127.0.0.1:9092/flights-dead-letters"',
         'dead_letter = "kafka://127.0.0.1:9092/x?ssl_password=hush"',
         "input.dead_letter",
