@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -19,6 +20,7 @@ from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
 from streamiter.service.settings import FeatureKind, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
+from streamiter.topics.topic import last_records
 
 SAMPLE: Final = 2_000
 """The number of records that are looked at."""
@@ -36,12 +38,11 @@ class TopicSample:
     """How many records could not be decoded, by reason."""
 
 
-async def sample_of(source: Topic, decoder: Decoder | None = None, records: int = SAMPLE) -> TopicSample:
+async def sample_of(source: Topic, decoder: Decoder | None = None) -> TopicSample:
     """Read the newest records of a topic, about the same number of each partition."""
     decoder = decoder or source.default_decoder() or Json()
     offsets = (await source.describe()).offsets
-    share = math.ceil(records / max(len(offsets), 1))
-    start = {partition: max(first, end - share) for partition, (first, end) in offsets.items()}
+    start = last_records(offsets, math.ceil(SAMPLE / max(len(offsets), 1)))
     reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
     found: list[tuple[int, Any]] = []
     unreadable: Counter[str] = Counter()
@@ -64,33 +65,33 @@ async def sample_of(source: Topic, decoder: Decoder | None = None, records: int 
 
 @dataclass
 class FieldProfile:
-    """The values of one field in the sample."""
+    """The values of one field in the sample; complete before the first question about them."""
 
     name: str
     values: list[Any]
     """The values that are not None."""
 
-    @property
+    @cached_property
     def distinct(self) -> int:
         """The number of different values; lists and objects count as one."""
         return len({value for value in self.values if isinstance(value, (str, int, float))})
 
-    @property
+    @cached_property
     def are_numbers(self) -> bool:
         """Whether all values are numbers or truth values."""
         return bool(self.values) and all(map(is_number, self.values))
 
-    @property
+    @cached_property
     def are_texts(self) -> bool:
         """Whether all values are texts."""
         return bool(self.values) and all(isinstance(value, str) for value in self.values)
 
-    @property
+    @cached_property
     def are_truths(self) -> bool:
         """Whether all values are true, false, 1 or 0, and both occur."""
         return self.are_numbers and set(self.values) == {0, 1}
 
-    @property
+    @cached_property
     def are_times(self) -> bool:
         """Whether all values look like times: ISO 8601, or seconds or milliseconds of this century."""
         return bool(self.values) and all(map(_is_time, self.values))
@@ -209,11 +210,12 @@ def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
         by_event: dict[str, list[SampledEvent]] = {}
         for event in rows:
             by_event.setdefault(event.row[event_field], []).append(event)
+        of_event = {name: _profiles(event.row for event in events) for name, events in by_event.items()}
         found = [
             match
             for answer in by_event
             for question in by_event
-            if answer != question and (match := _match(event_field, answer, question, by_event))
+            if answer != question and (match := _match(event_field, answer, question, by_event, of_event))
         ]
         if found:
             return max(found, key=lambda each: each[0])[1]
@@ -227,11 +229,14 @@ _MATCHING_SHARE: Final = 0.2
 
 
 def _match(
-    event_field: str, answer: str, question: str, by_event: Mapping[str, Sequence[SampledEvent]]
+    event_field: str,
+    answer: str,
+    question: str,
+    by_event: Mapping[str, Sequence[SampledEvent]],
+    of_event: Mapping[str, Mapping[str, FieldProfile]],
 ) -> tuple[int, DelayedLabelFound] | None:
     """Return how many answers have a question before them, and what was found."""
-    of_answers = _profiles(event.row for event in by_event[answer])
-    of_questions = _profiles(event.row for event in by_event[question])
+    of_answers, of_questions = of_event[answer], of_event[question]
     label = next((each for each in _label_candidates(of_answers) if each.name not in of_questions), None)
     keys = [
         profile

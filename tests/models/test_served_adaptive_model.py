@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import cProfile
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 from models.model_case import encoder, write
+from support.costs import calls_of
 from support.examples import random_examples
 from support.processes import LIMIT_S
 
@@ -148,18 +147,12 @@ def test_an_explanation_costs_about_as_much_as_a_prediction(labels: str) -> None
     """An explained prediction took 50 times as long: the row was read again for each cross."""
     model = trained(labels, trips(400), crosses=CROSSES)
     predict = LinearPredictor(model.parameters())
-
-    def calls(function: Callable[[Any], Any], row: Any) -> int:
-        function(row)  # It fills the cache of texts.
-        profile = cProfile.Profile()
-        profile.runcall(function, row)
-        return sum(entry.callcount for entry in profile.getstats())
-
     for row in trips(10, seed=2):
         if row["sky"] is not None:
             with_list = row | {"sky": [row["sky"]]}  # It is explained as many rows are.
             np.testing.assert_allclose(predict.explain(row).score, predict.explain(with_list).score, **TOLERANCE)
-        assert calls(predict.explain, row) < 3 * calls(predict, row)
+        predict(row)  # It fills the cache of texts.
+        assert calls_of(predict.explain, row) < 3 * calls_of(predict, row)
 
 
 @pytest.mark.parametrize("crosses", [[], [("0", "2"), ("1", "1")]], ids=str)
