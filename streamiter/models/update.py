@@ -18,8 +18,9 @@ from typing import Any, Final
 import msgspec
 
 from streamiter.clock import Clock
-from streamiter.errors import ModelError
+from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import Parameters
+from streamiter.numbers import whole_number_in
 from streamiter.topics.topic import Headers
 
 Rank = tuple[int, int]
@@ -89,9 +90,6 @@ _FORMAT: Final = "1"
 
 # It separates a model's name from the rest of a chunk's key, so a model's name must not contain this character.
 _KEY_SEPARATOR: Final = "#"
-
-# Generation and version of up to 64 bits, and the point between them; Python refuses numbers of thousands of digits.
-_RANK_BYTES: Final = 2 * 20 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +163,14 @@ class UpdateHeaders:
         try:
             return UpdateHeaders(
                 model=fields["model"],
-                generation=int(fields["generation"]),
-                version=int(fields["version"]),
-                epoch=int(fields["epoch"]) if "epoch" in fields else None,
-                created_at_ms=int(fields["created_at"]),
+                generation=_number(fields, "generation"),
+                version=_number(fields, "version"),
+                epoch=_number(fields, "epoch") if "epoch" in fields else None,
+                created_at_ms=_number(fields, "created_at"),
                 content_type=fields["content_type"],
                 chunk=_parse_chunk(fields),
-                since_rollback=_parse_rank(fields, "since_rollback"),
-                rollback_to=_parse_rank(fields, "rollback_to"),
+                since_rollback=_rank(fields, "since_rollback"),
+                rollback_to=_rank(fields, "rollback_to"),
             )
         except KeyError as error:
             raise ValueError(f"header {error} is missing") from error
@@ -181,9 +179,9 @@ class UpdateHeaders:
 def _parse_chunk(fields: dict[str, str]) -> Chunk | None:
     if "chunk_index" not in fields:
         return None
-    chunk = Chunk(int(fields["chunk_index"]), int(fields["chunk_count"]), fields["sha256"])
-    if not 0 <= chunk.index < chunk.count:
-        raise ValueError(f"expected 0 <= chunk_index < chunk_count, given {chunk.index} of {chunk.count}")
+    chunk = Chunk(_number(fields, "chunk_index"), _number(fields, "chunk_count"), fields["sha256"])
+    if not chunk.index < chunk.count:
+        raise ValueError(f"expected chunk_index < chunk_count, given {chunk.index} of {chunk.count}")
     return chunk
 
 
@@ -196,13 +194,29 @@ def shown_rank(rank: Rank) -> str:
     return f"{rank[0]}.{rank[1]}"
 
 
-def _parse_rank(fields: dict[str, str], name: str) -> Rank | None:
+def rank_in(text: str) -> Rank | None:
+    """Return the rank that a text spells; None for any other text.
+
+    >>> rank_in("2.17"), rank_in("2"), rank_in("2.-17")
+    ((2, 17), None, None)
+    """
+    generation, _, version = text.partition(".")
+    first, second = whole_number_in(generation), whole_number_in(version)
+    return None if first is None or second is None else (first, second)
+
+
+def _rank(fields: dict[str, str], name: str) -> Rank | None:
     if name not in fields:
         return None
-    generation, separator, version = fields[name].partition(".")
-    if not separator or len(fields[name]) > _RANK_BYTES:
-        raise ValueError(f"expected header {name} as generation.version, given {fields[name]!r}")
-    return int(generation), int(version)
+    if (rank := rank_in(fields[name])) is None:
+        raise ValueError(f"expected header {name} as generation.version, given {shortened(fields[name])}")
+    return rank
+
+
+def _number(fields: dict[str, str], name: str) -> int:
+    if (number := whole_number_in(fields[name])) is None:
+        raise ValueError(f"expected header {name} as a whole number, given {shortened(fields[name])}")
+    return number
 
 
 def model_of(headers: Headers) -> bytes | None:
@@ -238,12 +252,7 @@ def deleted_rank(headers: Headers) -> Rank | None:
     >>> deleted_rank(deletion_headers("ctr", (2, 17)))
     (2, 17)
     """
-    for name, value in headers:
-        generation, separator, version = value.partition(b".")
-        is_rank = separator and generation.isdigit() and version.isdigit() and len(value) <= _RANK_BYTES
-        if name == "deletes" and is_rank:
-            return int(generation), int(version)
-    return None
+    return next((rank_in(value.decode("ascii", "replace")) for name, value in headers if name == "deletes"), None)
 
 
 def is_key_of(model: str, key: bytes | None) -> bool:

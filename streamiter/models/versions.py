@@ -31,8 +31,8 @@ from streamiter.models.documents import (
 )
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates
-from streamiter.models.update import ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, shown_rank
-from streamiter.numbers import Floats
+from streamiter.models.update import ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
+from streamiter.numbers import Floats, whole_number_in
 from streamiter.records import Array
 from streamiter.topics.topic import ReadRequest, Topic, last_records, record_limit
 
@@ -200,12 +200,11 @@ class _Seen:
 
 
 def _parsed(version: str) -> tuple[int, int | None]:
-    generation, point, number = version.partition(".")
-    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in [generation, number or "0"]) or (
-        point and not number
-    ):
+    if (rank := rank_in(version)) is not None:
+        return rank
+    if (generation := whole_number_in(version)) is None:
         raise NoSuchVersion(f"expected a version such as 2.17, or a generation such as 2, given {version!r}")
-    return int(generation), int(number) if point else None
+    return generation, None
 
 
 async def _no_updates(topic: Topic, model: str) -> NoSuchVersion:

@@ -193,6 +193,15 @@ UNREADABLE = {
     "no headers": replace(update_of((1, 2)), headers=None),
     "no generation": with_headers(update_of((1, 2)), generation=None),
     "no number": with_headers(update_of((1, 2)), version=b"two"),
+    "a version below 0": with_headers(
+        replace(
+            update_of((1, 2)), values=[(update_of((1, 2)).values[0] or b"").replace(b'"version":2', b'"version":-2')]
+        ),
+        version=b"-2",
+    ),
+    "digits of another script": with_headers(update_of((1, 2)), version="\u0662".encode()),
+    "a generation of thousands of digits": with_headers(update_of((1, 2)), generation=b"1" * 5000),
+    "a rollback before the first": with_headers(update_of((1, 2)), since_rollback=b"1.-3"),
     "chunk above its count": with_headers(update_of((1, 2)), chunk_index=b"3", chunk_count=b"3", sha256=b"0"),
 }
 

@@ -64,6 +64,7 @@ async def test_a_version_is_found_by_its_name(make_topic: MakeTopic) -> None:
         ("ctr", "7.1", "expected version 7.1 of model 'ctr', given those from 1.1 to 3.4; older ones are dropped"),
         ("ctr", "one", "expected a version such as 2.17, or a generation such as 2, given 'one'"),
         ("ctr", "1.", "expected a version such as 2.17"),
+        ("ctr", "1.\u0661", "expected a version such as 2.17"),
         ("crt", "1.1", "expected updates of model 'crt', given only of ctr, other"),
         ("crt", None, "expected updates of model 'crt', given only of ctr, other"),
     ],
