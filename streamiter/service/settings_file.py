@@ -323,6 +323,8 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
     if label is not None and label.event is not None and "weight" in learn:
         wrong = WrongValue("no weight with label.event", "leave one of them out")
         document.refuse_value(("learn", "weight"), wrong)
+    if document.is_wrong(("learn", "learner")):
+        return  # What it needs is not known.
     if learner == "default":
         learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
         crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}

@@ -398,6 +398,11 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             "learn.settings.alfa",
             "did you mean 'alpha'?",
         ),
+        (
+            'kind = "regression"\nlearner = "fttrl"\nfeatures = { a = "number" }\nsettings = { alpha = 1 }',
+            "learn.learner",
+            "did you mean 'ftrl'?",
+        ),
     ],
 )
 def test_a_learner_has_its_own_settings(learn: str, key: str, said: str) -> None:
