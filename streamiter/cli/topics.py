@@ -190,7 +190,7 @@ def list_topics(
     """List the topics of a server, file or folder, each with its number of partitions and records."""
     check_lasting(url)
     try:
-        found = run_in_own_loop(_descriptions(url))
+        found = run_in_own_loop(descriptions(url))
     except TopicNotFound as error:
         raise ConfigurationError(str(error)) from error  # A folder is missing, which no command creates.
     if as_json:
@@ -203,10 +203,14 @@ def list_topics(
         print_rows(("topic", "partitions", "records"), rows, numbers=("partitions", "records"))
 
 
-async def _descriptions(url: str) -> _Found:
+async def descriptions(url: str) -> _Found:
+    """Return the topics of a server, file or folder, sorted by name."""
     connector = connector_for(url)
-    names = sorted(await connector.list_topics(url, {}))
-    return [(name, await connector.topic(with_topic(url, name), {}).describe()) for name in names]
+    found: _Found = []
+    for name in sorted(await connector.list_topics(url, {})):
+        with contextlib.suppress(TopicNotFound):  # It was deleted meanwhile.
+            found.append((name, await connector.topic(with_topic(url, name), {}).describe()))
+    return found
 
 
 def with_topic(url: str, name: str) -> str:

@@ -14,7 +14,8 @@ from support.processes import process
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.cli.topics import descriptions
+from streamiter.topics import MemoryConnector, OutgoingBatch, topic
 
 EVENTS = "sqlite:///events.db?topic=events"
 
@@ -242,6 +243,18 @@ def test_a_missing_folder_is_an_error(tmp_path):
     ran = streamiter("topics", "list", "file:nosuch/", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
     assert ran.stderr.startswith(f"error: file '{tmp_path}/nosuch': there is no such file")
+
+
+async def test_a_topic_that_is_deleted_while_topics_are_listed_is_left_out(monkeypatch):
+    """One short-lived topic of a cluster ended the command, and no topic was listed."""
+
+    class Deleting(MemoryConnector):
+        async def list_topics(self, url, options):
+            return ["listed", "deleted"]
+
+    monkeypatch.setattr("streamiter.cli.topics.connector_for", lambda _url: Deleting())
+    await topic("memory://listed").create()
+    assert [name for name, _ in await descriptions("memory://")] == ["listed"]
 
 
 def test_an_empty_list_of_topics_is_reported_on_stderr(tmp_path):
