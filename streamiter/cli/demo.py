@@ -433,15 +433,14 @@ async def _found(topics: DemoTopics) -> _EventsHeader | None:
         description = await topics.flights.describe()
     except TopicNotFound:
         return None
-    records = sum(end - start for start, end in description.offsets.values())
-    if not records:
+    if not description.records:
         return None
     header = dict(await _first_headers(topics.flights)).get(_HEADER)
     if header is None:
         raise _not_ours(topics.flights, "records without its mark")
     found = msgspec.json.decode(header, type=_EventsHeader)
-    if found.events != records:
-        raise _not_ours(topics.flights, f"{records:,} records instead of its {found.events:,}")
+    if found.events != description.records:
+        raise _not_ours(topics.flights, f"{description.records:,} records instead of its {found.events:,}")
     return found
 
 

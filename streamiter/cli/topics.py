@@ -199,7 +199,7 @@ def list_topics(
     elif not found:
         typer.echo(f"no topics in {shown_url(url)}", err=True)
     else:
-        rows = [(name, str(topic.partitions), _records(topic)) for name, topic in found]
+        rows = [(name, str(topic.partitions), f"{topic.records}") for name, topic in found]
         print_rows(("topic", "partitions", "records"), rows, numbers=("partitions", "records"))
 
 
@@ -226,13 +226,9 @@ def with_topic(url: str, name: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}/{name}{options}"
 
 
-def _records(description: TopicDescription) -> int:
-    return sum(end - start for start, end in description.offsets.values())
-
-
 def _described(name: str, description: TopicDescription) -> dict[str, object]:
     offsets = {str(partition): list(ends) for partition, ends in description.offsets.items()}
-    return {"topic": name, "partitions": description.partitions, "records": _records(description), "offsets": offsets}
+    return {"topic": name, "partitions": description.partitions, "records": description.records, "offsets": offsets}
 
 
 def produce(

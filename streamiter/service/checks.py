@@ -72,9 +72,8 @@ class SettingsCheck:
         except StreamiterError as error:
             self._document.refuse(path, str(error))
             return False
-        records = sum(end - first for first, end in description.offsets.values())
         partitions = "1 partition" if description.partitions == 1 else f"{description.partitions} partitions"
-        self._found[".".join(path)] = f"{found.url}: {partitions}, {records:,} records"
+        self._found[".".join(path)] = f"{found.url}: {partitions}, {description.records:,} records"
         return True
 
     def _check_http(self, http: HttpSettings) -> None:

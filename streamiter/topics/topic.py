@@ -125,6 +125,11 @@ class TopicDescription:
         """The number of partitions."""
         return len(self.offsets)
 
+    @property
+    def records(self) -> int:
+        """The number of records, exact if offsets have no gaps."""
+        return sum(end - first for first, end in self.offsets.values())
+
 
 # By default Kafka's brokers and clients take 1 MiB, framing and headers included.
 RECORD_BYTES_MAX: Final = 1_000_000
