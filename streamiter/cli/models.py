@@ -13,7 +13,7 @@ import typer
 
 from streamiter.cli.figures import errors_of_output, print_fields, print_json, print_rows, say
 from streamiter.cli.run import examples
-from streamiter.cli.topics import lasting_topic
+from streamiter.cli.topics import Follow, lasting_topic
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.models import (
@@ -32,7 +32,9 @@ from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
 
-models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(
+    help="Show, compare, export and roll back published models.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Url = Annotated[
     str,
@@ -60,9 +62,7 @@ _HEAD: Final = 6
 def tail(
     url: Url,
     model: Model,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")
-    ] = False,
+    follow: Follow = False,
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=0, help="The number of last updates to start with.")
     ] = 10,

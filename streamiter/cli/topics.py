@@ -1,6 +1,6 @@
 """The commands ``streamiter topics create · list · produce · tail``.
 
-``lasting_topic`` is shared with the commands on models.
+``lasting_topic`` and ``Follow`` are shared with the commands on models.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ Url = Annotated[
     str, typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document on each line.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")]
 
 
 def lasting_topic(url: str) -> Topic:
@@ -314,9 +315,7 @@ def _key(line: bytes, field: str, number: int) -> bytes:
 
 def tail(
     url: Url,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Also print what arrives later, until Ctrl-C or SIGTERM.")
-    ] = False,
+    follow: Follow = False,
     count: Annotated[
         int,
         typer.Option(
