@@ -139,10 +139,8 @@ NAMES = {
         "model_names",
         "model_updates",
         "model_versions",
-        "next_generation",
         "next_run",
         "read_model",
-        "record_limit",
         "roll_back",
     ],
     "streamiter.networks": [

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
         ModelUpdateEncoder,
         RunStart,
         initial_model,
-        next_generation,
         next_run,
-        record_limit,
     )
     from streamiter.models.rollbacks import Rollbacks, RollbackWatch
     from streamiter.models.versions import (
@@ -54,7 +52,7 @@ else:
         {
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
-            "initial_model next_generation next_run record_limit",
+            "initial_model next_run",
             "streamiter.models.rollbacks": "Rollbacks RollbackWatch",
             "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
             "exported find_update model_comparison model_difference model_names model_versions read_model roll_back",
@@ -97,9 +95,7 @@ __all__ = [
     "model_names",
     "model_updates",
     "model_versions",
-    "next_generation",
     "next_run",
     "read_model",
-    "record_limit",
     "roll_back",
 ]

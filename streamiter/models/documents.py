@@ -156,6 +156,10 @@ SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
 # Only one entry of metadata: safetensors writes several entries in an order that differs from run to run.
 _METADATA_NAME: Final = "streamiter.model_update"
 
+# Larger arrays are written as safetensors: 8,192 float64 are about 160 KB of JSON, which takes a reader more than a
+# millisecond, and people do not read so many numbers.
+_JSON_BYTES_MAX: Final = 64 * 1024
+
 # A safetensors file begins with the length of its JSON header as 64 bits, little endian.
 _LENGTH_BYTES: Final = 8
 
@@ -175,13 +179,12 @@ class Document:
     """In files only; a record has it in its headers."""
 
 
-def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
+def encode_document(document: Document, form: UpdateFormat) -> tuple[str, bytes]:
     """Return content type and value of ``document``; equal documents give equal bytes.
 
-    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in total are written as safetensors.
+    With ``"auto"`` arrays of more than 64 KiB in total are written as safetensors.
     """
-    is_small = array_bytes(document.parameters) <= json_bytes_max
-    if form == "json" or (form == "auto" and is_small):
+    if form == "json" or (form == "auto" and array_bytes(document.parameters) <= _JSON_BYTES_MAX):
         return JSON_CONTENT_TYPE, _json(document, to_tree(document.parameters, inline_array))
     return SAFETENSORS_CONTENT_TYPE, _safetensors(document)
 

@@ -39,7 +39,7 @@ from streamiter.records import Batch
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
 
-__all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder", "initial_model", "record_limit"]
+__all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder", "initial_model"]
 
 
 _log = logging.getLogger("streamiter.models")
@@ -168,10 +168,6 @@ class _InitialModelSource(Source):
         return SourceBatch([parameters], {"given": True})
 
 
-# Larger arrays are written as safetensors: 8,192 float64 are about 160 KB of JSON, which takes a reader more than a
-# millisecond, and people do not read so many numbers.
-JSON_BYTES_MAX: Final = 64 * 1024
-
 # The bytes that a topic adds to a record: Kafka's batch header (61 bytes) and its fields (up to 21), rounded up; and
 # the two lengths in front of each header.
 _FRAMING_BYTES: Final = 128
@@ -198,7 +194,7 @@ class ModelUpdateEncoder:
 
     A model is an array, a dict of names to arrays, numbers and strings, or a :class:`~streamiter.models.ModelSnapshot`.
     All records go to one ``partition``, in order. ``format`` is ``"json"``, ``"safetensors"`` or ``"auto"``:
-    safetensors for arrays of more than ``json_bytes_max`` bytes in total. An update whose record would be larger than
+    safetensors for arrays of more than 64 KiB in total. An update whose record would be larger than
     ``record_bytes_max`` is written in chunks. Each update deletes the chunks of the previous update; ``leftovers``
     names the chunks of an earlier run.
 
@@ -219,7 +215,6 @@ class ModelUpdateEncoder:
         *,
         clock: Clock,
         format: UpdateFormat = "auto",  # noqa: A002 (the word for it)
-        json_bytes_max: int = JSON_BYTES_MAX,
         record_bytes_max: int = RECORD_BYTES_MAX,
         partition: int = 0,
         leftovers: Sequence[ChunkSet] = (),
@@ -234,7 +229,6 @@ class ModelUpdateEncoder:
         self.next_version = next_version
         self._clock = clock
         self._format = format
-        self._json_bytes_max = json_bytes_max
         self._record_bytes_max = record_bytes_max
         self._partition = partition
         self._leftovers = list(leftovers)
@@ -288,7 +282,7 @@ class ModelUpdateEncoder:
         )
 
     def _records_of(self, update: _UpdateRecords) -> tuple[list[_Record], list[ChunkSet]]:
-        content_type, value = encode_document(update.document, self._format, self._json_bytes_max)
+        content_type, value = encode_document(update.document, self._format)
         room_bytes = self._record_bytes_max - update.overhead_bytes(content_type)
         if len(value) <= room_bytes:
             return [update.whole(content_type, value)], []
@@ -400,8 +394,3 @@ async def next_run(topic: Topic, model: str) -> RunStart:
     check_model_name(model)
     tail = await TailSearch(topic, model, SystemClock()).run()
     return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank, tail.rollback)
-
-
-async def next_generation(topic: Topic, model: str) -> int:
-    """Return the generation of :func:`next_run`."""
-    return (await next_run(topic, model)).generation

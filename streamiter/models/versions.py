@@ -295,7 +295,7 @@ def exported(update: ModelUpdate, form: Literal["json", "safetensors"]) -> bytes
         update.parameters,
         update.created_at_ms,
     )
-    return encode_document(document, form, 0)[1]
+    return encode_document(document, form)[1]
 
 
 def read_model(path: str | os.PathLike[str]) -> ModelUpdate:

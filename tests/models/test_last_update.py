@@ -26,7 +26,7 @@ from models.model_case import (
 )
 
 from streamiter.errors import DecodeError, OffsetOutOfRange, TopicNotFound
-from streamiter.models import last_update, model_updates, next_generation, next_run
+from streamiter.models import last_update, model_updates, next_run
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
 
@@ -34,6 +34,10 @@ from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatc
 async def last_rank(topic: Topic) -> tuple[int, int] | None:
     update = await last_update(topic, "ctr")
     return None if update is None else update.rank
+
+
+async def next_generation(topic: Topic, model: str) -> int:
+    return (await next_run(topic, model)).generation
 
 
 class WatchedTopic:

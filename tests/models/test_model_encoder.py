@@ -10,9 +10,9 @@ from models.model_case import ManualClock, decoded, encoder, large, large_update
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.models import ModelSnapshot, record_limit
+from streamiter.models import ModelSnapshot
 from streamiter.records import Columns
-from streamiter.topics.topic import TopicDescription
+from streamiter.topics.topic import TopicDescription, record_limit
 
 
 def test_versions_count_up_by_one_across_calls() -> None:

@@ -12,8 +12,8 @@ from support.waiting import until
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
-from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_generation, record_limit
-from streamiter.topics.topic import Topic
+from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_run
+from streamiter.topics.topic import Topic, record_limit
 from streamiter.topics.urls import topic
 
 
@@ -38,7 +38,7 @@ async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(model
     assert last is not None
     assert last.rank == (1, 2)
     assert np.array_equal(last.parameters["weights"], weights)  # type: ignore[call-overload]
-    assert await next_generation(models, "ctr") == 2
+    assert (await next_run(models, "ctr")).generation == 2
 
 
 async def test_followers_of_a_topic_that_was_created_again_get_an_error(models: Topic) -> None:
@@ -114,4 +114,4 @@ async def test_a_served_model_follows_through_transactions(models: Topic) -> Non
 async def test_a_missing_topic_is_an_error(models: Topic) -> None:
     """A mistyped topic must not look like a model that was never published."""
     with pytest.raises(TopicNotFound):
-        await next_generation(models, "ctr")
+        await next_run(models, "ctr")
