@@ -18,7 +18,7 @@ from typing import Final, Literal, Self
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, ModelError
 from streamiter.models.chunks import ChunkAssembler
-from streamiter.models.documents import checked_parameters, decode_document, freeze_arrays
+from streamiter.models.documents import Document, checked_parameters, decode_document, freeze_arrays
 from streamiter.models.update import (
     ChunkSet,
     ModelUpdate,
@@ -346,19 +346,26 @@ def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
             f"headers say update {headers.generation}.{headers.version} of {headers.model!r}, the value"
             f" {document.generation}.{document.version} of {document.model!r}"
         )
+    return update_of(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
+
+
+def update_of(
+    document: Document, created_at_ms: int, since_rollback: Rank | None = None, rollback_to: Rank | None = None
+) -> ModelUpdate:
+    """Return the update of a document; its parameters are checked and read-only."""
     parameters = checked_parameters(document.parameters, "value")
     freeze_arrays(parameters)
     return ModelUpdate(
-        model=headers.model,
-        generation=headers.generation,
-        version=headers.version,
+        model=document.model,
+        generation=document.generation,
+        version=document.version,
         epoch=document.epoch,
-        created_at_ms=headers.created_at_ms,
+        created_at_ms=created_at_ms,
         records=document.records,
         metrics=document.metrics,
         parameters=parameters,
-        since_rollback=headers.since_rollback,
-        rollback_to=headers.rollback_to,
+        since_rollback=since_rollback,
+        rollback_to=rollback_to,
     )
 
 

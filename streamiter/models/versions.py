@@ -24,13 +24,11 @@ from streamiter.models.documents import (
     SAFETENSORS_CONTENT_TYPE,
     Document,
     Parameters,
-    checked_parameters,
     decode_document,
     encode_document,
-    freeze_arrays,
 )
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
-from streamiter.models.reader import ModelUpdates, last_update, model_updates
+from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
 from streamiter.models.update import ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
 from streamiter.numbers import Floats, whole_number_in
 from streamiter.records import Array
@@ -306,20 +304,9 @@ def read_model(path: str | os.PathLike[str]) -> ModelUpdate:
     value = Path(path).read_bytes()
     try:
         document = decode_document(JSON_CONTENT_TYPE if value[:1] == b"{" else SAFETENSORS_CONTENT_TYPE, value)
-        parameters = checked_parameters(document.parameters, "value")
+        return update_of(document, document.created_at_ms or 0)
     except (ValueError, ModelError) as error:
         raise ModelError(f"{os.fspath(path)}: expected a model of `streamiter models export`: {error}") from error
-    freeze_arrays(parameters)
-    return ModelUpdate(
-        document.model,
-        document.generation,
-        document.version,
-        document.epoch,
-        document.created_at_ms or 0,
-        document.records,
-        document.metrics,
-        parameters,
-    )
 
 
 # ---- comparing versions
