@@ -177,8 +177,7 @@ class ModelUpdates:
         search = TailSearch(self._topic, self._model, self._clock)
         tail = await search.run()
         self._intake = search.intake
-        self._intake.wanted = self._wanted
-        self._intake.restart_counts(tail.update, tail.error)
+        self._intake.restart(self._wanted, tail.update, tail.error)
         if tail.update is not None:
             self._found.append(tail.update)
         if tail.error is not None and self._on_error == "fail":
@@ -268,12 +267,13 @@ class UpdateIntake:
     """
 
     def __init__(self, topic: Topic, model: str, wanted: Wanted | None = None) -> None:
-        self.wanted = wanted
+        self._wanted = wanted
         """Which updates to read; the values of others are not decoded. None: all updates."""
         self._topic = topic
         self._model = model
         self._model_header = model.encode()
         self._assembler = ChunkAssembler()
+        self._dropped_before = 0
         self._rank = _NO_RANK
         self._updates = 0
         self._older = 0
@@ -306,11 +306,12 @@ class UpdateIntake:
             )
             raise DecodeError({0: self._last_error}) from error
 
-    def restart_counts(self, update: ModelUpdate | None, error: DecodeError | None) -> None:
-        """Restart the counts: only this update and this unreadable record count."""
+    def restart(self, wanted: Wanted | None, update: ModelUpdate | None, error: DecodeError | None) -> None:
+        """Take only wanted updates from now on, and restart the counts with this update and this unreadable record."""
+        self._wanted = wanted
         self._updates, self._older, self._unreadable = int(update is not None), 0, int(error is not None)
         self._last_error = None if error is None else str(error)
-        self._assembler.dropped = 0
+        self._dropped_before = self._assembler.dropped
 
     @property
     def closed_chunks(self) -> int:
@@ -320,13 +321,14 @@ class UpdateIntake:
     @property
     def statistics(self) -> UpdateStatistics:
         """The counts so far."""
-        return UpdateStatistics(self._updates, self._older, self._assembler.dropped, self._unreadable, self._last_error)
+        dropped = self._assembler.dropped - self._dropped_before
+        return UpdateStatistics(self._updates, self._older, dropped, self._unreadable, self._last_error)
 
     def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
         if headers.rank <= self._rank:
             self._older += headers.is_last
             return None
-        if self.wanted is not None and not self.wanted(headers):
+        if self._wanted is not None and not self._wanted(headers):
             self._rank = headers.rank if headers.is_last else self._rank
             return None
         value = part if headers.chunk is None else self._assembler.add(headers, part)
