@@ -20,6 +20,7 @@ from streamiter.cli.run import draw, examples, run
 from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
+from streamiter.clock import SystemClock
 from streamiter.runtime.running import Interruption
 
 
@@ -76,6 +77,7 @@ def demo(
         mini_batch=mini_batch,
         fresh=fresh,
         as_json=as_json,
+        clock=SystemClock(),
     )
 
 

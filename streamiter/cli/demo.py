@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -28,6 +27,7 @@ from rich.text import Text
 
 from streamiter.cli.demo_service import observed, serve_demo
 from streamiter.cli.figures import INTERRUPTED, say, watched
+from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
 from streamiter.learn import train_online
@@ -40,18 +40,18 @@ from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
 
 def run_demo(
-    directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool
+    directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool, clock: Clock
 ) -> None:
     """Write the events if they do not exist, learn from them, and print a summary; show a page while it learns."""
     wanted = Contents(labels, flights)
     topics = DemoTopics.in_directory(directory)
-    started_s = time.monotonic()
+    started_s = clock.monotonic_s()
     try:
-        prepared = _prepare(topics, wanted, fresh, partial(say, err=as_json))
+        there, is_reused = _prepare(topics, wanted, fresh, partial(say, err=as_json), clock)
     except KeyboardInterrupt:
         say("Stopped before the events were complete; nothing of them is kept.", err=as_json)
         return
-    progress = TrainingProgress(prepared.events)
+    progress = TrainingProgress(there.events)
     statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress, partial(say, err=as_json)))
     summary = run_in_own_loop(
         summarize(
@@ -60,9 +60,9 @@ def run_demo(
             progress,
             statistics,
             mini_batch=mini_batch,
-            reused_events=prepared.reused,
-            flights=prepared.flights,
-            seconds=time.monotonic() - started_s,
+            reused_events=is_reused,
+            flights=there.flights,
+            seconds=clock.monotonic_s() - started_s,
         )
     )
     if as_json:
@@ -73,46 +73,39 @@ def run_demo(
         raise typer.Exit(INTERRUPTED)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """The events in the topic."""
-
-    events: int
-    flights: int
-    reused: bool
-
-
-def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, tell: Callable[[str], None]) -> _Prepared:
+def _prepare(
+    topics: DemoTopics, wanted: Contents, fresh: bool, tell: Callable[[str], None], clock: Clock
+) -> tuple[WrittenEvents, bool]:
+    """Return the events in the topic, and whether an earlier run wrote them."""
     if fresh and run_in_own_loop(start_over(topics)):
         tell(f"Deleted the topics of earlier runs in {topics.database}")
-    there = run_in_own_loop(flights_in_topic(topics, wanted))
-    if there is not None:
-        events, flights = there
+    there = run_in_own_loop(found_events(topics))
+    if there is not None and there.contents == wanted:
         tell(
-            f"The {events:,} events of {flights:,} flights are in {topics.database} already, "
+            f"The {there.events:,} events of {there.flights:,} flights are in {topics.database} already, "
             "and are used again (--fresh writes new ones)"
         )
-        return _Prepared(events, flights, reused=True)
+        return there, True
     topics.check_directory()  # Before reading the flights, which takes seconds.
-    return _write(topics, wanted, tell)
+    return _write(topics, wanted, tell, clock), False
 
 
-def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) -> _Prepared:
-    started_s = time.monotonic()
+def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None], clock: Clock) -> WrittenEvents:
+    started_s = clock.monotonic_s()
     bar = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("Reading the flights", total=None)
         events = FlightEvents(wanted.labels, wanted.flights)
-        progress.update(task, description="Writing events in time order", total=len(events))
-        written = write_flights(topics, wanted, events, lambda count: progress.update(task, completed=count))
-        run_in_own_loop(written)
+        written = WrittenEvents(wanted, len(events), events.flights)
+        progress.update(task, description="Writing events in time order", total=written.events)
+        run_in_own_loop(write_flights(topics, written, events, lambda count: progress.update(task, completed=count)))
     arrival = "" if wanted.labels == "immediate" else " (arrival: scheduled departure + delay there + time in the air)"
     tell(
-        f"Wrote {events.flights:,} flights of 2013 as {len(events):,} events in time order{arrival} "
-        f"to {topics.database} in {time.monotonic() - started_s:.1f} s"
+        f"Wrote {written.flights:,} flights of 2013 as {written.events:,} events in time order{arrival} "
+        f"to {topics.database} in {clock.monotonic_s() - started_s:.1f} s"
     )
-    return _Prepared(len(events), events.flights, reused=False)
+    return written
 
 
 def serve(directory: Path, *, flights: int | None, rate: int) -> None:
@@ -363,26 +356,17 @@ class DemoTopics:
         await self.validation.create()
 
 
-class _EventsHeader(msgspec.Struct, frozen=True):
-    """The content of the header: the wanted events, and the number of events and flights."""
+class WrittenEvents(msgspec.Struct, frozen=True):
+    """The events in the topic, and the content of their header."""
 
     contents: Contents
     events: int
     flights: int
 
 
-async def flights_in_topic(topics: DemoTopics, wanted: Contents) -> tuple[int, int] | None:
-    """Return the number of events and flights in the topic; None if it has no events or other ones.
-
-    Raises ``ConfigurationError`` if the topic holds records that the demo has not written.
-    """
-    found = await _found(topics)
-    return (found.events, found.flights) if found is not None and found.contents == wanted else None
-
-
 async def start_over(topics: DemoTopics) -> bool:
     """Delete the topics of the demo if it has written events; events last, because they show that it has."""
-    found = await _found(topics)
+    found = await found_events(topics)
     if found is not None:
         for each in (topics.updates, topics.validation, topics.flights):
             await _delete(each)
@@ -390,24 +374,24 @@ async def start_over(topics: DemoTopics) -> bool:
 
 
 async def write_flights(
-    topics: DemoTopics, wanted: Contents, events: FlightEvents, on_written: Callable[[int], None]
+    topics: DemoTopics, written: WrittenEvents, events: FlightEvents, on_written: Callable[[int], None]
 ) -> None:
     """Write all events or none, and delete other events of the demo.
 
     ``on_written(count)`` is called with the number of events written so far.
     """
-    if await _found(topics) is not None:
+    if await found_events(topics) is not None:
         await _delete(topics.flights)
     await topics.create()
-    header = msgspec.json.encode(_EventsHeader(wanted, len(events), events.flights))
+    header = msgspec.json.encode(written)
     transactions = await topics.flights.open_transactions(_TRANSACTIONAL_ID, timeout_s=_WRITING_TIMEOUT_S)
     try:
         await transactions.begin()
-        written = 0
+        count = 0
         for batch in events.batches():
-            await transactions.write(topics.flights, batch if written else _with_header(batch, header))
-            written += len(batch)
-            on_written(written)
+            await transactions.write(topics.flights, batch if count else _with_header(batch, header))
+            count += len(batch)
+            on_written(count)
         await transactions.commit()
     finally:
         await transactions.close()
@@ -425,8 +409,11 @@ async def _delete(one: Topic) -> None:
         return
 
 
-async def _found(topics: DemoTopics) -> _EventsHeader | None:
-    """Return the header of the events in the topic; None if there are none."""
+async def found_events(topics: DemoTopics) -> WrittenEvents | None:
+    """Return the events in the topic; None if there are none.
+
+    Raises ``ConfigurationError`` if the topic holds records that the demo has not written.
+    """
     if not topics.database.exists():
         return None
     try:
@@ -438,7 +425,7 @@ async def _found(topics: DemoTopics) -> _EventsHeader | None:
     header = dict(await _first_headers(topics.flights)).get(_HEADER)
     if header is None:
         raise _not_ours(topics.flights, "records without its mark")
-    found = msgspec.json.decode(header, type=_EventsHeader)
+    found = msgspec.json.decode(header, type=WrittenEvents)
     if found.events != description.records:
         raise _not_ours(topics.flights, f"{description.records:,} records instead of its {found.events:,}")
     return found
