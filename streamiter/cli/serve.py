@@ -82,13 +82,12 @@ def _init(file: Path, url: str) -> None:
         updates=with_topic(url, f"{source.name}-model-updates"),
         dead_letters=with_topic(url, f"{source.name}-dead-letters"),
     )
-    read_settings(proposal.text)  # A proposal is never a file with errors.
+    settings = read_settings(proposal.text)  # A proposal is never a file with errors.
     with errors_of_output("--init", file):
         file.write_text(proposal.text, encoding="utf-8")
     say(f"Wrote {file} from {len(sample.records):,} records of {source.url}. Read it, and correct it:")
     for note in proposal.notes:
         say(f"- {note}", hanging=2)
-    settings = read_settings(file)
     typer.echo("Then create its topics, and check it:")
     for created in (settings.publish.topic, settings.input.dead_letter):
         typer.echo(f"  streamiter topics create {shlex.quote(str(created))}")
